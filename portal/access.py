@@ -64,6 +64,7 @@ class Permission(StrEnum):
     CONTROL = "control"  # cancel, hold or edit a job
     ENTER = "enter"  # open a workspace, its terminal or its secrets; send requests to a service
     READ_LOGS = "read_logs"
+    READ_FILES = "read_files"  # volumes of a job; its owner's home is for its owner alone
     MANAGE = "manage"  # manage the members of a project
     CHANGE = "change"  # change quotas, nodes, environments or users
 
@@ -212,6 +213,12 @@ def can(requester: Requester, verb: Permission, obj: Any) -> bool:
     return False
 
 
+def job_permissions(user: User, job: Job) -> set[Permission]:
+    """Return what an active user may do to a job, with one read of their role."""
+    role = role_in(user, job.project)
+    return {verb for verb in Permission if _role_permits_job(user, role, verb, job)}
+
+
 def permitted_job_ids(requester: Requester, verb: Permission, jobs: Iterable[Job]) -> set[int]:
     """Return the ids of the jobs on which the requester has this permission, in at most two queries."""
     if not isinstance(requester, User) or not requester.is_active:
@@ -238,15 +245,15 @@ def _role_permits_job(user: User, role: Role | None, verb: Permission, job: Job)
     if verb is Permission.VIEW:
         return True
     if role is Role.MANAGER:
-        return verb is Permission.CONTROL or (
-            verb is Permission.READ_LOGS and job.kind != JobKind.WORKSPACE.value
-        )
+        reads = verb in {Permission.READ_LOGS, Permission.READ_FILES}
+        shared = job.kind != JobKind.WORKSPACE.value or job.owner_id == user.pk
+        return verb is Permission.CONTROL or (reads and shared)
     if verb is Permission.READ_LOGS and job.kind != JobKind.WORKSPACE.value:
         return True
     return (
         job.owner_id == user.pk
         and role is not Role.VIEWER
-        and verb in {Permission.CONTROL, Permission.READ_LOGS}
+        and verb in {Permission.CONTROL, Permission.READ_LOGS, Permission.READ_FILES}
     )
 
 

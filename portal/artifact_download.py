@@ -21,6 +21,11 @@ def artifact_response(
         content_type="application/octet-stream",
         headers={"Content-Security-Policy": "sandbox", "Cache-Control": "no-store"},
     )
-    safe = "".join(each if each.isalnum() or each in "._-" else "_" for each in name) or "artifact"
-    found["Content-Disposition"] = f'attachment; filename="{safe.encode("ascii", "replace").decode()}"'
+    found["Content-Disposition"] = attachment_name(name or "artifact")
     return found
+
+
+def attachment_name(name: str) -> str:
+    """Return a Content-Disposition that downloads, with only letters, digits, dots and hyphens of the name."""
+    safe = "".join(each if each.isalnum() or each in "._-" else "_" for each in name)
+    return f'attachment; filename="{safe.encode("ascii", "replace").decode()}"'

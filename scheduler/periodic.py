@@ -31,6 +31,7 @@ from portal.services.cluster import recovery, reservations
 from portal.services.idempotency import delete_expired_keys
 from portal.services.jobs import stalls, time_limits
 from portal.services.jobs.dependencies import cancel_dependents
+from portal.services.jobs.files import delete_old_file_requests
 from portal.services.jobs.logs import delete_expired_logs
 from portal.services.lifecycle import job_control
 from portal.services.nodes import network_links, nodes, operations, quarantine
@@ -190,4 +191,5 @@ def delete_old_rows() -> None:
     operations.delete_old_operations()
     delete_expired_keys()
     delete_old_terminals()
+    delete_old_file_requests()
     delete_expired_logs()

@@ -17,6 +17,9 @@ from agents.engines.interface import (
     CheckResult,
     EngineEvent,
     EventHandler,
+    FileChunk,
+    FileList,
+    FileStream,
     InvalidEventsReceived,
     LogChunk,
     PollResult,
@@ -34,10 +37,12 @@ from agents.node.spec.task_spec import (
     CAN_LIST_CHECKPOINTS,
     CAN_OPEN_TERMINALS,
     CAN_PREPARE,
+    CAN_READ_FILES,
     CAN_RECORD_ENVIRONMENT,
     CAN_STOP_TASKS,
     CAN_USE_REGISTRY_LOGINS,
 )
+from agents.node.storage.files import LIST
 from agents.ssh import Role, SshTarget, open_ssh
 from agents.wire.fields import FieldReader, InvalidMessageError
 from agents.wire.messages import MAX_MIB, MAX_PORT, Hello, parse_network_info, read_images
@@ -274,6 +279,24 @@ class AgentEngine:
         return self._request(
             "environment", read, timeout_s=ENVIRONMENT_TIMEOUT_S, interpreters=list(interpreters), **fields
         )
+
+    @property
+    def supports_files(self) -> bool:
+        return CAN_READ_FILES in self._link.hello.capabilities
+
+    def list_files(self, place: Mapping[str, Any], offset: int) -> FileList:
+        fields = {**place, "action": LIST, "offset": offset}
+        return self._request("files", FileList.from_wire, timeout_s=REPLY_TIMEOUT_S, **fields)
+
+    def open_files(self, place: Mapping[str, Any], action: str) -> FileStream:
+        fields = {**place, "action": action}
+        return self._request("files", FileStream.from_wire, timeout_s=REPLY_TIMEOUT_S, **fields)
+
+    def read_files(self, stream: str) -> FileChunk:
+        return self._request("files", FileChunk.from_wire, timeout_s=REPLY_TIMEOUT_S, stream=stream)
+
+    def close_files(self, stream: str) -> None:
+        self._link.request("files", timeout_s=REPLY_TIMEOUT_S, stream=stream, close=True)
 
     def gc(self, **options: Any) -> dict[str, Any]:
         return self._request("gc", parse_gc_result, timeout_s=GC_TIMEOUT_S, **options)

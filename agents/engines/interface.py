@@ -45,6 +45,7 @@ from agents.wire.messages import (
 
 LOG_CHUNK_BYTES = 262_144
 MAX_CHECKPOINTS = 500
+MAX_FILE_PAGE = 500
 MAX_LOG_BYTES = 2**40
 MAX_METRICS = 200
 CONTAINER_STATES = ("created", "running", "exited")
@@ -146,6 +147,7 @@ class Container(Message):
     """The last reported (step, value); None: not a number."""
     code_commit: Annotated[str | None, wire(FieldReader.name_or_none, 64, _COMMIT)] = None
     """Commit of its code that was checked out."""
+    code_written_s: TimeOrNone = None
     progress_busy_s: AnyNumber = None
     output_age_s: AnyNumber = None
     fault: Annotated[str | None, wire(FieldReader.name_or_none, 32)] = None
@@ -246,6 +248,43 @@ class CheckpointList(Message):
 
 
 @dataclass(frozen=True)
+class FileEntry(Message):
+    """An entry of a directory; ``name`` as ``agents.node.storage.files.encode_path`` writes it."""
+
+    name: Annotated[str, wire(FieldReader.name, 1000)]
+    kind: Annotated[str, wire(FieldReader.choice, ("directory", "file", "link", "other"))]
+    size_bytes: Annotated[int | None, wire(FieldReader.integer_or_none, 0, MAX_SAFE_INTEGER)]
+    saved_s: Annotated[float, wire(FieldReader.number, 0, MAX_TIMESTAMP_S)]
+
+
+@dataclass(frozen=True)
+class FileList(Message):
+    """A page of a directory, or one file. ``count``: entries in all; ``cut``: the directory has more."""
+
+    entries: Annotated[tuple[FileEntry, ...], wire(FieldReader.list_of, FileEntry.from_wire, MAX_FILE_PAGE)]
+    count: Annotated[int, wire(FieldReader.integer)]
+    cut: Flag = False
+    is_file: Flag = False
+
+
+@dataclass(frozen=True)
+class FileStream(Message):
+    """An open stream of a file, or of an archive, whose size is unknown (None)."""
+
+    stream: ShortName
+    size_bytes: Annotated[int | None, wire(FieldReader.integer_or_none, 0, MAX_SAFE_INTEGER)]
+    saved_s: Annotated[float, wire(FieldReader.number, 0, MAX_TIMESTAMP_S)]
+
+
+@dataclass(frozen=True)
+class FileChunk(Message):
+    """The next bytes of a stream; blank while the node waits for its disk."""
+
+    data: Annotated[bytes, wire(_read_log_data)]
+    eof: Flag
+
+
+@dataclass(frozen=True)
 class TaskExited:
     """Sent when a task has ended and its container is gone."""
 
@@ -297,7 +336,7 @@ EventHandler = Callable[[EngineEvent], None]
 
 _EXITED_FIELDS = (
     *("job", "attempt", "task", "exit_code", "oom", "peak_memory_mib", "rebooted"),
-    *("fault", "disk_mib", "disk_used_mib", "metrics", "code_commit"),
+    *("fault", "disk_mib", "disk_used_mib", "metrics", "code_commit", "code_written_s"),
 )
 
 
@@ -472,6 +511,26 @@ class NodeEngine(Protocol):
         Blank if none of the interpreters is there. Takes up to 25 s. Requires ``supports_environment``. Raise
         AgentError ``no_such_container`` when the task does not run.
         """
+
+    @property
+    def supports_files(self) -> bool:
+        """Return True when the node supports the methods for files."""
+
+    def list_files(self, place: Mapping[str, Any], offset: int) -> FileList:
+        """Return a page of a directory of a job.
+
+        ``place``: the mount, the path below it, uid and gid. Raise AgentError ``no_such_file`` with a message
+        for users when it cannot be read.
+        """
+
+    def open_files(self, place: Mapping[str, Any], action: str) -> FileStream:
+        """Open a stream: ``read`` of a file, or ``archive`` of a directory. Same errors as ``list_files``."""
+
+    def read_files(self, stream: str) -> FileChunk:
+        """Return the next bytes of a stream. Raise AgentError when it cannot be read to its end."""
+
+    def close_files(self, stream: str) -> None:
+        """End a stream; one that is not closed ends after a minute without requests."""
 
     def gc(self, **options: Any) -> dict[str, Any]:
         """Remove unused files and images; return what was removed."""

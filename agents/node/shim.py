@@ -308,6 +308,9 @@ def _enter_namespaces(order: Dict[str, Any]) -> None:
             mount_namespace.BIND | mount_namespace.REMOUNT | mount_namespace.NOSUID | mount_namespace.NODEV
         )
         mount_namespace.mount("none", target, None, flags | (mount_namespace.RDONLY if read_only else 0))
+    if order.get("passwd"):
+        with contextlib.suppress(OSError):  # without it a shell does not know the name of its account
+            mount_namespace.mount(order["passwd"], "/etc/passwd", None, mount_namespace.BIND)
     for key, folder in (("private_tmp", "/tmp"), ("private_var_tmp", "/var/tmp")):  # noqa: S108
         if order.get(key):
             mount_namespace.mount(order["tmp"], folder, None, mount_namespace.BIND)

@@ -5,7 +5,7 @@ from portal.models.checkpoints import AttemptObservation, AttemptWork, Checkpoin
 from portal.models.credentials import ApiToken, BrowserSession, Invitation, MagicLink
 from portal.models.environments import Environment, ImagePresence
 from portal.models.failure_rules import FailureRule
-from portal.models.job_requests import JobSignal, TimeLimitExtension
+from portal.models.job_requests import FileRequest, JobSignal, TimeLimitExtension
 from portal.models.jobs import Allocation, Attempt, Dependency, Job, JobEvent, Rendezvous, Task
 from portal.models.node_incidents import NodeIncident, OrphanContainer
 from portal.models.node_operations import AgentRollout, NodeOperation

@@ -70,3 +70,23 @@ class TimeLimitExtension(models.Model):
     def has_no_impact(self) -> bool:
         """True if the scheduler confirmed that no job or reservation is affected."""
         return self.impact_known and not self.delayed_count and not self.reservations
+
+
+class FileRequest(models.Model):
+    """A request to read files of a job on its node; the node's actor takes it once, and the answer is in Valkey."""
+
+    public_id = PublicIdField()
+    task = models.ForeignKey("Task", on_delete=models.CASCADE, related_name="+")
+    user = models.ForeignKey("User", on_delete=models.CASCADE, related_name="+")
+    target = models.CharField(max_length=255, help_text="Mount path of the volume.")
+    path = models.TextField(blank=True, help_text="Below the target, as nodes encode paths.")
+    action = models.CharField(max_length=8, help_text="list, read or archive.")
+    offset = models.PositiveIntegerField(default=0)
+    requested_at = models.DateTimeField(db_default=Now())
+    taken_at = optional_time()
+
+    class Meta:
+        indexes = [
+            models.Index(fields=["task"], name="file_request_open", condition=Q(taken_at__isnull=True)),
+            models.Index(fields=["requested_at"], name="file_request_by_time"),
+        ]

@@ -347,7 +347,10 @@ class Attempt(models.Model):
         help_text="Encrypted; authorizes upstream requests to a workspace, or makes SSH keys of a job.",
     )
     created_at = models.DateTimeField(auto_now_add=True)
+    queued_at = optional_time("Since when its job had been waiting; null: adopted.")
     start_sent_at = optional_time("When the first start command was sent.")
+    image_pull_started_at = optional_time("When the first node began to pull its image; null: all had it.")
+    image_pulled_at = optional_time("When the last node had pulled its image.")
     gang_start = flag("No task starts before all tasks are prepared.")
     all_prepared_at = optional_time("When all tasks were prepared and could start.")
     running_at = optional_time()
@@ -356,6 +359,7 @@ class Attempt(models.Model):
     checkpoint_at = optional_time("When it last reported a checkpoint.")
     checkpoint_step = models.PositiveBigIntegerField(null=True, blank=True, help_text="Of that checkpoint.")
     code_commit = optional_text(64, "Commit of its code repository that was checked out.")
+    code_ready_at = optional_time("When its code repository was checked out.")
     resume_decided = flag("Its tasks may start: from which checkpoint is decided.")
     resume_path = optional_text(800, "Path of the checkpoint from which it starts, below a mount.")
     resume_target = optional_text(1024, "Mount path of the volume with that checkpoint.")
@@ -399,6 +403,7 @@ class Attempt(models.Model):
             ),
         ]
         indexes = [
+            models.Index(fields=["running_at"], name="attempt_by_start"),
             models.Index(
                 fields=["id"],
                 name="attempt_failure_unchecked",

@@ -21,6 +21,7 @@ from portal.selectors.nodes.nodes import latest_finished_operation
 from portal.selectors.nodes.topologies import gpu_link_matrix
 from portal.selectors.scheduling.reservations import node_reservations
 from portal.valkey.sample_cache import latest_frames
+from portal.web.display.formatting import cores, memory
 from portal.web.views import find_row, page, render_live
 
 INCIDENTS_SHOWN = 8
@@ -145,7 +146,7 @@ def _machine_facts(row: Node) -> list[tuple[str, str]]:
     runtimes = ", ".join(
         f"{r.get('kind')} {r.get('version') or ''}".strip() for r in hello.get("runtimes", [])
     )
-    host = f"{row.cpu_milli // 1000} cores, {row.memory_mib / 1024:.0f} GiB"
+    host = f"{cores(row.cpu_milli)}, {memory(row.memory_mib)}"
     ssh = f"SSH to {row.host}:{row.port}, key pinned"
     facts = [
         ("Pool", row.pool.name),
@@ -165,7 +166,7 @@ def _machine_facts(row: Node) -> list[tuple[str, str]]:
     versions = hello.get("versions") or {}
     facts.extend((title, str(versions[name])) for name, title in VERSION_LABELS.items() if versions.get(name))
     if hello.get("disk_free_mib") is not None:
-        facts.append(("Disk", f"{hello['disk_free_mib'] / 1024:.0f} GiB free"))
+        facts.append(("Disk", f"{memory(hello['disk_free_mib'])} free"))
     if row.clock_skew_s is not None:
         synchronized = abs(row.clock_skew_s) < 0.5
         skew = f"{row.clock_skew_s:+.1f} s from the portal's clock"

@@ -22,7 +22,18 @@ from portal.web import (
     usage,
 )
 from portal.web.experiments import experiments, models
-from portal.web.job import actions, checkpoints, help_page, metrics, overview, ranks, reproduction, terminal
+from portal.web.job import (
+    actions,
+    checkpoints,
+    help_page,
+    history,
+    metrics,
+    overview,
+    ranks,
+    reproduction,
+    terminal,
+)
+from portal.web.job import files as job_files
 from portal.web.job import logs as job_logs
 from portal.web.launch import views
 
@@ -74,6 +85,12 @@ urlpatterns = [
     ),
     path("models/", models.models, name="models"),
     path("models/<slug:project_id>/version/", models.change_version, name="change-version"),
+    path("jobs/<slug:public_id>/files/", job_files.files, name="job-files"),
+    path("jobs/<slug:public_id>/files/list/", job_files.file_list, name="job-files-list"),
+    path("jobs/<slug:public_id>/files/content/", job_files.download, name="job-file"),
+    path("jobs/<slug:public_id>/files/image/", job_files.image, name="job-file-image"),
+    path("jobs/<slug:public_id>/scheduling/", history.scheduling, name="job-scheduling"),
+    path("jobs/<slug:public_id>/audit/", history.audit, name="job-audit"),
     path("jobs/<slug:public_id>/ranks/", ranks.ranks, name="job-ranks"),
     path("jobs/<slug:public_id>/checkpoints/", checkpoints.checkpoints, name="job-checkpoints"),
     path("checkpoints/<slug:public_id>/pin/", checkpoints.pin, name="checkpoint-pin"),

@@ -12,10 +12,13 @@ from django.utils import timezone
 from django.utils.dateparse import parse_date
 
 from portal.access import AccessPolicy
+from portal.domain.phases import Phase
 from portal.models import User
 from portal.selectors.projects.report import ReportRow, most_idle_jobs, read_report, waits_by_size
 from portal.selectors.projects.usage import UsageGrouping
+from portal.selectors.scheduling.start_phases import start_phases_by_pool
 from portal.web.display.csv_download import csv_response
+from portal.web.job.overview import PHASE_NAMES
 from portal.web.views import page
 
 PERIODS = {"7d": 7, "30d": 30, "90d": 90}
@@ -48,6 +51,8 @@ def usage(request: HttpRequest, user: User) -> HttpResponseBase:
         "problem": problem,
         "by": by.value,
         "groupings": list(GROUPINGS),
+        "start_phases": start_phases_by_pool(),
+        "phase_names": [PHASE_NAMES[phase] for phase in Phase if phase is not Phase.RUNNING],
     }
     return render(request, "usage/page.html", context)
 

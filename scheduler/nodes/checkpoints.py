@@ -116,6 +116,7 @@ def update_listing(
     listed = _request(connection, task, place, volumes)
     checkpoints.record_event_files(attempt, listed.event_files)
     surplus = checkpoints.record_listing(attempt, listed.checkpoints, listed.problem, asked_at=asked_at)
+    checkpoints.record_newest(attempt, checkpoints.newest_listed(listed.checkpoints))
     if surplus:
         listed = _request(connection, task, place, volumes, surplus)
         checkpoints.record_listing(attempt, listed.checkpoints, listed.problem, asked_at=asked_at)

@@ -314,7 +314,7 @@ def record_task_ends(connection: NodeConnection | None, ended: Mapping[int, Cont
     for task_id, container in ended.items():
         if container is not None and container.code_commit:
             task = Task.objects.select_related("attempt__job").get(pk=task_id)
-            record_code_commit(task.attempt, container.code_commit)
+            record_code_commit(task.attempt, container.code_commit, container.code_written_s)
         if container is not None and container.metrics:
             record_reports(
                 Job.objects.values_list("pk", flat=True).get(attempts__task_rows=task_id), container.metrics

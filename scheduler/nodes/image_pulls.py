@@ -13,17 +13,19 @@ from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
+from django.db import Error as DatabaseError
 from django.db import connection
 
 from agents.engines.interface import AgentError, NodeEngine, OutcomeUnknownError, PullProgress
 from agents.node.spec.image_names import normalize_image_name
 from portal.domain.states import CONTAINER_RUNTIMES
-from portal.models import Environment, ImagePresence, Node, Task
+from portal.models import Attempt, Environment, ImagePresence, Node, Task
 from portal.services.encryption import DecryptionError as DecryptionError
 from portal.services.images.environments import record_image_cuda
 from portal.services.images.pins import has_pin, pin_of, record_claim, tagged_images
 from portal.services.images.prefetch import images_to_pull
 from portal.services.images.registries import login_for_image
+from portal.services.jobs.task_reports import record_image_pull
 from portal.services.lifecycle import job_control
 from portal.services.nodes.operations import request_gc_if_full
 from scheduler.nodes.engine_connect import EngineConnectError, open_engine
@@ -45,11 +47,22 @@ class ImagePuller:
         self._pulling: set[int] = set()
         self._needed_by_job: set[int] = set()
         self._failures: dict[int, str] = {}
+        self._waiting: dict[int, set[int]] = {}
+        """Attempts whose start waits for a transfer, by environment."""
         self._stopping = threading.Event()
         self._lock = threading.Lock()
 
-    def is_pulling(self, task: Task) -> bool:
-        return task.attempt.job.environment_id in self._pulling
+    def is_pulling(self, node: Node, task: Task) -> bool:
+        """Return True while the image that a task needs is transferred; its attempt then waits for it."""
+        environment = task.attempt.job.environment_id
+        with self._lock:
+            found = environment in self._pulling
+            waiting = self._waiting.setdefault(environment, set()) if found else {task.attempt_id}
+            is_new = task.attempt_id not in waiting
+            waiting.add(task.attempt_id)
+        if is_new:
+            record_image_pull(task.attempt_id, node.name, ended=False)
+        return found
 
     def take_failure(self, task: Task) -> str | None:
         """Return why the transfer failed, once."""
@@ -63,6 +76,7 @@ class ImagePuller:
             job_control.record_task_problem(
                 task.pk, f"Pulling the image of {environment.title} on {node.name}."
             )
+        self.is_pulling(node, task)
 
     def prefetch(self, node: Node) -> None:
         """Start transfers that administrators requested, in their order, while slots are free."""
@@ -111,6 +125,10 @@ class ImagePuller:
             with self._lock:
                 self._pulling.discard(environment.pk)
                 self._needed_by_job.discard(environment.pk)
+                waiting = self._waiting.pop(environment.pk, set())
+            for attempt in waiting:
+                with contextlib.suppress(DatabaseError, Attempt.DoesNotExist):  # only the phases lack it then
+                    record_image_pull(attempt, node.name, ended=True)
             connection.close()
             self._on_done()
 

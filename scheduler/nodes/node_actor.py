@@ -41,6 +41,7 @@ from portal.domain.states import GpuHealth
 from portal.models import Gpu, Node, Task
 from portal.services.cluster.recovery import RECONCILE
 from portal.services.images.prefetch import PULL_IMAGE
+from portal.services.jobs.files import READ_FILES_HINT
 from portal.services.nodes import nodes, quarantine
 from portal.services.nodes.alerts import record_xid
 from portal.services.nodes.gpus import record_gpu_health
@@ -48,6 +49,7 @@ from portal.services.nodes.operations import OPERATIONS
 from scheduler.leases import HeldLease, LeaseLostError
 from scheduler.nodes import dispatch
 from scheduler.nodes.engine_connect import EngineConnectError, open_engine
+from scheduler.nodes.files import submit_requests
 from scheduler.nodes.image_pulls import ImagePuller, record_images
 from scheduler.nodes.node_connection import NodeConnection
 from scheduler.nodes.node_operations import run_due_operations
@@ -102,6 +104,9 @@ class NodeActor(threading.Thread):
         self._errors: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
         self._images = ImagePuller(lambda: self.notify(PULL_IMAGE))
         self._pool = KeyedPool(f"worker-{node.name}", self._errors.put, lambda: self.notify("done"))
+        self._file_pool = KeyedPool(
+            f"files-{node.name}", self._errors.put, lambda: self.notify(READ_FILES_HINT)
+        )
         self._queue = NodeQueue(self._pool, self._images, self._reconcile_soon)
         self._backoff_s = FIRST_BACKOFF_S
         self._connect_at_s = 0.0
@@ -164,6 +169,7 @@ class NodeActor(threading.Thread):
             if self._connection is not None:
                 self._connection.engine.close()
             self._pool.shut_down()
+            self._file_pool.shut_down()
             self._images.stop()
             connection.close()
 
@@ -184,6 +190,7 @@ class NodeActor(threading.Thread):
             reconcile(self._connection)
             self._last_contact_s = self._reconciled_s = time.monotonic()
             self._reconcile_at_s = self._last_contact_s + RECONCILE_EVERY_S * random.uniform(0.9, 1.1)  # noqa: S311
+            self._requested.add(READ_FILES_HINT)  # its notification may have reached another process
             due = True
         if IMAGES in self._requested:
             self._requested.discard(IMAGES)
@@ -197,6 +204,9 @@ class NodeActor(threading.Thread):
                 "orders",
                 partial(run_due_operations, self._connection, partial(self._reconnect, self._connection)),
             )
+        if READ_FILES_HINT in self._requested:
+            self._requested.discard(READ_FILES_HINT)
+            submit_requests(self._connection, self._file_pool)
         if due or now_s >= self._next_poll_s:
             self._next_poll_s = time.monotonic() + self._queue.run_due(self._connection)
 

@@ -171,7 +171,7 @@ class NodeQueue:
     # -- start -------------------------------------------------------------------------------------
 
     def _start(self, connection: NodeConnection, task: Task) -> None:
-        if self._images.is_pulling(task):
+        if self._images.is_pulling(connection.node, task):
             self._schedule("start", task.pk, IMAGE_POLL_S)
             return
         failed = self._images.take_failure(task)

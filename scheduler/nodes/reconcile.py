@@ -148,8 +148,9 @@ def _record_reports(
             if attempt.job.tasks > 1:
                 ranks = {each.key.task: each for each in mine if each.progress is not None}
                 task_reports.record_rank_progress(attempt, ranks, polled_at=asked_at)
-        for commit in {each.code_commit for each in mine if each.code_commit}:
-            record_code_commit(attempt, commit)
+        for commit, written_s in {each.code_commit: each.code_written_s for each in mine}.items():
+            if commit:
+                record_code_commit(attempt, commit, written_s)
         measured = next((each for each in mine if each.metrics), None)
         if measured is not None and "FAIRWAY_TRIAL" in attempt.job.env:
             record_reports(attempt.job_id, measured.metrics)

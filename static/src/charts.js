@@ -17,6 +17,9 @@ function colour(name) { // light-dark() is resolved only on a real property
 
 const minute = (seconds) => clock(seconds * 1000);
 const SHORT_S = 300; // below this the axis counts seconds
+const TIME_STEPS_S = [60, 300, 900, 1800, 3600, 7200, 21600, 43200, 86400, 172800, 604800];
+const LINE_COLOURS = ["--fw-c1", "--fw-c2", "--fw-c3", "--fw-c4"];
+const MAX_KEYS = 16; // beyond it the readout names only the mean
 
 function spread(lines) { // the middle line of many, so that one look is enough
   const names = Object.keys(lines);
@@ -28,7 +31,7 @@ function span(u, from, to) { // of a lone moment uPlot would make the first of a
   return only !== undefined && more.length === 0 ? [only - 60, only + 60] : [from, to];
 }
 
-function options(host, names, unit, top) {
+function options(host, names, unit, top, said = (value) => `${rounded(value)}\u00a0${unit}`) {
   const line = colour("--fw-line");
   const ink = colour("--fw-ink-3");
   const main = colour("--fw-run");
@@ -38,15 +41,20 @@ function options(host, names, unit, top) {
     height: host.clientHeight,
     padding: [8, 28, 0, 0],
     legend: { show: false },
-    cursor: { drag: { x: false, y: false }, points: { size: 5 } },
+    cursor: { drag: { x: true, y: false }, points: { size: 5 } },
+    hooks: {
+      setCursor: [(u) => readout(host, u, names, said)],
+      setSelect: [(u) => { host.fairwayZoomed = u.select.width > 0; }], // live samples would end the zoom
+      ready: [(u) => { u.over.addEventListener("dblclick", () => { host.fairwayZoomed = false; }); readout(host, u, names, said); }],
+    },
     scales: { x: { time: true, range: span }, y: { range: (u, low, high) => [0, top ?? Math.max(1, high * 1.1)] } },
     axes: [
       { stroke: ink, font, grid: { show: false }, ticks: { show: false }, size: 22, gap: 4, values: (u, at) => at.map((s) => clock(s * 1000, u.scales.x.max - u.scales.x.min < SHORT_S)), space: 70 },
-      { stroke: ink, font, grid: { stroke: line, width: 1 }, ticks: { show: false }, size: 44, gap: 6, space: 50, values: (u, at) => at.map((v) => `${v}${unit === "%" ? "%" : ""}`) },
+      { stroke: ink, font, grid: { stroke: line, width: 1 }, ticks: { show: false }, size: 44, gap: 6, space: 28, values: (u, at) => at.map((v) => `${v}${unit === "%" ? "%" : ""}`) },
     ],
     series: [{}, ...names.map((name, i) => ({
       label: name,
-      stroke: names.length > 1 ? colour(i % 2 ? "--fw-u3" : "--fw-u2") : main,
+      stroke: names.length > 1 ? lineColour(i) : main,
       width: names.length > 1 ? 1 : 1.75,
       fill: names.length > 1 ? undefined : colour("--fw-run-wash"),
       spanGaps: false,
@@ -55,11 +63,31 @@ function options(host, names, unit, top) {
   };
 }
 
+function lineColour(i) { return colour(LINE_COLOURS[i % LINE_COLOURS.length]); }
+
+function readout(host, u, names, said) { // below the plot: a key and the value at the pointer, else the newest, of each line
+  const body = host.parentElement;
+  let keys = body.querySelector(".fw-keys");
+  if (!keys) { keys = document.createElement("ul"); keys.className = "fw-keys fw-mt-2"; body.append(keys); }
+  const at = u.cursor.idx ?? null;
+  const values = names.map((_, i) => (at === null ? last(u.data[i + 1]) : u.data[i + 1][at]));
+  const time = at === null ? "newest" : clock(u.data[0][at] * 1000, u.scales.x.max - u.scales.x.min < SHORT_S);
+  const known = values.filter((value) => value !== null && value !== undefined);
+  const rows = names.length > MAX_KEYS ? [[`mean of ${names.length}`, known.length ? known.reduce((a, b) => a + b, 0) / known.length : null]] : names.map((name, i) => [name, values[i], i]);
+  keys.replaceChildren(...[["", time], ...rows].map(([name, value, i]) => {
+    const item = document.createElement("li");
+    if (i !== undefined) { const key = document.createElement("i"); key.className = "fw-key fw-key--line"; key.style.background = names.length > 1 ? lineColour(i) : colour("--fw-run"); item.append(key); }
+    item.append(name === "" ? value : `${name} ${value === null || value === undefined ? "unknown" : said(value)}`);
+    return item;
+  }));
+}
+
 function last(values) { for (let i = values.length - 1; i >= 0; i--) if (values[i] !== null) return values[i]; return null; }
-function rounded(value) { return value >= 100 ? Math.round(value).toLocaleString("en") : value.toFixed(value < 1 ? 2 : value < 10 ? 1 : 0); }
+function rounded(value) { return value >= 100 ? Math.round(value).toLocaleString("en") : Number(value.toPrecision(value < 0.1 ? 1 : 2)).toString(); }
 
 function drawOne(host, data) {
   const kind = host.dataset.plot;
+  if (host.fairwayZoomed && charts.has(host)) return;
   const scale = Number(host.dataset.scale ?? 1);
   const { unit } = host.dataset;
   const lines = data.lines[kind] ?? {};
@@ -147,7 +175,26 @@ async function fill(box) {
   if (sheet) table(sheet, data);
 }
 
+function drawForecast(host) { // start times over the time of the forecast, with the band from p10 to p90
+  const data = JSON.parse(host.dataset.forecast);
+  const names = ["earliest", "median", "latest"];
+  const made = options(host, names, "", undefined, minute);
+  made.scales.y = { range: (u, low, high) => [low - 60, high + 60] };
+  Object.assign(made.axes[1], { size: 64, incrs: TIME_STEPS_S, values: (u, at) => at.map(minute) });
+  made.bands = [{ series: [3, 1], fill: colour("--fw-run-wash") }];
+  charts.get(host)?.destroy();
+  host.replaceChildren();
+  charts.set(host, new uPlot(made, [data.at, data.p10, data.p50, data.p90], host));
+}
+
 export function drawCharts(root) {
+  for (const host of root.querySelectorAll("[data-forecast]")) {
+    if (host.dataset.started) continue;
+    host.dataset.started = "1";
+    const again = () => drawForecast(host);
+    new ResizeObserver(() => { clearTimeout(host.fairwayTimer); host.fairwayTimer = setTimeout(again, 120); }).observe(host);
+    addEventListener("fairway-colours", again);
+  }
   for (const box of root.querySelectorAll("[data-charts]")) {
     if (box.dataset.started) continue;
     box.dataset.started = "1";

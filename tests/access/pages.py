@@ -73,6 +73,14 @@ PAGES = [
     Page("job-log-lines", "get", "/jobs/{running}/logs/lines/?rank=1", INSIDE),
     Page("job-log-search", "get", "/jobs/{running}/logs/search/?rank=1&q=o", INSIDE),
     Page("job-log-download", "get", "/jobs/{running}/logs/download/?rank=1", INSIDE),
+    Page("job-scheduling", "get", "/jobs/{running}/scheduling/", INSIDE),
+    Page("job-audit", "get", "/jobs/{running}/audit/", CONTROLLERS),
+    Page("job-files", "get", "/jobs/{running}/files/", OWNER | MANAGERS),
+    Page("job-files", "get", "/jobs/{running_workspace}/files/", OWNER | ADMIN),
+    Page("job-files-list", "get", "/jobs/{running}/files/list/", OWNER | MANAGERS),
+    # the job has no such directory
+    Page("job-file", "get", "/jobs/{running}/files/content/?path=/x", OWNER | MANAGERS, status=404),
+    Page("job-file-image", "get", "/jobs/{running}/files/image/?path=/x", OWNER | MANAGERS, status=404),
     Page("job-terminal", "get", "/jobs/{running}/terminal/", OWNER),
     # its ranks are not up yet
     Page("job-terminal-open", "post", "/jobs/{running}/terminals/", OWNER, None, 409, writes=False),

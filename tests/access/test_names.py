@@ -98,6 +98,7 @@ AUDIENCE: dict[type[columns.Model], dict[str, frozenset[str]]] = {
     models.Secret: {"name": WORKERS, "changed_by": WORKERS},
     models.Invitation: dict.fromkeys(("full_name", "email"), MANAGERS),
     models.ApiToken: {"name": SELF},
+    models.FileRequest: {"path": SELF},
     models.NodeIncident: {"message": ADMIN},
     models.GpuAlert: dict.fromkeys(("subject", "note"), ADMIN),
     models.ClusterSettings: {"scheduler_alert": ADMIN},
@@ -112,6 +113,7 @@ AUDIENCE: dict[type[columns.Model], dict[str, frozenset[str]]] = {
 
 SHOWN_NOWHERE = {
     (models.Attempt, "failure_line"),
+    (models.FileRequest, "path"),
     (models.GpuAlert, "subject"),
     (models.Invitation, "email"),
     (models.OrphanContainer, "owner"),
@@ -144,6 +146,7 @@ OTHERS: dict[str, str] = {
     "Environment": "image_resolved_by runtime archive prefix min_driver image_cuda min_cuda tool tool_command",
     "TimeLimitExtension": "state delays reservations",
     "FailedCycle": "kind trigger",
+    "FileRequest": "target action",
     "FailureRule": "action exit_codes reasons",
     "Forecast": "code jobs_ahead",
     "GpuAlert": "kind",

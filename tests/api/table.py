@@ -311,6 +311,10 @@ ROWS = [
     Row("jobs_logs", "get", "jobs/{running}/logs/?rank=1", INSIDE),
     Row("jobs_log_search", "get", "jobs/{running}/logs/search/?q=o&rank=1", INSIDE),
     Row("jobs_log_file", "get", "jobs/{running}/logs/download/?rank=1", INSIDE),
+    Row("jobs_files", "get", "jobs/{running}/files/", OWNER | MANAGERS),
+    # the job has no such directory
+    Row("jobs_file", "get", "jobs/{running}/files/content/?path=/x", OWNER | MANAGERS, None, 404),
+    Row("jobs_file_archive", "get", "jobs/{running}/files/archive/?path=/x", OWNER | MANAGERS, None, 404),
     Row("workspaces_list", "get", "workspaces/", EVERYBODY),
     Row("workspaces_launch", "post", "workspaces/", WORKERS, LAB, 201, hidden=422, scope=WORKSPACES),
     Row("workspaces_get", "get", "workspaces/{workspace}/", INSIDE),
@@ -435,6 +439,7 @@ ROWS = [
     Row("templates_change", "patch", "templates/{own_template}/", CONTROLLERS, {"title": "New"}, scope=JOBS),
     Row("templates_versions", "get", "templates/{template}/versions/", EVERYBODY),
     Row("usage", "get", "usage/", EVERYBODY),
+    Row("start_phases", "get", "usage/start-phases/", EVERYBODY),
     Row("usage_work", "get", "usage/work/", EVERYBODY),
     Row("usage_report", "get", "usage/report/", EVERYBODY),
     Row("schema", "get", "../schema/", EVERYBODY),

@@ -42,7 +42,8 @@ def test_pages_pass_axe(open_as, dataset):
     names = ("vit-h-pretrain", "depth-anything-ft", "dino-abl-b128")
     jobs = [f"/jobs/{dataset.jobs[name].public_id}/" for name in names]
     addresses = ["/", "/jobs/", "/launch/?kind=training&repeat=1", "/schedules/", "/account/", *jobs]
-    addresses += [f"{jobs[0]}logs/", f"{jobs[0]}metrics/", f"{jobs[0]}run/"]
+    addresses += [f"{jobs[0]}{tab}/" for tab in ("logs", "metrics", "run", "files", "audit")]
+    addresses += [f"{jobs[0]}files/?path=/home/m-okafor", f"{jobs[1]}scheduling/"]
     assert look_at(page, addresses) == ""
 
 

@@ -91,6 +91,8 @@ def test_the_commit_that_ran_is_recorded_and_a_rerun_checks_it_out_after_the_bra
     first = served["repository"].first
     attempt = job.attempts.get()
     assert attempt.code_commit == first
+    assert attempt.code_ready_at is not None and attempt.running_at is not None
+    assert attempt.running_at <= attempt.code_ready_at <= attempt.ended_at
     assert "print('first version')" in output(job)
     assert TOKEN not in output(job)
     ran_in, announced = (line.split()[-1] for line in output(job).splitlines()[-2:])
@@ -131,7 +133,7 @@ def test_tasks_with_different_commits_end_the_attempt(served, submit) -> None:
     job = submit("sleep", "60", **served["fields"])
     recorded = Attempt.objects.filter(job=job).exclude(code_commit="")
     assert InProcessEngine().run_until(recorded.exists, 60), describe(job)
-    record_code_commit(recorded.select_related("job").get(), "f" * 40)
+    record_code_commit(recorded.select_related("job").get(), "f" * 40, None)
     job = finish(job, JobState.FAILED)
     assert job.reason == EndReason.CODE_CHANGED
     first = served["repository"].first

@@ -103,6 +103,30 @@ def test_what_a_worker_was_bringing_when_it_ended_is_begun_again(monkeypatch) ->
     assert states(dataset["node"])["broken"] == "missing wanted"
 
 
+def test_an_attempt_records_how_long_it_waited_for_its_image(monkeypatch) -> None:
+    dataset, slow = factories.basic_cluster(), SlowEngine()
+    monkeypatch.setattr(image_pulls, "open_engine", lambda node, role: slow)
+    environment = factories.environment(tool=False, image="localhost/one:1")
+    jobs = [
+        factories.job(dataset["owner"], dataset["project"], environment, milli_per_gpu=500) for _ in range(2)
+    ]
+    attempts = [place(dataset, job, milli=500) for job in jobs]
+    tasks = [each.task_rows.select_related("attempt__job__environment").get() for each in attempts]
+    bringer = ImagePuller(lambda: None)
+    assert not bringer.is_pulling(dataset["node"], tasks[0])
+    bringer.pull(dataset["node"], tasks[0])
+    for task in (*tasks, *tasks):  # the second waits for the transfer that runs
+        assert bringer.is_pulling(dataset["node"], task)
+    assert [each.image_pulled_at for each in Attempt.objects.all()] == [None, None]
+    slow.go_on.release()
+    wait_for("it is over", lambda: not Attempt.objects.filter(image_pulled_at__isnull=True).exists())
+    for attempt in Attempt.objects.all():
+        assert attempt.created_at <= attempt.image_pull_started_at <= attempt.image_pulled_at
+        assert list(attempt.events.filter(reason="image").values_list("kind", flat=True)) == [
+            "image_pull", "image_pulled",
+        ]  # fmt: skip
+
+
 # -- which image ---------------------------------------------------------------------------------------
 
 NAME = "registry.example/lab/torch"

@@ -14,9 +14,11 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from agents.engines.interface import ListedCheckpoint
 from portal.domain.reasons import EndReason
 from portal.models import Attempt, Job, JobEvent
 from portal.services.cluster.demo import SCRIPT
+from portal.services.jobs.checkpoints import record_newest
 from portal.services.jobs.task_reports import MIN_UPDATE_INTERVAL, record_checkpoint
 from portal.services.lifecycle import job_control
 from portal.services.lifecycle.job_control import RankPlacement
@@ -127,3 +129,21 @@ def test_the_training_of_the_demo_says_that_it_saved_and_how_far_it_has_come(
     assert "saved the last checkpoint" in ran.stdout
     assert (file.stat().st_mtime > 0) is reported
     assert (progress.read_text() == "1") if reported else not progress.exists()
+
+
+def listed(attempt: Attempt, ago_s: float, step: int) -> ListedCheckpoint:
+    saved_s = (timezone.now() - ago_s * SECOND).timestamp()
+    return ListedCheckpoint(f"step-{step}.pt", step, 1000, saved_s, "valid")
+
+
+def test_the_last_checkpoint_of_a_run_is_known_from_the_list_though_nobody_read_its_report(
+    attempt: Attempt,
+) -> None:
+    record_newest(attempt, listed(attempt, 20.0, 7))
+    assert read(attempt).checkpoint_at is None, "a program that reports none is not taken to save its work"
+    assert record_checkpoint(attempt, 20.0, 7, polled_at=timezone.now())
+    record_newest(attempt, listed(attempt, 5.0, 8))  # too soon after the report to be reported again
+    assert read(attempt).checkpoint_step == 8
+    for each in (listed(attempt, 60.0, 6), listed(attempt, -60.0, 9), None):
+        record_newest(attempt, each)
+        assert read(attempt).checkpoint_step == 8

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import html
 import io
+import json
 import re
 import time
 import zipfile
@@ -155,7 +156,13 @@ def test_a_workspace_that_was_just_submitted_says_so_once_and_what_is_to_come(da
     Job.objects.filter(pk=fresh.pk).update(kind=JobKind.WORKSPACE.value)
     JobVerdict.objects.filter(job=fresh).delete()
     page = client_of("member").get(reverse("job", args=[fresh.public_id]))
-    assert [phase.name for phase in page.context["phases"]] == ["Waiting", "Starting", "Server", "Open"]
+    assert [phase.name for phase in page.context["phases"]] == [
+        "Queued",
+        "Reserved",
+        "Starting",
+        "Server",
+        "Running",
+    ]
     assert page.content.decode().count("Just submitted; the next cycle considers it.") == 1
 
 
@@ -590,3 +597,56 @@ def test_an_elastic_job_says_how_far_it_has_grown(dataset, client_of):
     (row,) = job_rows(owner, [Job.objects.get(pk=job.pk)])
     assert row.size_text == "1 of 4 tasks"
     assert "1 of 4 tasks keep running." in words(client_of("member").get(page))
+
+
+def test_the_scheduling_tab_shows_how_the_forecast_moved_and_each_decision(dataset, client_of):
+    job = dataset.jobs["depth-anything-ft"]
+    Forecast.objects.filter(job=job).delete()
+    empty = client_of("member").get(reverse("job-scheduling", args=[job.public_id])).content.decode()
+    assert "How the forecast moved" not in empty
+    assert JobVerdict.objects.get(job=job).code in empty
+    now = timezone.now()
+    for minutes in (60, 20):
+        Forecast.objects.create(
+            job=job,
+            made_at=now - dt.timedelta(minutes=minutes),
+            p10_at=now + dt.timedelta(minutes=minutes),
+            p50_at=now + dt.timedelta(minutes=2 * minutes),
+            p90_at=now + dt.timedelta(minutes=3 * minutes),
+            code="no_fit_now",
+        )
+    page = client_of("member").get(reverse("job-scheduling", args=[job.public_id]))
+    assert len(json.loads(page.context["chart"])["p50"]) == 2
+    assert "1\u00a0h 20\u00a0min sooner" in page.content.decode()
+
+
+def test_the_audit_tab_names_who_changed_the_job_and_hides_addresses(dataset, client_of):
+    job = dataset.jobs["depth-anything-ft"]
+    client_of("admin").post(reverse("job-hold", args=[job.public_id]), {"held": "1"})
+    page = client_of("member").get(reverse("job-audit", args=[job.public_id])).content.decode()
+    assert "job.hold" in page and "127.0.0.1" not in page
+    assert "127.0.0.1" in client_of("admin").get(reverse("job-audit", args=[job.public_id])).content.decode()
+
+
+def test_a_command_of_several_lines_keeps_them(dataset, client_of):
+    job = dataset.jobs["vit-h-pretrain"]
+    Job.objects.filter(pk=job.pk).update(command=["sh", "-c", "cd /data\ntrain --lr 1"])
+    page = client_of("member").get(reverse("job", args=[job.public_id])).content.decode()
+    assert "sh -c &#x27;cd /data\ntrain --lr 1&#x27;" in page
+
+
+def test_the_time_to_start_is_shown_by_pool_and_phase(dataset, client_of):
+    attempt = Attempt.objects.filter(job=dataset.jobs["vit-h-pretrain"]).get()
+    now = timezone.now()
+    Attempt.objects.exclude(pk=attempt.pk).update(running_at=None)
+    times = {"queued_at": 900, "created_at": 300, "image_pull_started_at": 290, "image_pulled_at": 100}
+    Attempt.objects.filter(pk=attempt.pk).update(
+        running_at=now - dt.timedelta(seconds=80),
+        **{name: now - dt.timedelta(seconds=ago_s) for name, ago_s in times.items()},
+    )
+    (pool,) = client_of("member").get("/api/v1/usage/start-phases/").json()["pools"]
+    assert {each["phase"]: each["median_s"] for each in pool["phases"] if each["attempts"]} == {
+        "queued": 600, "reserved": 10, "pulling": 190, "starting": 20,
+    }  # fmt: skip
+    page = client_of("member").get(reverse("usage")).content.decode()
+    assert "Time to start" in page and "3\u00a0min 10\u00a0s" in page

@@ -7,9 +7,11 @@ import re
 import pytest
 from django.urls import reverse
 
+from portal.domain.job_spec import JobSpec
 from portal.models import Job, JobVerdict
 from portal.web.launch.form import LaunchForm
 from portal.web.launch.initial_values import initial_from_api_fields, initial_from_job
+from portal.web.launch.spec_fields import form_values
 from tests import factories
 
 
@@ -347,3 +349,11 @@ def test_a_start_time_is_typed_in_the_time_zone_of_the_user(dataset, typed, zone
                                                  "Asia/Kolkata": "2030-01-15T13:00"}[zone]  # fmt: skip
     wrong = LaunchForm(user, typed | {"start_after": "soon"})
     assert "Enter a date and a time" in str(wrong.errors["start_after"])
+
+
+@pytest.mark.parametrize(
+    ("mib", "shown"), [(24_105, "23.54"), (8192, "8"), (1000, "0.977"), (65_537, "64.001")]
+)
+def test_an_amount_has_as_few_digits_as_the_form_needs_to_read_it_back(mib, shown):
+    assert form_values(JobSpec, {"memory_mib": mib})["memory_gib"] == shown
+    assert round(float(shown) * 1024) == mib

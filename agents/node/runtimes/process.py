@@ -87,6 +87,11 @@ class ProcessRuntime(Runtime):
         command = substitute_placeholders(
             spec, ports=config.host_ports, address=self._loopback, secrets=secrets
         )
+        accounts = None
+        if config.task_uid is not None:
+            accounts = os.path.join(folder, "passwd")
+            home = config.home_path or temporary
+            _write_accounts(accounts, f"{spec.user}:*:{config.task_uid}:{config.task_uid}::{home}:/bin/sh")
         needed = [folder, config.home_path or "", command[0], spec.workdir or "", sys.executable]
         write_json(
             path,
@@ -103,6 +108,7 @@ class ProcessRuntime(Runtime):
                 "private_tmp": not any(place.startswith("/tmp/") for place in needed),  # noqa: S108
                 "private_var_tmp": not any(place.startswith("/var/tmp/") for place in needed),  # noqa: S108
                 "binds": _bind_mounts(config),
+                "passwd": accounts,
                 "shm": config.mps_share.shm_dir
                 if config.mps_share and config.mps_share.shm_dir != mps.SHM_DIR
                 else None,
@@ -229,6 +235,15 @@ def _wait_for_shim(lock: str, within_s: float) -> bool:
             return False
         time.sleep(0.01)
     return True
+
+
+def _write_accounts(path: str, own: str) -> None:
+    """Write the accounts that a task sees: its own, by which shells name it, and those of the machine."""
+    with open("/etc/passwd", encoding="utf-8", errors="surrogateescape") as stream:
+        others = stream.read()
+    with open(path, "w", encoding="utf-8", errors="surrogateescape") as target:
+        target.write(f"{own}\n{others}")
+    os.chmod(path, 0o644)
 
 
 def _bind_mounts(order: ContainerConfig) -> List[List[object]]:

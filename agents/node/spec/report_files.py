@@ -164,13 +164,15 @@ def read_metrics(folder: str) -> List[Tuple[float, Optional[float]]]:
 
 def read_last_reports(folder: str) -> Dict[str, Any]:
     """Return what is also reported of an ended task."""
-    return {"metrics": read_metrics(folder), "code_commit": read_code_commit(folder)}
+    commit, written_s = read_code_commit(folder)
+    return {"metrics": read_metrics(folder), "code_commit": commit, "code_written_s": written_s}
 
 
-def read_code_commit(folder: str) -> Optional[str]:
-    """Return the commit of the code that was checked out; None without a report."""
-    found = _COMMIT.match(_read_end(CODE_FILE.path(folder), MAX_BYTES + 1)[1])
-    return found.group(1).decode() if found else None
+def read_code_commit(folder: str) -> Tuple[Optional[str], Optional[float]]:
+    """Return the commit of the code that was checked out and when (Unix time); None without a report."""
+    facts, content = _read_end(CODE_FILE.path(folder), MAX_BYTES + 1)
+    found = _COMMIT.match(content)
+    return (found.group(1).decode(), max(0.0, facts.st_mtime)) if found and facts else (None, None)
 
 
 def _read_end(path: str, size: int) -> Tuple[Optional[os.stat_result], bytes]:

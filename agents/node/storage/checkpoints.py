@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import re
-import resource
 import shutil
 import stat
 import subprocess
@@ -20,7 +19,8 @@ import zipfile
 from typing import Any, BinaryIO, Dict, List, NamedTuple, Optional, Tuple
 
 from agents.node.errors import ENGINE_ERROR, AgentError, invalid_spec
-from agents.node.spec.task_spec import parse_integer, parse_mount, parse_relative_path
+from agents.node.spec.task_spec import parse_mount, parse_relative_path
+from agents.node.storage.job_account import NO_FOLLOW, account_fields, become_account, open_beneath
 from agents.node.storage.volumes import Volumes
 
 VALID, BROKEN, UNCHECKED = "valid", "broken", "unchecked"
@@ -32,8 +32,7 @@ MAX_FILES = 2_000
 TIMEOUT_S = 12.0
 COMPLETE_MARKER = ".complete"
 """Empty file inside a folder, or suffix of an empty file beside a file, that declares a checkpoint complete."""
-_NICE = 10
-_MEMORY_BYTES, _CPU_S = 512 * 1024 * 1024, 10
+_CPU_S = 10
 _MAX_JSON_BYTES = 16 * 1024 * 1024
 _MAX_NAME_LENGTH = 200
 _DELETED_PREFIX = ".deleted-"
@@ -44,7 +43,6 @@ _FOLDER = re.compile(r"(checkpoint|ckpt|step|epoch|iter)[a-z]*[-_=.]?\d+|\A\d+\Z
 _STEP = re.compile(r"(?:step|iter)[a-z]*[-_=.]?(\d{1,15})", re.IGNORECASE)
 _LAST_NUMBER = re.compile(r"(\d{1,15})\D*\Z")
 _HDF5 = b"\x89HDF\r\n\x1a\n"
-_NO_FOLLOW = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class BrokenError(Exception):
@@ -82,12 +80,7 @@ def handle_checkpoints(volumes: Volumes, agent_command: List[str], fields: Dict[
         "path": path,
         "remove": _parse_removals(fields.get("remove")),
     }
-    if os.geteuid() == 0:
-        at_home = mount.kind == "home" and owner is not None
-        request["uid"] = owner.st_uid if at_home and owner else parse_integer(fields, "uid")
-        request["gid"] = mount.gid if mount.gid is not None else parse_integer(fields, "gid")
-        if request["uid"] == 0:
-            raise invalid_spec(f"{mount.source} belongs to root.")
+    request.update(account_fields(mount, owner, fields))
     return _run([*agent_command, "checkpoints", json.dumps(request)])
 
 
@@ -126,14 +119,8 @@ def _run(command: List[str]) -> Dict[str, Any]:
 def main(request: str) -> int:
     """Carry out a JSON request and print the answer as JSON."""
     fields: Dict[str, Any] = json.loads(request)
-    os.nice(_NICE)
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CPU, (_CPU_S, _CPU_S))
     codecs.lookup("cp437")  # of names in zip files; the job's account may be unable to read Python's library
-    if "uid" in fields:
-        os.setgroups([fields["gid"]])
-        os.setgid(fields["gid"])
-        os.setuid(fields["uid"])
+    become_account(fields, _CPU_S)
     listed: List[Checkpoint] = []
     problem, event_files = "", False
     try:
@@ -157,12 +144,8 @@ def main(request: str) -> int:
 
 def _enter(folder: str, path: str) -> None:
     """Change into a folder below ``folder``, following no link on the way."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = open_beneath(folder, path.split("/"), os.O_DIRECTORY)
     try:
-        for part in path.split("/"):
-            inner = os.open(part, _NO_FOLLOW | os.O_DIRECTORY, dir_fd=descriptor)
-            os.close(descriptor)
-            descriptor = inner
         os.fchdir(descriptor)
     finally:
         os.close(descriptor)
@@ -306,7 +289,7 @@ def _check_all(paths: List[str]) -> Tuple[str, str]:
 
 def _is_complete(path: str) -> bool:
     """Return True for a complete file, False for one of unknown structure. Raise BrokenError otherwise."""
-    with os.fdopen(os.open(path, _NO_FOLLOW), "rb") as stream:
+    with os.fdopen(os.open(path, NO_FOLLOW), "rb") as stream:
         size, head = os.fstat(stream.fileno()).st_size, stream.read(8)
         if size == 0:
             raise BrokenError("is empty.")
@@ -358,7 +341,7 @@ def _check_safetensors(stream: BinaryIO, size: int, head: bytes) -> None:
 
 
 def _read_json(path: str) -> Dict[str, Any]:
-    with os.fdopen(os.open(path, _NO_FOLLOW), "rb") as stream:
+    with os.fdopen(os.open(path, NO_FOLLOW), "rb") as stream:
         found = _parse_json(stream, os.fstat(stream.fileno()).st_size, path)
     return found if isinstance(found, dict) else {}
 

@@ -15,9 +15,11 @@ from portal.api.framework.request_parsing import StrictCharField, StrictSerializ
 from portal.api.framework.responses import ResponseSerializer
 from portal.api.framework.views import SignedInView, operation
 from portal.domain.lost_work import LossCause
+from portal.domain.phases import Phase
 from portal.errors import InvalidRequest
 from portal.selectors.projects.report import read_report, waits_by_size
 from portal.selectors.projects.usage import UsageGrouping, gpu_hours_by, work_by
+from portal.selectors.scheduling.start_phases import PERIOD_DAYS, start_phases_by_pool
 from portal.services.accounts.tokens import Scope
 
 MAX_PERIOD = dt.timedelta(days=366)
@@ -73,6 +75,45 @@ class UsageView(SignedInView):
         total = round(sum(row.gpu_hours for row in rows), 6)
         return self.json_response(
             UsageReport.compose(start=start, end=end, by=by.value, total_gpu_hours=total, items=rows)
+        )
+
+
+class PhaseStatistics(ResponseSerializer):
+    """The duration of one phase."""
+
+    phase = serializers.ChoiceField([each.value for each in Phase if each is not Phase.RUNNING])
+    attempts = serializers.IntegerField(help_text="Starts that had this phase.")
+    median_s = serializers.FloatField(allow_null=True)
+    p90_s = serializers.FloatField(allow_null=True)
+
+
+class PoolStartPhases(ResponseSerializer):
+    """The phases before the run of a job in one pool."""
+
+    pool = serializers.CharField()
+    starts = serializers.IntegerField()
+    phases = PhaseStatistics(many=True)
+
+
+class StartPhasesReport(ResponseSerializer):
+    """The phases of all starts of the last days."""
+
+    period_days = serializers.IntegerField()
+    pools = PoolStartPhases(many=True)
+
+
+class StartPhasesView(SignedInView):
+    @operation(
+        "start_phases",
+        "Get the time to start by pool and phase",
+        tag="usage",
+        scope=Scope.READ,
+        response=StartPhasesReport,
+        detail="Median and 90th percentile of the phases before the run, of all starts of the last 7 days.",
+    )
+    def get(self, request: Request) -> HttpResponse:
+        return self.json_response(
+            StartPhasesReport.compose(period_days=PERIOD_DAYS, pools=start_phases_by_pool())
         )
 
 

@@ -15,13 +15,14 @@ from rest_framework import serializers
 from portal.api.framework.responses import ResponseSerializer
 from portal.api.serializers.failures import Failure
 from portal.api.serializers.idle import IdleDetail
-from portal.api.serializers.progress import MeasuredLayout, ScalePoint, TaskProgress
+from portal.api.serializers.progress import JobPhase, MeasuredLayout, ScalePoint, TaskProgress
 from portal.api.serializers.references import Reference, UserReference
 from portal.api.serializers.time_limits import ExtensionSummary
 from portal.domain.checkpoints import Validity
 from portal.domain.end_states import FailureClass
 from portal.domain.job_spec import JobRole
 from portal.domain.lost_work import LossCause
+from portal.domain.phases import PhaseSpan
 from portal.domain.roles import role_of_rank
 from portal.domain.scaling import ScalePoint as ScalePointRow
 from portal.domain.states import AttemptState, DesiredState, JobKind, JobState
@@ -35,6 +36,7 @@ from portal.selectors.failure_rules import IdentifiedFailure
 from portal.selectors.jobs.checkpoints import attempt_observation, attempt_work, stalled_since
 from portal.selectors.jobs.idle import IdleStatus
 from portal.selectors.jobs.jobs import DependencyChain, attempt_energy_joules
+from portal.selectors.jobs.phases import attempt_phases
 from portal.selectors.jobs.progress import MeasuredLayout as MeasuredLayoutRow
 from portal.selectors.jobs.progress import attempt_progress
 from portal.selectors.jobs.reruns import RerunRelations
@@ -359,15 +361,12 @@ class Attempt(ResponseSerializer):
     pool = Reference()
     created_at = serializers.DateTimeField()
     running_at = serializers.DateTimeField(allow_null=True)
-    ready_at = serializers.DateTimeField(
-        allow_null=True, help_text="When the server of a workspace first responded; null if it has not."
-    )
+    ready_at = serializers.DateTimeField(allow_null=True, help_text="When its server first responded.")
+    phases = JobPhase(many=True, help_text="In their order, without those that never came.")
     checkpoint_at = serializers.DateTimeField(
         allow_null=True, help_text="When it last reported a checkpoint; null if it has reported none."
     )
-    checkpoint_step = serializers.IntegerField(
-        allow_null=True, help_text="Step of that checkpoint; null if it reported none."
-    )
+    checkpoint_step = serializers.IntegerField(allow_null=True, help_text="Of that checkpoint.")
     code_commit = serializers.CharField(
         allow_blank=True, help_text="Commit of its code repository that was checked out; blank: none yet."
     )
@@ -397,6 +396,10 @@ class Attempt(ResponseSerializer):
     ended_at = serializers.DateTimeField(allow_null=True)
     exit_code = serializers.IntegerField(allow_null=True)
     tasks = Task(many=True, source="task_rows")
+
+    @staticmethod
+    def get_phases(row: AttemptRow, context: JobContext) -> list[PhaseSpan]:
+        return [span for span in attempt_phases(row) if span.started_at]
 
     @staticmethod
     def get_checkpoints_problem(row: AttemptRow, context: JobContext) -> str | None:

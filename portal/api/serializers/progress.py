@@ -1,10 +1,11 @@
-"""Serializers of progress: throughput, GPU layouts, faster layouts of the same work, and its scaling."""
+"""Serializers of progress: throughput, GPU layouts, faster layouts of the same work, its scaling, and phases."""
 
 from __future__ import annotations
 
 from rest_framework import serializers
 
 from portal.api.framework.responses import ResponseSerializer
+from portal.domain.phases import Phase
 
 
 class Layout(ResponseSerializer):
@@ -72,3 +73,11 @@ class CheaperSize(ResponseSerializer):
     gpus = serializers.IntegerField(source="point.gpus")
     efficiency_percent = serializers.IntegerField(source="point.efficiency_percent")
     saving_percent = serializers.IntegerField(help_text="GPU-seconds saved for each unit of work.")
+
+
+class JobPhase(ResponseSerializer):
+    """A phase of an attempt that was reached."""
+
+    phase = serializers.ChoiceField([each.value for each in Phase])
+    started_at = serializers.DateTimeField()
+    ended_at = serializers.DateTimeField(allow_null=True, help_text="null while it lasts.")

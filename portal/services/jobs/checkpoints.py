@@ -182,6 +182,17 @@ def record_listing(
         return [(row.name, row.saved_at.timestamp()) for row in gone]
 
 
+def record_newest(attempt: Attempt, row: ListedCheckpoint | None) -> None:
+    """Record a listed checkpoint that is newer than the last one whose report was read."""
+    if row is None or attempt.checkpoint_at is None:
+        return
+    saved_at = dt.datetime.fromtimestamp(row.saved_s, dt.UTC)
+    if attempt.checkpoint_at < saved_at <= timezone.now():
+        older = Attempt.objects.filter(pk=attempt.pk, checkpoint_at__lt=saved_at)
+        if older.update(checkpoint_at=saved_at, checkpoint_step=row.step):
+            attempt.checkpoint_at, attempt.checkpoint_step = saved_at, row.step
+
+
 def record_event_files(attempt: Attempt, event_files: bool | None) -> None:
     """Store whether the node found event files of TensorBoard; None: it did not look."""
     if event_files is not None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Mapping
 
 from django.db import transaction
+from django.utils import timezone
 
 from agents.launchers.checkout import CODE_DIR, Checkout
 from portal.domain.code import parse_repository
@@ -38,8 +40,8 @@ def attempt_checkout(attempt: Attempt, runtime: str, settings: Mapping[str, Sett
     )
 
 
-def record_code_commit(attempt: Attempt, commit: str) -> None:
-    """Record the commit that a task checked out. Repeatable.
+def record_code_commit(attempt: Attempt, commit: str, written_s: float | None) -> None:
+    """Record the commit that a task checked out, and when by the clock of its node. Repeatable.
 
     Stop an attempt whose tasks checked out different ones, because a branch moved in between: the next attempt
     uses the recorded one.
@@ -47,7 +49,10 @@ def record_code_commit(attempt: Attempt, commit: str) -> None:
     if not attempt.job.code_repository or attempt.code_commit == commit:
         return
     with transaction.atomic():
-        if Attempt.objects.filter(pk=attempt.pk, code_commit="").update(code_commit=commit):
+        now = timezone.now()
+        at = now if written_s is None else min(now, dt.datetime.fromtimestamp(written_s, dt.UTC))
+        changes = {"code_commit": commit, "code_ready_at": max(attempt.running_at or attempt.created_at, at)}
+        if Attempt.objects.filter(pk=attempt.pk, code_commit="").update(**changes):
             record_event(attempt, "code", "code", f"It checked out commit {commit}.")
             attempt.code_commit = commit
             return

@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from itertools import takewhile
 from typing import Any
 
+from django.db import transaction
 from django.db.models import Q
+from django.utils import timezone
 
 from agents.engines.interface import Container
 from portal.domain.formatting import format_memory
@@ -21,7 +23,7 @@ from portal.live_events import publish_all_on_commit
 from portal.models import Allocation, Attempt, AttemptObservation, AttemptProgress, RankProgress, Topology
 from portal.selectors.jobs.progress import attempt_progress, job_scaling_fingerprint, job_workload_fingerprint
 from portal.services.lifecycle import job_control
-from portal.services.lifecycle.state_events import attempt_topic_event
+from portal.services.lifecycle.state_events import attempt_topic_event, record_event
 
 MIN_UPDATE_INTERVAL = dt.timedelta(seconds=30)
 """Minimum step of ``checkpoint_at``: at most two writes per minute, and at most this much out of date."""
@@ -66,6 +68,20 @@ def record_output(attempt: Attempt, ago_s: float, *, polled_at: dt.datetime) -> 
     at = reported_at(attempt.running_at, ago_s, polled_at)
     if seen is None or seen.output_at is None or at >= seen.output_at + MIN_UPDATE_INTERVAL:
         AttemptObservation.objects.update_or_create(attempt=attempt, defaults={"output_at": at})
+
+
+def record_image_pull(attempt_id: int, node: str, *, ended: bool) -> None:
+    """Record that a node begins or has ended to pull the image of an attempt: the first begin and the last end."""
+    now = timezone.now()
+    with transaction.atomic():
+        attempt = Attempt.objects.select_for_update(no_key=True).select_related("job").get(pk=attempt_id)
+        if ended:
+            attempt.image_pulled_at = now
+        else:
+            attempt.image_pull_started_at = attempt.image_pull_started_at or now
+        attempt.save(update_fields=["image_pull_started_at", "image_pulled_at"])
+        message = f"{node} has pulled its image." if ended else f"{node} pulls its image."
+        record_event(attempt, "image_pulled" if ended else "image_pull", "image", message)
 
 
 def stop_memory_overuse(

@@ -1,9 +1,8 @@
 """Starts, stops and records the state of jobs, attempts and tasks, with the allocations that belong to them.
 
 Every function runs in the caller's transaction or opens one, locks rows in the order job, attempt, tasks,
-GPUs (by id), writes an event with a reason, and publishes the change. It uses ``transitions`` (one
-transition), ``allocations`` (GPUs) and ``attempt_end`` (what follows for the job). Only ``adoption``
-(attempts missing after a restore), ``elastic`` and ``suspension`` may use these too.
+GPUs (by id), writes an event with a reason, and publishes the change. It uses ``transitions``,
+``allocations`` and ``attempt_end``. Only ``adoption``, ``elastic`` and ``suspension`` may use these too.
 """
 
 from __future__ import annotations
@@ -179,6 +178,7 @@ def start_attempts(
             pool=each.pool,
             leader_epoch=epoch,
             secret=each.secret,
+            queued_at=each.job.pending_since,
             created_at=now,
         )
         for each in starts

@@ -51,6 +51,13 @@ def memory(mib: float | None) -> str:
     return f"{gib:.0f}{NBSP}GiB" if gib >= 10 or gib == int(gib) else f"{gib:.1f}{NBSP}GiB"
 
 
+def byte_size(size_bytes: float | None) -> str:
+    """Format as 300 B, 12.4 KiB, 512 MiB or 80 GiB; "unknown" for None."""
+    if size_bytes is None or size_bytes >= 1024**2:
+        return memory(None if size_bytes is None else size_bytes / 1024**2)
+    return f"{size_bytes:.0f}{NBSP}B" if size_bytes < 1024 else f"{size_bytes / 1024:.3g}{NBSP}KiB"
+
+
 def energy(joules: float) -> str:
     """Format as 0.4 Wh, 35 Wh, 1.2 kWh or 340 kWh."""
     hours = joules / 3600

@@ -29,6 +29,7 @@ register = template.Library()
 for _name in (
     "duration",
     "memory",
+    "byte_size",
     "energy",
     "money",
     "gpus",

@@ -59,15 +59,17 @@ class ForecastDisplay:
 
 def build_forecast_display(user: User, job: Job, verdict: JobVerdict) -> ForecastDisplay:
     """Build the display in at most three queries."""
+    return ForecastDisplay(
+        verdict, forecast_accuracy(), no_forecast_reason(job, verdict), explained_revisions(user, job)
+    )
+
+
+def explained_revisions(user: User, job: Job) -> list[tuple[ForecastRevision, list[str]]]:
+    """Return the newest forecasts, newest first, and why each differs from the one before."""
     moves = forecast_revisions(job)
     named = {one for move in moves for one in (*move.jobs_ahead_added, *move.jobs_ahead_removed)}
     names = {row.public_id: row.name for row in list_jobs(user).filter(public_id__in=named)} if named else {}
-    return ForecastDisplay(
-        verdict,
-        forecast_accuracy(),
-        no_forecast_reason(job, verdict),
-        [(move, revision_reasons(move, names)) for move in moves],
-    )
+    return [(move, revision_reasons(move, names)) for move in moves]
 
 
 def revision_reasons(move: ForecastRevision, names: dict[str, str]) -> list[str]:

@@ -11,9 +11,10 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
 
-from portal.access import AccessPolicy, Permission, can
+from portal.access import AccessPolicy, Permission, can, job_permissions
 from portal.domain.gang_fabric import format_endpoint
 from portal.domain.job_spec import job_fields
+from portal.domain.phases import Phase
 from portal.domain.roles import ranks_of_role
 from portal.domain.scaling import point_of
 from portal.domain.signals import SIGNALS
@@ -41,6 +42,7 @@ from portal.selectors.jobs.jobs import (
     list_jobs,
     visible_related_jobs,
 )
+from portal.selectors.jobs.phases import attempt_phases, pending_phases
 from portal.selectors.jobs.progress import attempt_progress, compare_job_layouts, measure_scaling
 from portal.selectors.jobs.reruns import rerun_relations
 from portal.selectors.jobs.time_limits import extension_allowance_s, job_extensions, warning_lead_s
@@ -205,8 +207,8 @@ def job_page_context(user: User, found: Job) -> dict[str, Any]:
     """Return the context of the header on every tab of a job."""
     row = job_rows(user, [found])[0]
     attempts = list_attempts(found)
-    may_read_logs = can(user, Permission.READ_LOGS, found)
-    enters = not row.ended and can(user, Permission.ENTER, found)
+    permissions = job_permissions(user, found)
+    enters = not row.ended and Permission.ENTER in permissions
     return {
         "job": found,
         "row": row,
@@ -216,7 +218,8 @@ def job_page_context(user: User, found: Job) -> dict[str, Any]:
         "signals": SIGNALS.items(),
         "may_enter": row.is_workspace and enters,
         "may_type": enters and found.state == JobState.RUNNING,
-        "may_read_logs": may_read_logs,
+        "may_read_logs": Permission.READ_LOGS in permissions,
+        "may_read_files": Permission.READ_FILES in permissions,
         "attempt_count": len(attempts),
         "role_ranks": [
             (role.name, ",".join(map(str, ranks_of_role(found.job_roles, role.name))))
@@ -225,25 +228,33 @@ def job_page_context(user: User, found: Job) -> dict[str, Any]:
     }
 
 
+PHASE_NAMES = {
+    Phase.QUEUED: "Queued",
+    Phase.RESERVED: "Reserved",
+    Phase.PULLING: "Image",
+    Phase.STARTING: "Starting",
+    Phase.STAGING: "Code",
+    Phase.SERVER: "Server",
+    Phase.RUNNING: "Running",
+}
+
+
 def job_phases(row: JobRow, last: Attempt | None) -> list[JobPhase]:
     """Return the durations of the newest attempt's phases."""
     job, now = row.job, timezone.now()
     attempt = None if job.state == JobState.PENDING else last
-    names = ("Starting", "Server", "Open") if row.is_workspace else ("Starting", "Running")
-    starts = (attempt.created_at, attempt.running_at, attempt.ready_at) if attempt else (None, None, None)
-    stages = list(zip(names, starts, strict=False))
-    reached = [(name, start) for name, start in stages if start is not None]
-    is_later = attempt is not None and job.pending_since > attempt.created_at
-    queued_from = job.submitted_at if is_later else job.pending_since
-    ended_at = attempt.ended_at if attempt else job.ended_at if row.ended else None
+    spans = attempt_phases(attempt) if attempt else pending_phases(job)
+    reached = [span for span in spans if span.started_at is not None]
     failed = attempt is not None and AttemptState(attempt.state) in FAILED_ATTEMPT_STATES
-    ends = [start for _, start in reached] + [ended_at]
-    phases = [_phase("Waiting", queued_from, ends[0], now)]
-    for number, (name, start) in enumerate(reached, 1):
-        is_last = number == len(reached)
-        phases.append(_phase(name, start, ends[number], now, bad=failed and is_last))
-    if ended_at is None:
-        phases += _upcoming_phases([name for name, start in stages if start is None])
+    phases = [
+        _phase(
+            PHASE_NAMES[span.phase], span.started_at, span.ended_at, now, bad=failed and span is reached[-1]
+        )
+        for span in reached
+        if span.started_at is not None
+    ]
+    if reached[-1].ended_at is None:
+        phases += _upcoming_phases([PHASE_NAMES[span.phase] for span in spans if span.started_at is None])
     return phases
 
 

@@ -134,4 +134,10 @@ def _form_value(rule: JobField, value: Any) -> Any:
         return None
     if rule.name == "time_limit_s":
         return duration(amount).replace("\u00a0", " ")
-    return f"{amount / rule.form_factor:.10g}"
+    return _shortest_text(amount, rule.form_factor)
+
+
+def _shortest_text(amount: int, factor: int) -> str:
+    """Return the fewest digits of ``amount / factor`` from which the form reads the same amount."""
+    texts = (f"{amount / factor:.{digits}g}" for digits in range(3, 16))
+    return next((text for text in texts if round(float(text) * factor) == amount), repr(amount / factor))

@@ -90,7 +90,8 @@ def test_it_tells_whether_a_task_listens_on_ports(node: LoneNode) -> None:
 def test_a_task_has_its_own_account_gpus_secrets_and_home(node: LoneNode) -> None:
     link = node.open()
     script = (
-        "echo uid $(id -u) groups $(id -G); echo gpus $CUDA_VISIBLE_DEVICES job $FAIRWAY_JOB port $PORT_8888 $1;"
+        "echo uid $(id -u) groups $(id -G) name $(id -un) $(id -u root);"
+        "echo gpus $CUDA_VISIBLE_DEVICES job $FAIRWAY_JOB port $PORT_8888 $1;"
         'cat "$FAIRWAY_SECRETS/token"; stat -c %a "$FAIRWAY_SECRETS/token"; echo x > ~/kept;'
         "grep NoNewPrivs /proc/self/status; ulimit -c; echo done"
     )
@@ -111,7 +112,7 @@ def test_a_task_has_its_own_account_gpus_secrets_and_home(node: LoneNode) -> Non
     lines = log_with(link, "jown", "done").splitlines()
     port = answer["ports"]["8888"]
     uid = lines[0].split()[1]
-    assert int(uid) >= 2_000_000_000 and lines[0].endswith(f"groups {uid}")
+    assert int(uid) >= 2_000_000_000 and lines[0].endswith(f"groups {uid} name {spec['user']} 0")
     assert lines[1] == f"gpus {GPUS[1]} job jown port {port} {port}"
     assert lines[2:6] == ["s3cret", "600", "NoNewPrivs:\t1", "0"]
     assert wait_for(link, "exited", job="jown")["exit_code"] == 0

@@ -1,0 +1,388 @@
+"""Reads the files of a job for the portal: lists a directory, or streams a file, or a directory as a ZIP archive.
+
+A separate process reads, with the rights of the job's account. Users choose names, sizes and contents, so
+everything is bounded and no symbolic link is followed. A path on the wire is text in which ``%`` and two
+hexadecimal digits stand for a byte, as for all that is not printable.
+"""
+
+from __future__ import annotations
+
+import base64
+import codecs
+import contextlib
+import errno
+import json
+import os
+import secrets
+import selectors
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from typing import IO, Any, BinaryIO, Dict, Iterator, List, NamedTuple, Optional, cast
+from urllib.parse import quote, unquote_to_bytes
+
+from agents.node import errors
+from agents.node.errors import AgentError, invalid_spec
+from agents.node.spec.task_spec import parse_integer, parse_mount
+from agents.node.storage.job_account import NO_FOLLOW, account_fields, become_account, open_beneath
+from agents.node.storage.volumes import Volumes
+
+LIST, READ, ARCHIVE = "list", "read", "archive"
+MAX_BYTES = 2 * 1024**3
+"""Size of a file, or of the files of an archive, that is read."""
+MAX_ENTRIES = 10_000
+"""Entries of a directory that are listed, and entries of an archive."""
+MAX_PAGE = 500
+MAX_DEPTH, MAX_PATH_BYTES = 64, 4096
+CHUNK_BYTES = 256 * 1024
+MAX_STREAMS = 6
+STREAM_IDLE_S = 60.0
+"""After this time without a request a stream ends."""
+HEADER_TIMEOUT_S = 5.0
+READ_TIMEOUT_S = 2.0
+_PROCESS_LIMIT_S, _CPU_S = 1800, 600
+_EXIT_TIMEOUT_S = 5.0
+_COPY_BYTES = 128 * 1024
+_FIRST_ZIP_YEAR = 1980
+_KINDS = {stat.S_IFDIR: "directory", stat.S_IFREG: "file", stat.S_IFLNK: "link"}
+_PROBLEMS = {
+    errno.ENOENT: "There is no such file or directory.",
+    errno.ELOOP: "Symbolic links are not followed.",
+    errno.ENOTDIR: "It is not a directory; symbolic links are not followed.",
+    errno.EACCES: "The account of the job may not read it.",
+    errno.EPERM: "The account of the job may not read it.",
+}
+
+
+def encode_path(raw: bytes) -> str:
+    """Return printable text for a path; ``decode_path`` is its inverse."""
+    text = raw.decode("utf-8", "surrogateescape")
+    return "".join(
+        each if each.isprintable() and each != "%" else quote(each.encode("utf-8", "surrogateescape"))
+        for each in text
+    )
+
+
+def decode_path(text: str) -> List[bytes]:
+    """Return the parts of a path; empty for the root. Raise ValueError unless it stays below its root."""
+    raw = unquote_to_bytes(text)
+    parts = raw.split(b"/") if raw else []
+    if len(raw) > MAX_PATH_BYTES or len(parts) > MAX_DEPTH or b"\0" in raw:
+        raise ValueError("The path is too long or has a NUL byte.")
+    if any(part in (b"", b".", b"..") for part in parts):
+        raise ValueError("The path is not a plain relative path.")
+    return parts
+
+
+# -- the requests ----------------------------------------------------------------------------------
+
+
+class _Stream(NamedTuple):
+    process: "subprocess.Popen[bytes]"
+    lock: threading.Lock
+    used: List[float]
+
+
+class FileReaders:
+    """The streams that this agent process has open."""
+
+    def __init__(self, volumes: Volumes, agent_command: List[str]) -> None:
+        self._volumes = volumes
+        self._agent = agent_command
+        self._streams: Dict[str, _Stream] = {}
+        self._lock = threading.Lock()
+
+    def handle(self, fields: Dict[str, Any]) -> Dict[str, Any]:
+        """Open (``action``), continue (``stream``) or end (``stream`` with ``close``) a reader."""
+        if "action" in fields:
+            return self._open(fields)
+        name = fields.get("stream")
+        if fields.get("close"):
+            self._close(name)
+            return {}
+        with self._lock:
+            stream = self._streams.get(str(name))
+        if stream is None:
+            raise AgentError(errors.NO_SUCH_FILE, "The download was interrupted. Begin again.")
+        with stream.lock:
+            stream.used[0] = time.monotonic()
+            data, ended = _read(stream.process, CHUNK_BYTES, READ_TIMEOUT_S)
+            if ended:
+                self._close(name, _EXIT_TIMEOUT_S)
+                if stream.process.returncode != 0:
+                    raise AgentError(errors.ENGINE_ERROR, "It could not be read to its end.")
+        return {"data_b64": base64.b64encode(data).decode("ascii"), "eof": ended}
+
+    def _open(self, fields: Dict[str, Any]) -> Dict[str, Any]:
+        request = self._parse(fields)
+        for name in [each for each, stream in list(self._streams.items()) if _is_idle(stream)]:
+            self._close(name)
+        process = subprocess.Popen(
+            [*self._agent, "files"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        stream, name = _Stream(process, threading.Lock(), [time.monotonic()]), secrets.token_hex(8)
+        with self._lock:
+            is_full = len(self._streams) >= MAX_STREAMS
+            if not is_full:
+                self._streams[name] = stream
+        if is_full:
+            _end(process)
+            raise AgentError(errors.FORBIDDEN, "This node already sends too many files. Try again later.")
+        try:
+            stdin = cast(IO[bytes], process.stdin)
+            with contextlib.suppress(BrokenPipeError):
+                stdin.write(json.dumps(request).encode())
+                stdin.close()
+            header = _read_header(process)
+        except BaseException:
+            self._close(name)
+            raise
+        if "problem" in header:
+            self._close(name)
+            raise AgentError(errors.NO_SUCH_FILE, header["problem"])
+        if request["action"] == LIST:
+            self._close(name)
+            return header
+        return dict(header, stream=name)
+
+    def _parse(self, fields: Dict[str, Any]) -> Dict[str, Any]:
+        action, path = fields["action"], fields.get("path")
+        if action not in (LIST, READ, ARCHIVE):
+            raise invalid_spec("action is not list, read or archive.")
+        if not isinstance(path, str) or not path.isprintable():
+            raise invalid_spec("path is not printable text.")
+        try:
+            decode_path(path)
+        except ValueError as error:
+            raise invalid_spec(str(error)) from error
+        mount = parse_mount(fields.get("mount"))
+        folder = self._volumes.locate(mount)
+        try:
+            owner: Optional[os.stat_result] = os.stat(folder)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise AgentError(errors.NO_SUCH_FILE, f"{mount.target} is not on this node.") from error
+        except OSError:  # such as a share that hides folders from root
+            owner = None
+        offset = parse_integer({"offset": 0, **fields}, "offset")
+        request = {"action": action, "folder": folder, "path": path, "offset": offset}
+        return {**request, **account_fields(mount, owner, fields)}
+
+    def _close(self, name: Any, within_s: float = 0.2) -> None:
+        with self._lock:
+            stream = self._streams.pop(str(name), None)
+        if stream is not None:
+            _end(stream.process, within_s)
+
+
+def _is_idle(stream: _Stream) -> bool:
+    return time.monotonic() - stream.used[0] > STREAM_IDLE_S
+
+
+def _end(process: "subprocess.Popen[bytes]", within_s: float = 0.2) -> None:
+    for pipe in (process.stdin, process.stdout):
+        with contextlib.suppress(OSError):
+            cast(IO[bytes], pipe).close()
+    try:
+        process.wait(within_s)
+    except subprocess.TimeoutExpired:
+        process.kill()  # one that waits for a file server does not end, and is not waited for
+
+
+def _read_header(process: "subprocess.Popen[bytes]") -> Dict[str, Any]:
+    until_s = time.monotonic() + HEADER_TIMEOUT_S
+    size, _ = _read(process, 4, HEADER_TIMEOUT_S)
+    text, _ = _read(process, int.from_bytes(size, "big"), until_s - time.monotonic())
+    if len(size) < 4 or len(text) < int.from_bytes(size, "big"):
+        raise AgentError(errors.ENGINE_ERROR, f"The node could not read it within {HEADER_TIMEOUT_S:g} s.")
+    header: Dict[str, Any] = json.loads(text)
+    return header
+
+
+def _read(process: "subprocess.Popen[bytes]", size: int, within_s: float) -> "tuple[bytes, bool]":
+    """Return up to ``size`` bytes that arrive in time, and whether this is the end."""
+    stdout, found, until_s = cast(IO[bytes], process.stdout), bytearray(), time.monotonic() + within_s
+    with selectors.DefaultSelector() as selector:
+        selector.register(stdout, selectors.EVENT_READ)
+        while len(found) < size and selector.select(max(0.0, until_s - time.monotonic())):
+            part = os.read(stdout.fileno(), size - len(found))
+            if not part:
+                return bytes(found), True
+            found += part
+    return bytes(found), False
+
+
+# -- the separate process --------------------------------------------------------------------------
+
+
+def main() -> int:
+    """Carry out the JSON request on standard input: write a header, then the bytes."""
+    fields: Dict[str, Any] = json.load(sys.stdin)
+    codecs.lookup("cp437")  # of names in zip files; the job's account may be unable to read Python's library
+    become_account(fields, _CPU_S)
+    signal.alarm(_PROCESS_LIMIT_S)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    out, action = _Output(sys.stdout.buffer), fields["action"]
+    try:
+        parts = decode_path(fields["path"])
+        descriptor = open_beneath(fields["folder"], parts, os.O_DIRECTORY if action == ARCHIVE else 0)
+        if action == LIST:
+            out.write_header(list_directory(descriptor, fields["offset"]))
+        elif action == READ:
+            _send_file(out, descriptor)
+        else:
+            _send_archive(out, descriptor)
+    except (Unreadable, OSError) as error:
+        if out.has_header:
+            return 1
+        known = _PROBLEMS.get(error.errno or 0) if isinstance(error, OSError) else None
+        out.write_header({"problem": known or str(error)})
+    out.flush()
+    return 0
+
+
+class Unreadable(Exception):
+    """It is not read; the message says why."""
+
+
+class _Output:
+    """Standard output; ``ZipFile`` writes to it in order, because it cannot seek."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self.write, self.flush = stream.write, stream.flush
+        self.has_header = False
+
+    def write_header(self, header: Dict[str, Any]) -> None:
+        """Write a JSON object with its length in 4 bytes before it."""
+        text = json.dumps(header).encode()
+        self.write(len(text).to_bytes(4, "big") + text)
+        self.flush()
+        self.has_header = True
+
+
+def list_directory(descriptor: int, offset: int) -> Dict[str, Any]:
+    """Return a page of the entries, directories first, of at most ``MAX_ENTRIES``; of a file, itself."""
+    itself = os.fstat(descriptor)
+    if not stat.S_ISDIR(itself.st_mode):
+        return {"entries": [_row(b"file", itself)], "count": 1, "is_file": True}
+    rows: List["os.DirEntry[str]"] = []
+    cut = False
+    with os.scandir(descriptor) as found:
+        for entry in found:
+            if len(rows) >= MAX_ENTRIES:
+                cut = True
+                break
+            rows.append(entry)
+        rows.sort(key=lambda each: (not each.is_dir(follow_symlinks=False), each.name))
+        page = []
+        for entry in rows[offset : offset + MAX_PAGE]:
+            with contextlib.suppress(FileNotFoundError):
+                page.append(_row(os.fsencode(entry.name), entry.stat(follow_symlinks=False)))
+    return {"entries": page, "count": len(rows), "cut": cut}
+
+
+def _row(name: bytes, facts: os.stat_result) -> Dict[str, Any]:
+    kind = _KINDS.get(stat.S_IFMT(facts.st_mode), "other")
+    size = facts.st_size if kind == "file" else None
+    return {"name": encode_path(name), "kind": kind, "size_bytes": size, "saved_s": max(0.0, facts.st_mtime)}
+
+
+def _send_file(out: _Output, descriptor: int) -> None:
+    facts = os.fstat(descriptor)
+    if not stat.S_ISREG(facts.st_mode):
+        raise Unreadable("It is not a file.")
+    if facts.st_size > MAX_BYTES:
+        raise Unreadable(f"It has more than {MAX_BYTES // 1024**3} GiB, the limit of a download.")
+    out.write_header({"size_bytes": facts.st_size, "saved_s": max(0.0, facts.st_mtime)})
+    if _copy(descriptor, out, facts.st_size) != facts.st_size:
+        raise Unreadable("It was cut off in the meantime.")
+
+
+def _copy(descriptor: int, out: Any, size: int) -> int:
+    """Copy up to ``size`` bytes; return how many."""
+    copied = 0
+    while copied < size:
+        data = os.read(descriptor, min(_COPY_BYTES, size - copied))
+        if not data:
+            break
+        out.write(data)
+        copied += len(data)
+    return copied
+
+
+class _Entry(NamedTuple):
+    path: bytes
+    descriptor: int  # of the directory that has it
+    name: str
+    facts: os.stat_result
+
+
+def _walk(descriptor: int, path: bytes = b"", depth: int = 0) -> Iterator[_Entry]:
+    """Yield the regular files and the directories below an open directory; links and devices are left out."""
+    if depth > MAX_DEPTH:
+        return
+    with os.scandir(descriptor) as found:
+        for entry in found:
+            with contextlib.suppress(FileNotFoundError, PermissionError):
+                facts = entry.stat(follow_symlinks=False)
+                inner = path + os.fsencode(entry.name)
+                if stat.S_ISREG(facts.st_mode):
+                    yield _Entry(inner, descriptor, entry.name, facts)
+                elif stat.S_ISDIR(facts.st_mode):
+                    yield _Entry(inner + b"/", descriptor, entry.name, facts)
+                    below = os.open(entry.name, NO_FOLLOW | os.O_DIRECTORY, dir_fd=descriptor)
+                    try:
+                        yield from _walk(below, inner + b"/", depth + 1)
+                    finally:
+                        os.close(below)
+
+
+def _send_archive(out: _Output, descriptor: int) -> None:
+    count = size = 0
+    for count, entry in enumerate(_walk(descriptor), 1):
+        size += entry.facts.st_size if stat.S_ISREG(entry.facts.st_mode) else 0
+        if count > MAX_ENTRIES or size > MAX_BYTES:
+            gib = MAX_BYTES // 1024**3
+            raise Unreadable(f"It has more than {MAX_ENTRIES} entries or {gib} GiB, the limit of a download.")
+    out.write_header({"size_bytes": None, "saved_s": 0.0})
+    left = MAX_BYTES
+    with zipfile.ZipFile(cast(Any, out), "w", zipfile.ZIP_DEFLATED) as archive:
+        for count, entry in enumerate(_walk(descriptor), 1):
+            if count > MAX_ENTRIES or left <= 0:
+                raise Unreadable("It has grown in the meantime.")
+            left -= _add(archive, entry, left)
+
+
+def _add(archive: zipfile.ZipFile, entry: _Entry, limit: int) -> int:
+    """Add an entry; return the bytes of its content. A file that cannot be read is left out."""
+    moment = time.gmtime(max(0.0, entry.facts.st_mtime))[:6]
+    info = zipfile.ZipInfo(_archive_name(entry.path), max(moment, (_FIRST_ZIP_YEAR, 1, 1, 0, 0, 0)))
+    info.external_attr = (entry.facts.st_mode & 0o777 | stat.S_IFMT(entry.facts.st_mode)) << 16
+    if entry.path.endswith(b"/"):
+        archive.writestr(info, b"")
+        return 0
+    info.compress_type = zipfile.ZIP_DEFLATED
+    try:
+        descriptor = os.open(entry.name, NO_FOLLOW, dir_fd=entry.descriptor)
+    except OSError:
+        return 0
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return 0
+        with archive.open(info, "w", force_zip64=True) as target:
+            return _copy(descriptor, target, min(limit, entry.facts.st_size))
+    finally:
+        os.close(descriptor)
+
+
+def _archive_name(path: bytes) -> str:
+    """Return a name that every program unpacks below its target: printable, without backslashes and drives."""
+    text = path.decode("utf-8", "replace").replace("\\", "_").replace(":", "_")
+    return "".join(each if each.isprintable() else "_" for each in text)

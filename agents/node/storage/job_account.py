@@ -1,0 +1,52 @@
+"""Access to the volumes of a job with the rights of its account, following no symbolic link."""
+
+from __future__ import annotations
+
+import os
+import resource
+from typing import Any, Dict, Optional, Sequence, Union
+
+from agents.node.errors import invalid_spec
+from agents.node.spec.task_spec import Mount, parse_integer
+
+NO_FOLLOW = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_NICE = 10
+_MEMORY_BYTES = 512 * 1024 * 1024
+
+
+def account_fields(mount: Mount, owner: Optional[os.stat_result], fields: Dict[str, Any]) -> Dict[str, int]:
+    """Return uid and gid for a separate process; empty where the agent owns everything.
+
+    ``owner``: of the mount's folder; None where root cannot see it.
+    """
+    if os.geteuid() != 0:
+        return {}
+    uid = owner.st_uid if mount.kind == "home" and owner is not None else parse_integer(fields, "uid")
+    if uid == 0:
+        raise invalid_spec(f"{mount.source} belongs to root.")
+    return {"uid": uid, "gid": mount.gid if mount.gid is not None else parse_integer(fields, "gid")}
+
+
+def become_account(fields: Dict[str, Any], cpu_s: int) -> None:
+    """Limit this process, and take the account of ``account_fields``."""
+    os.nice(_NICE)
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
+    if "uid" in fields:
+        os.setgroups([fields["gid"]])
+        os.setgid(fields["gid"])
+        os.setuid(fields["uid"])
+
+
+def open_beneath(folder: str, parts: Sequence[Union[str, bytes]], flags: int = 0) -> int:
+    """Open a path below ``folder``; all parts but the last are directories, and none is a link."""
+    descriptor = os.open(folder, NO_FOLLOW | os.O_DIRECTORY)
+    for number, part in enumerate(parts, 1):
+        try:
+            inner = os.open(
+                part, NO_FOLLOW | (flags if number == len(parts) else os.O_DIRECTORY), dir_fd=descriptor
+            )
+        finally:
+            os.close(descriptor)
+        descriptor = inner
+    return descriptor

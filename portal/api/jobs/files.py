@@ -1,0 +1,143 @@
+"""REST: the files of a job on its node: lists of directories, and downloads."""
+
+from __future__ import annotations
+
+import datetime as dt
+from functools import partial
+from typing import NamedTuple
+
+from django.http.response import HttpResponseBase
+from rest_framework import serializers
+from rest_framework.request import Request
+
+from agents.engines.interface import FileEntry, FileList
+from agents.node.storage.files import MAX_PAGE
+from portal.access import Permission, require_permission
+from portal.api.framework.request_parsing import StrictCharField, StrictSerializer
+from portal.api.framework.responses import ResponseSerializer
+from portal.api.framework.views import SignedInView, operation
+from portal.file_download import ARCHIVE_TYPE, FILE_TYPE, FileResponse
+from portal.selectors.jobs.jobs import get_job
+from portal.services.accounts.tokens import Scope
+from portal.services.jobs.files import LIMIT_TEXT, FileRoot, file_roots, open_download, read_directory
+
+_PATH_HELP = (
+    "As the job sees it, such as `/home/ada/results`. `%` and two hexadecimal digits stand for a byte; `%` itself is "
+    "`%25`."
+)
+_LIMITS = (
+    LIMIT_TEXT
+    + " Symbolic links are not followed. 404 `no_such_file` says why a file cannot be read; 409 that the "
+    "node of the files is not reachable or was removed; 503 that it is busy."
+)
+_read = partial(operation, tag="jobs", scope=Scope.READ, error_statuses=[404, 409])
+
+
+class FileQuery(StrictSerializer):
+    """A file or directory of a job."""
+
+    path = StrictCharField(max_length=12_500, help_text=_PATH_HELP)
+    rank = serializers.IntegerField(
+        required=False, default=0, min_value=0, max_value=100_000, help_text="On the node of this rank."
+    )
+
+
+class DirectoryQuery(FileQuery):
+    """A directory, or nothing for those that can be read."""
+
+    path = StrictCharField(
+        required=False, default="", allow_blank=True, max_length=12_500, help_text=_PATH_HELP
+    )
+    offset = serializers.IntegerField(required=False, default=0, min_value=0, max_value=10_000)
+
+
+class JobFile(ResponseSerializer):
+    """An entry of a directory."""
+
+    name = serializers.CharField(help_text="Part of a `path`: bytes that are not printable are encoded.")
+    kind = serializers.ChoiceField(choices=["directory", "file", "link", "other"])
+    size_bytes = serializers.IntegerField(allow_null=True, help_text="null unless it is a file.")
+    modified_at = serializers.DateTimeField()
+
+    @staticmethod
+    def get_modified_at(row: FileEntry, context: None) -> dt.datetime:
+        return dt.datetime.fromtimestamp(row.saved_s, dt.UTC)
+
+
+class JobFileRoot(ResponseSerializer):
+    """A directory of a job that can be read."""
+
+    path = serializers.CharField(source="target")
+    title = serializers.CharField()
+
+
+class DirectoryContext(NamedTuple):
+    path: str
+    offset: int
+    roots: list[FileRoot]
+
+
+class JobDirectory(ResponseSerializer):
+    """A page of a directory, directories first."""
+
+    roots = JobFileRoot(many=True, source="context.roots")
+    path = serializers.CharField(allow_blank=True, source="context.path")
+    is_file = serializers.BooleanField(help_text="true: `path` is a file, and the only entry.")
+    entries = JobFile(many=True)
+    count = serializers.IntegerField(help_text="Entries of all pages.")
+    cut = serializers.BooleanField(help_text="true: the directory has more entries, which are not listed.")
+    next_offset = serializers.IntegerField(allow_null=True, help_text="`offset` of the next page.")
+
+    @staticmethod
+    def get_next_offset(row: FileList, context: DirectoryContext) -> int | None:
+        following = context.offset + MAX_PAGE
+        return following if following < row.count else None
+
+
+class JobFilesView(SignedInView):
+    @_read(
+        "jobs_files",
+        "List a directory of a job",
+        query=DirectoryQuery,
+        response=JobDirectory,
+        detail="Without `path`, only the directories that can be read: the home of the owner, for the owner alone, "
+        "and the volumes of the job, except scratch. " + _LIMITS,
+    )
+    def get(self, request: Request, job: str) -> HttpResponseBase:
+        row, path, offset = get_job(self.user, job), self.query["path"], self.query["offset"]
+        require_permission(self.user, Permission.READ_FILES, row)
+        found = FileList((), 0)
+        if path:
+            found = read_directory(self.user, row, path, rank=self.query["rank"], offset=offset)
+        context = DirectoryContext(path, offset, file_roots(self.user, row))
+        return self.json_response(JobDirectory.represent(found, context))
+
+
+class JobFileView(SignedInView):
+    @_read(
+        "jobs_file",
+        "Download a file of a job",
+        query=FileQuery,
+        response=str,
+        media_type=FILE_TYPE,
+        detail=_LIMITS,
+    )
+    def get(self, request: Request, job: str) -> HttpResponseBase:
+        row = get_job(self.user, job)
+        found = open_download(self.user, row, self.query["path"], rank=self.query["rank"])
+        return FileResponse(request._request, found, FILE_TYPE)
+
+
+class JobFileArchiveView(SignedInView):
+    @_read(
+        "jobs_file_archive",
+        "Download a directory of a job",
+        query=FileQuery,
+        response=str,
+        media_type=ARCHIVE_TYPE,
+        detail="A ZIP archive of its files and directories. " + _LIMITS,
+    )
+    def get(self, request: Request, job: str) -> HttpResponseBase:
+        row = get_job(self.user, job)
+        found = open_download(self.user, row, self.query["path"], rank=self.query["rank"], archive=True)
+        return FileResponse(request._request, found, ARCHIVE_TYPE)

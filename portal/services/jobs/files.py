@@ -1,0 +1,232 @@
+"""Files of a job on its node: what may be read, and requests that the node's actor carries out.
+
+A path is the one that the job sees, such as ``/home/ada/results``, encoded as nodes do (``encode_path``).
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import transaction
+from django.db.models.functions import Now
+from django.utils import timezone
+from redis.exceptions import RedisError
+
+from agents.engines.interface import FileList
+from agents.node.storage.files import ARCHIVE, LIST, MAX_BYTES, MAX_ENTRIES, READ, decode_path, encode_path
+from portal.access import Permission, can, require_permission
+from portal.domain.states import NodeState
+from portal.domain.volumes import VolumeKind, home_mount_path
+from portal.errors import Conflict, FairwayError, InvalidRequest, NotFound, ServiceUnavailable
+from portal.models import FileRequest, Job, Node, Task, User
+from portal.models.public_id import new_public_id
+from portal.outbox import notify_node
+from portal.services.audit import record_action
+from portal.services.projects.volumes import usable_volumes
+from portal.valkey.file_transfer import DATA, END, ERROR, RECEIVER_WAIT_S, FileReceiver
+
+READ_FILES_HINT = "files"
+OPEN_TIMEOUT = dt.timedelta(seconds=10)
+HEADER_WAIT_S = 6.5
+"""Below the time in which a response must start."""
+NODE_SILENT_AFTER = dt.timedelta(seconds=60)
+RETENTION = dt.timedelta(hours=1)
+MAX_PREVIEW_BYTES = 256 * 1024
+LIMIT_TEXT = f"A download has at most {MAX_BYTES // 1024**3} GiB and {MAX_ENTRIES:,} entries."
+
+
+@dataclass(frozen=True)
+class FileRoot:
+    """A directory whose content may be read: the mount path of a volume."""
+
+    target: str
+    title: str
+
+
+@dataclass(frozen=True)
+class Download:
+    """A file, or an archive of a directory (``size_bytes`` is None), that is being read."""
+
+    name: str
+    size_bytes: int | None
+    chunks: FileChunks
+
+
+# -- what may be read ------------------------------------------------------------------------------
+
+
+def file_roots(user: User, job: Job) -> list[FileRoot]:
+    """Return the directories that the user may read: the home for its owner, and the volumes that outlive tasks."""
+    roots = []
+    if user.pk == job.owner_id:
+        roots.append(FileRoot(home_mount_path(job.owner.username), "Home"))
+    names = {each["volume"]: each["target"] for each in job.volumes}
+    if names:
+        rows = usable_volumes(job.project).filter(name__in=names).exclude(kind=VolumeKind.SCRATCH.value)
+        roots += [FileRoot(names[row.name], row.name) for row in rows.order_by("name")]
+    return roots
+
+
+def split_path(roots: Sequence[FileRoot], path: str) -> tuple[FileRoot, str]:
+    """Return the root of a path, the longest that contains it, and the rest. Raise NotFound or InvalidRequest."""
+    inside = [root for root in roots if path == root.target or path.startswith(root.target + "/")]
+    if not inside:
+        raise NotFound("This path is in no directory of the job that you may read.", code="no_such_file")
+    root = max(inside, key=lambda each: len(each.target))
+    rest = path[len(root.target) :].strip("/")
+    try:
+        return root, encode_path(b"/".join(decode_path(rest)))
+    except ValueError as error:
+        raise InvalidRequest(fields={"path": str(error)}) from error
+
+
+def may_read_target(request: FileRequest) -> bool:
+    """Return True if the request is still permitted; its node checks before it reads."""
+    job = request.task.attempt.job
+    targets = {root.target for root in file_roots(request.user, job)}
+    return can(request.user, Permission.READ_FILES, job) and request.target in targets
+
+
+def file_task(job: Job, rank: int) -> Task:
+    """Return the task of the newest attempt that has this rank. Raise Conflict if its node cannot be asked."""
+    rows = Task.objects.filter(attempt__job=job, rank=rank).select_related("node", "attempt")
+    task = rows.order_by("-attempt__number").first()
+    if task is None:
+        raise Conflict("This rank has not been placed on a node yet.", code="not_placed")
+    node = task.node
+    if node.state == NodeState.RETIRED.value:
+        raise Conflict(f"{node.name}, which has the files, was removed.", code="node_removed")
+    seen = node.last_seen_at
+    if not node.reachable or seen is None or timezone.now() - seen > NODE_SILENT_AFTER:
+        raise Conflict(f"{node.name} is not reachable at the moment.", code="node_unreachable")
+    return task
+
+
+# -- requested by web ------------------------------------------------------------------------------
+
+
+def read_directory(user: User, job: Job, path: str, *, rank: int = 0, offset: int = 0) -> FileList:
+    """Return a page of a directory, or one file. Raise NotFound with the reason of the node."""
+    header = _receive_header(_request(user, job, path, LIST, rank, offset))
+    return FileList.from_wire(header)
+
+
+def open_download(user: User, job: Job, path: str, *, rank: int = 0, archive: bool = False) -> Download:
+    """Begin to read a file, or a directory as a ZIP archive. Raise NotFound with the reason of the node."""
+    request = _request(user, job, path, ARCHIVE if archive else READ, rank)
+    header = _receive_header(request)
+    name = path.rstrip("/").rpartition("/")[2] or job.name
+    return Download(f"{name}.zip" if archive else name, header["size_bytes"], FileChunks(request.public_id))
+
+
+def read_preview(user: User, job: Job, path: str, *, rank: int = 0, limit: int = MAX_PREVIEW_BYTES) -> bytes:
+    """Return at most ``limit`` bytes of the beginning of a file."""
+    found, content = open_download(user, job, path, rank=rank), b""
+    try:
+        for chunk in found.chunks:
+            content += chunk
+            if len(content) >= limit:
+                break
+    except ConnectionError as error:
+        raise ServiceUnavailable("The node stopped sending the file. Try again.") from error
+    finally:
+        found.chunks.close()
+    return content[:limit]
+
+
+def _request(user: User, job: Job, path: str, action: str, rank: int, offset: int = 0) -> FileRequest:
+    """Write the request and wake up its node; reading files of others is audited."""
+    require_permission(user, Permission.READ_FILES, job)
+    root, rest = split_path(file_roots(user, job), path)
+    task = file_task(job, rank)
+    with transaction.atomic():
+        request = FileRequest.objects.create(
+            public_id=new_public_id(),
+            task=task,
+            user=user,
+            target=root.target,
+            path=rest,
+            action=action,
+            offset=offset,
+        )
+        if user.pk != job.owner_id:
+            record_action(user, f"files.{action}", job, after={"path": path[:1000], "rank": rank})
+        notify_node(task.node.public_id, READ_FILES_HINT)
+    return request
+
+
+def _receive_header(request: FileRequest) -> dict[str, Any]:
+    try:
+        answer = FileReceiver(request.public_id).receive(HEADER_WAIT_S)
+    except (RedisError, OSError) as error:
+        raise ServiceUnavailable("Valkey does not answer. Try again in a moment.") from error
+    if answer is None:
+        FileRequest.objects.filter(pk=request.pk, taken_at=None).update(taken_at=Now())
+        message = f"{request.task.node.name} did not answer in time. It may be busy with other downloads; try again."
+        raise ServiceUnavailable(message, code="node_silent")
+    kind, content = answer
+    header: dict[str, Any] = json.loads(content)
+    if kind != ERROR:
+        return header
+    refusals: dict[str, type[FairwayError]] = {
+        "no_such_file": NotFound,
+        "node_unreachable": ServiceUnavailable,
+    }
+    raise refusals.get(header["code"], Conflict)(header["message"], code=header["code"])
+
+
+class FileChunks:
+    """The content of a download. ``close`` lets the node stop reading, also when nothing was read."""
+
+    def __init__(self, request: str) -> None:
+        self._receiver = FileReceiver(request)
+
+    def __iter__(self) -> FileChunks:
+        return self
+
+    def __next__(self) -> bytes:
+        """Raise ConnectionError when it does not arrive to its end, so that the response is cut off."""
+        try:
+            answer = self._receiver.receive(RECEIVER_WAIT_S)
+            if answer is None:
+                raise ConnectionError("the node stopped sending")
+            kind, content = answer
+            if kind == END:
+                raise StopIteration
+            if kind != DATA:
+                raise ConnectionError(json.loads(content)["message"])
+            self._receiver.acknowledge()
+        except RedisError as error:
+            raise ConnectionError("Valkey does not answer") from error
+        return content
+
+    def close(self) -> None:
+        with suppress(RedisError, OSError):
+            self._receiver.stop()
+
+
+# -- carried out by the node's actor ---------------------------------------------------------------
+
+
+def file_requests(node: Node) -> list[FileRequest]:
+    """Return the recent requests to a node that nobody has taken; older ones have expired."""
+    rows = FileRequest.objects.filter(
+        task__node=node, taken_at__isnull=True, requested_at__gt=Now() - OPEN_TIMEOUT
+    )
+    return list(
+        rows.select_related("user", "task__attempt__job__owner", "task__attempt__job__project").order_by("pk")
+    )
+
+
+def take_request(request: FileRequest) -> bool:
+    """Mark a request as taken; return False if it was before."""
+    return FileRequest.objects.filter(pk=request.pk, taken_at__isnull=True).update(taken_at=Now()) == 1
+
+
+def delete_old_file_requests() -> None:
+    FileRequest.objects.filter(requested_at__lt=Now() - RETENTION).delete()

@@ -1,0 +1,117 @@
+"""The files of a job on its node: directories, previews and downloads; read only."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+from django.shortcuts import render
+
+from agents.node.storage.files import MAX_PAGE
+from portal.access import AccessPolicy, Permission, require_permission
+from portal.artifact_download import attachment_name
+from portal.errors import FairwayError, InvalidRequest
+from portal.file_download import ARCHIVE_TYPE, FILE_TYPE, FileResponse
+from portal.models import Job, User
+from portal.selectors.jobs.jobs import get_job
+from portal.services.jobs.files import (
+    LIMIT_TEXT,
+    MAX_PREVIEW_BYTES,
+    file_roots,
+    open_download,
+    read_directory,
+    read_preview,
+    split_path,
+)
+from portal.web.display.formatting import parse_whole_number
+from portal.web.job.file_preview import (
+    MAX_IMAGE_BYTES,
+    MAX_NOTEBOOK_BYTES,
+    build_preview,
+    image_type,
+    is_image,
+    is_notebook,
+)
+from portal.web.job.overview import job_page_context
+from portal.web.views import page
+
+
+@page(AccessPolicy.SIGNED_IN)
+def files(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    """Render the frame; the node is asked by the part that htmx loads."""
+    found, place = _readable_job(request, user, public_id)
+    return render(request, "job/files.html", job_page_context(user, found) | place | {"tab": "files"})
+
+
+@page(AccessPolicy.SIGNED_IN)
+def file_list(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    """Return a directory, or a file with its preview; a refusal of the node is a message in their place."""
+    found, place = _readable_job(request, user, public_id)
+    try:
+        shown = _read(user, found, place) if place["path"] else {}
+    except FairwayError as refusal:
+        shown = {"problem": refusal.message}
+    return render(request, "job/files_list.html", {"job": found} | place | shown)
+
+
+@page(AccessPolicy.SIGNED_IN)
+def download(request: HttpRequest, user: User, public_id: str) -> HttpResponseBase:
+    found, place = _readable_job(request, user, public_id)
+    archive = request.GET.get("archive") == "1"
+    opened = open_download(user, found, place["path"], rank=place["rank"], archive=archive)
+    return FileResponse(request, opened, ARCHIVE_TYPE if archive else FILE_TYPE)
+
+
+@page(AccessPolicy.SIGNED_IN)
+def image(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    """Return a picture for its preview: by its content, and as an address of its own a download without scripts."""
+    found, place = _readable_job(request, user, public_id)
+    data = read_preview(user, found, place["path"], rank=place["rank"], limit=MAX_IMAGE_BYTES)
+    kind = image_type(data)
+    if kind is None:
+        raise InvalidRequest("It is not a picture that can be shown.", code="no_preview")
+    headers = {"Content-Security-Policy": "sandbox", "Cache-Control": "no-store"}
+    headers["Content-Disposition"] = attachment_name(place["path"].rpartition("/")[2])
+    return HttpResponse(data, content_type=kind, headers=headers)
+
+
+def _readable_job(request: HttpRequest, user: User, public_id: str) -> tuple[Job, dict[str, Any]]:
+    """Return the job, and which of its files the query names. Raise Forbidden or NotFound."""
+    found = get_job(user, public_id)
+    require_permission(user, Permission.READ_FILES, found)
+    given = request.GET.get("path", "").rstrip("/")
+    return found, {
+        "path": given,
+        "rank": parse_whole_number(request.GET.get("rank", "")) or 0,
+        "offset": parse_whole_number(request.GET.get("offset", "")) or 0,
+        "roots": file_roots(user, found),
+        "limits": LIMIT_TEXT,
+    }
+
+
+def _read(user: User, found: Job, place: dict[str, Any]) -> dict[str, Any]:
+    path, rank, offset = place["path"], place["rank"], place["offset"]
+    root, rest = split_path(place["roots"], path)
+    listed = read_directory(user, found, path, rank=rank, offset=offset)
+    parts = rest.split("/") if rest else []
+    crumbs = [(part, "/".join([root.target, *parts[:number]])) for number, part in enumerate(parts, 1)]
+    shown: dict[str, Any] = {"root": root, "crumbs": crumbs, "listed": listed}
+    if not listed.is_file:
+        rows = [
+            (each, f"{path}/{each.name}", dt.datetime.fromtimestamp(each.saved_s, dt.UTC))
+            for each in listed.entries
+        ]
+        following = offset + MAX_PAGE if offset + MAX_PAGE < listed.count else None
+        return shown | {"rows": rows, "next_offset": following}
+    name, size = path.rpartition("/")[2], listed.entries[0].size_bytes
+    shown |= {"file": listed.entries[0]}
+    if size is None:
+        return shown | {"problem": "It is neither a file nor a directory."}
+    if is_image(name, size):
+        return shown | {"is_image": True}
+    limit = MAX_NOTEBOOK_BYTES if is_notebook(name, size) else MAX_PREVIEW_BYTES
+    return shown | {
+        "preview": build_preview(name, size, read_preview(user, found, path, rank=rank, limit=limit))
+    }

@@ -1,0 +1,56 @@
+"""Two tabs of a job: how it was scheduled, and who changed it."""
+
+from __future__ import annotations
+
+import json
+
+from django.core.paginator import Paginator
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+
+from portal.access import AccessPolicy, Permission, require_permission
+from portal.models import AuditEntry, User
+from portal.selectors.jobs.jobs import get_job, job_events
+from portal.web.admin.audit import changed_fields
+from portal.web.display.job_rows import current_verdict, verdict_details
+from portal.web.job.forecast_display import explained_revisions
+from portal.web.job.overview import dedupe_events, job_page_context
+from portal.web.views import page
+
+MAX_EVENTS = 200
+SCHEDULING_EVENTS = ("submitted", "job_state", "attempt_state", "edited", "image_pull", "image_pulled")
+
+
+@page(AccessPolicy.SIGNED_IN)
+def scheduling(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    """Show the decisions about a job, newest first, and its start forecasts."""
+    found = get_job(user, public_id)
+    revisions = explained_revisions(user, found)
+    verdict = current_verdict(found)
+    oldest_first = [move.forecast for move, _ in reversed(revisions)]
+    columns = ("made_at", "p10_at", "p50_at", "p90_at")
+    times = {
+        name.removesuffix("_at"): [getattr(row, name).timestamp() for row in oldest_first] for name in columns
+    }
+    shown = {
+        "tab": "scheduling",
+        "revisions": revisions,
+        "chart": json.dumps({"at": times.pop("made"), **times}),
+        "verdict": verdict,
+        "verdict_details": verdict_details(verdict) if verdict else [],
+        "events": dedupe_events(
+            list(job_events(found).filter(kind__in=SCHEDULING_EVENTS).order_by("-id")[:MAX_EVENTS])
+        ),
+    }
+    return render(request, "job/scheduling.html", job_page_context(user, found) | shown)
+
+
+@page(AccessPolicy.SIGNED_IN)
+def audit(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    found = get_job(user, public_id)
+    require_permission(user, Permission.CONTROL, found)
+    entries = AuditEntry.objects.filter(object_kind="job", object_id=found.public_id).order_by("-id")
+    listed = Paginator(entries, 50).get_page(request.GET.get("page"))
+    rows = [(entry, changed_fields(entry)) for entry in listed]
+    shown = {"tab": "audit", "page": listed, "rows": rows}
+    return render(request, "job/audit.html", job_page_context(user, found) | shown)

@@ -1,0 +1,86 @@
+"""Reads files of jobs on a node for the portal, each request in a thread beside the node's other work."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict
+from functools import partial
+
+from redis.exceptions import RedisError
+
+from agents.engines.interface import AgentError, OutcomeUnknownError
+from agents.node.storage.files import LIST
+from portal.database.pool_middleware import release_connection
+from portal.models import FileRequest
+from portal.services.jobs.files import file_requests, may_read_target, take_request
+from portal.valkey.file_transfer import FileSender
+from scheduler.nodes.node_connection import NodeConnection
+from scheduler.nodes.node_queue import KeyedPool
+from scheduler.nodes.task_spec import VolumeNotAllowedError, build_mounts, read_job_volumes
+
+log = logging.getLogger(__name__)
+
+MAX_DOWNLOADS = 2
+"""At the same time on one node, so that lists and previews need not wait for them."""
+MAX_EMPTY_CHUNKS = 15
+"""Of at most 2 s each, while the node waits for its disk."""
+
+
+def submit_requests(connection: NodeConnection, pool: KeyedPool) -> None:
+    """Start the requests to this node; those that find no free thread are read again when one ends."""
+    for request in file_requests(connection.node):
+        key = ("list", request.pk) if request.action == LIST else ("read", request.pk % MAX_DOWNLOADS)
+        pool.submit(key, partial(serve_request, connection, request))
+
+
+def serve_request(connection: NodeConnection, request: FileRequest) -> None:
+    """Carry out one request and send its answer. A failure never affects the connection."""
+    if not take_request(request):
+        return
+    sender = FileSender(request.public_id)
+    try:
+        try:
+            _send(connection, request, sender)
+        except AgentError as refusal:
+            sender.send_error(refusal.code, refusal.message)
+        except OutcomeUnknownError as error:
+            log.info("%s did not answer a request for files: %s", connection.node.name, error)
+            sender.send_error("node_unreachable", f"{connection.node.name} did not answer. Try again.")
+    except RedisError as error:
+        log.warning("the answer to a request for files was not sent: %s", error)
+
+
+def _send(connection: NodeConnection, request: FileRequest, sender: FileSender) -> None:
+    engine = connection.engine
+    if not engine.supports_files:
+        raise AgentError("agent_too_old", "The agent on this node is too old to read files. Upgrade it.")
+    place = _place(connection, request)
+    release_connection()
+    if request.action == LIST:
+        sender.send_header(asdict(engine.list_files(place, request.offset)))
+        return
+    opened = engine.open_files(place, request.action)
+    sender.send_header({"size_bytes": opened.size_bytes})
+    empty = 0
+    while True:
+        chunk = engine.read_files(opened.stream)
+        empty = 0 if chunk.data else empty + 1
+        if (chunk.data and not sender.send_data(chunk.data)) or empty > MAX_EMPTY_CHUNKS:
+            engine.close_files(opened.stream)
+            raise AgentError("interrupted", "The download was interrupted. Begin again.")
+        if chunk.eof:
+            sender.send_end()
+            return
+
+
+def _place(connection: NodeConnection, request: FileRequest) -> dict[str, object]:
+    """Return the mount and account for the node, if the request is still permitted. Raise AgentError."""
+    job = request.task.attempt.job
+    try:
+        mounts, _ = build_mounts(job, read_job_volumes(job), connection.node)
+    except VolumeNotAllowedError as error:
+        raise AgentError("volume_not_allowed", f"{error}.") from error
+    mount = next((each for each in mounts if each["target"] == request.target), None)
+    if mount is None or not may_read_target(request):
+        raise AgentError("forbidden", "You may no longer read these files.")
+    return {"mount": mount, "path": request.path, "uid": job.owner.uid, "gid": job.owner.gid}

@@ -1,0 +1,193 @@
+"""Files of a job on its node: lists, streams and archives, with a real agent and hostile content."""
+
+from __future__ import annotations
+
+import io
+import os
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agents.engines.agent_engine import AgentEngine
+from agents.engines.interface import FileList
+from agents.link import AgentError
+from agents.node.storage import files
+from tests.agents.node.conftest import CLUSTER, LoneNode
+from tests.agents.node.test_process import needs_root
+
+HOME = {"kind": "home", "source": "ada", "target": "/home/ada", "read_only": False}
+
+
+def place(path: str = "") -> dict[str, object]:
+    return {"mount": HOME, "path": path, "uid": 2001, "gid": 2001}
+
+
+@pytest.fixture
+def engine(node: LoneNode) -> Iterator[AgentEngine]:
+    made = AgentEngine.local(node.pyz, node.settings_path, cluster=CLUSTER)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def home(node: LoneNode) -> Path:
+    found = node.folder / "homes" / "ada"
+    found.mkdir(parents=True, mode=0o700)
+    os.chown(found, 2001, 2001)
+    return found
+
+
+def write(path: Path, content: bytes, uid: int = 2001) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    for each in (path.parent, path):
+        os.chown(each, uid, uid)
+
+
+def read_all(engine: AgentEngine, path: str, action: str = files.READ) -> bytes:
+    stream, content = engine.open_files(place(path), action), b""
+    while True:
+        chunk = engine.read_files(stream.stream)
+        content += chunk.data
+        if chunk.eof:
+            return content
+
+
+def names(listed: FileList) -> list[tuple[str, str]]:
+    return [(each.name, each.kind) for each in listed.entries]
+
+
+@pytest.mark.parametrize(
+    ("raw", "text"),
+    [
+        (b"results/model a.pt", "results/model a.pt"),
+        ("größe".encode(), "größe"),
+        (b"a\nb\x1b[0m", "a%0Ab%1B[0m"),
+        (b"\xff\xfe", "%FF%FE"),
+        (b"100%41", "100%2541"),
+        ("\u202egpj.exe".encode(), "%E2%80%AEgpj.exe"),
+    ],
+)
+def test_a_path_is_printable_text_and_comes_back_unchanged(raw: bytes, text: str) -> None:
+    assert files.encode_path(raw) == text
+    assert b"/".join(files.decode_path(text)) == raw
+
+
+@pytest.mark.parametrize("path", ["..", "a/../b", "/etc", "a//b", "a/", "%2e%2e/x", "a%00", "x/" * 70 + "x"])
+def test_a_path_that_leaves_its_root_is_refused(path: str) -> None:
+    with pytest.raises(ValueError):
+        files.decode_path(path)
+
+
+@needs_root
+def test_a_home_is_listed_and_read_with_the_rights_of_its_owner(
+    engine: AgentEngine, home: Path, node: LoneNode
+) -> None:
+    content = os.urandom(700_000)
+    write(home / "results" / "model.pt", content)
+    write(home / "notes.txt", b"hello")
+    write(home / os.fsdecode(b"odd\n\xff"), b"odd")
+    write(home / "secret", b"of root", uid=0)
+    os.chmod(home / "secret", 0o600)
+    os.chown(home, 2001, 2001)
+    listed = engine.list_files(place(), 0)
+    assert names(listed) == [
+        ("results", "directory"), ("notes.txt", "file"), ("odd%0A%FF", "file"), ("secret", "file"),
+    ]  # fmt: skip
+    assert listed.entries[1].size_bytes == 5 and listed.count == 4 and not listed.is_file
+    assert engine.list_files(place("notes.txt"), 0).is_file
+    assert read_all(engine, "results/model.pt") == content
+    assert read_all(engine, "odd%0A%FF") == b"odd"
+    for path, reason in [
+        ("secret", "may not read"), ("gone", "no such file"), ("results", "not a file"),
+        ("notes.txt/x", "not a directory"),
+    ]:  # fmt: skip
+        with pytest.raises(AgentError, match=reason) as refusal:
+            engine.open_files(place(path), files.READ)
+        assert refusal.value.code == "no_such_file"
+
+
+@needs_root
+def test_no_link_and_no_device_leads_out_of_the_home(engine: AgentEngine, home: Path, node: LoneNode) -> None:
+    others = node.folder / "others"
+    others.mkdir(mode=0o755)
+    write(others / "data", b"of others")
+    os.chmod(others, 0o755)
+    write(home / "own", b"x")
+    (home / "out").symlink_to(others)
+    (home / "file").symlink_to(others / "data")
+    os.mkfifo(home / "pipe")
+    assert names(engine.list_files(place(), 0)) == [
+        ("file", "link"), ("out", "link"), ("own", "file"), ("pipe", "other"),
+    ]  # fmt: skip
+    for path in ("file", "out/data", "pipe"):
+        with pytest.raises(AgentError, match=r"link|not a file"):
+            engine.open_files(place(path), files.READ)
+    with pytest.raises(AgentError, match="link"):
+        engine.list_files(place("out"), 0)
+    archive = zipfile.ZipFile(io.BytesIO(read_all(engine, "", files.ARCHIVE)))
+    assert archive.namelist() == ["own"]
+    for mount in ({**HOME, "source": "../others"}, {**HOME, "kind": "host_path", "source": "/etc"}):
+        with pytest.raises(AgentError) as refusal:
+            engine.list_files({**place(), "mount": mount}, 0)
+        assert refusal.value.code == "invalid_spec"
+
+
+@needs_root
+def test_a_directory_is_an_archive_that_unpacks_below_its_target(engine: AgentEngine, home: Path) -> None:
+    content = os.urandom(600_000)
+    write(home / "run" / "weights.bin", content)
+    write(home / "run" / "a\\..\\b:c\n", b"odd")
+    (home / "run" / "empty").mkdir()
+    os.chown(home / "run" / "empty", 2001, 2001)
+    write(home / "run" / "private", b"of root", uid=0)
+    os.chmod(home / "run" / "private", 0o600)
+    os.chown(home / "run", 2001, 2001)
+    archive = zipfile.ZipFile(io.BytesIO(read_all(engine, "run", files.ARCHIVE)))
+    assert archive.testzip() is None
+    assert sorted(archive.namelist()) == ["a_.._b_c_", "empty/", "weights.bin"]
+    assert archive.read("weights.bin") == content
+
+
+@needs_root
+def test_what_is_beyond_the_limits_is_refused_before_a_byte_is_sent(engine: AgentEngine, home: Path) -> None:
+    write(home / "large", b"")
+    os.truncate(home / "large", files.MAX_BYTES + 1)
+    with pytest.raises(AgentError, match="2 GiB"):
+        engine.open_files(place("large"), files.READ)
+    with pytest.raises(AgentError, match="2 GiB"):
+        engine.open_files(place(), files.ARCHIVE)
+    (home / "large").unlink()
+    for number in range(files.MAX_ENTRIES + 1):
+        (home / f"{number:05}").touch()
+    listed = engine.list_files(place(), files.MAX_ENTRIES - 1)
+    assert len(listed.entries) == 1 and listed.count == files.MAX_ENTRIES and listed.cut
+    with pytest.raises(AgentError, match="10000 entries"):
+        engine.open_files(place(), files.ARCHIVE)
+
+
+@needs_root
+def test_streams_are_few_and_end_when_they_are_closed(engine: AgentEngine, home: Path) -> None:
+    write(home / "file", bytes(3 * files.CHUNK_BYTES))
+    opened = [engine.open_files(place("file"), files.READ).stream for _ in range(files.MAX_STREAMS)]
+    with pytest.raises(AgentError, match="too many"):
+        engine.open_files(place("file"), files.READ)
+    assert len(engine.read_files(opened[0]).data) == files.CHUNK_BYTES
+    engine.close_files(opened[0])
+    with pytest.raises(AgentError, match="interrupted"):
+        engine.read_files(opened[0])
+    assert read_all(engine, "file") == bytes(3 * files.CHUNK_BYTES)
+
+
+@needs_root
+def test_a_file_that_is_cut_off_while_it_is_read_is_an_error(engine: AgentEngine, home: Path) -> None:
+    write(home / "file", b"")
+    os.truncate(home / "file", 64 * files.CHUNK_BYTES)
+    stream = engine.open_files(place("file"), files.READ).stream
+    engine.read_files(stream)
+    os.truncate(home / "file", 0)
+    with pytest.raises(AgentError, match="to its end"):
+        while not engine.read_files(stream).eof:
+            pass
