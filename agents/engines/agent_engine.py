@@ -19,6 +19,7 @@ from agents.engines.interface import (
     EventHandler,
     InvalidEventsReceived,
     LogChunk,
+    NotebookList,
     PollResult,
     RendezvousCheck,
     StartResult,
@@ -32,6 +33,7 @@ from agents.node.spec.task_spec import (
     CAN_CHECK_FABRIC,
     CAN_DENY_EGRESS,
     CAN_LIST_CHECKPOINTS,
+    CAN_LIST_NOTEBOOKS,
     CAN_OPEN_TERMINALS,
     CAN_PREPARE,
     CAN_RECORD_ENVIRONMENT,
@@ -274,6 +276,13 @@ class AgentEngine:
         return self._request(
             "environment", read, timeout_s=ENVIRONMENT_TIMEOUT_S, interpreters=list(interpreters), **fields
         )
+
+    @property
+    def supports_notebooks(self) -> bool:
+        return CAN_LIST_NOTEBOOKS in self._link.hello.capabilities
+
+    def notebooks(self, home: Mapping[str, Any]) -> NotebookList:
+        return self._request("notebooks", NotebookList.from_wire, timeout_s=REPLY_TIMEOUT_S, **home)
 
     def gc(self, **options: Any) -> dict[str, Any]:
         return self._request("gc", parse_gc_result, timeout_s=GC_TIMEOUT_S, **options)

@@ -15,6 +15,7 @@ _OWN_PROGRAMS = {
     "mps": "agents.node.gpus.mps_daemons",
     "disk-usage": "agents.node.storage.disk_usage",
     "checkpoints": "agents.node.storage.checkpoints",
+    "notebooks": "agents.node.storage.notebooks",
     "terminal": "agents.node.terminals.terminal",
     "beside-task": "agents.node.inspection.environment_record",
 }

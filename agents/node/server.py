@@ -33,6 +33,7 @@ from agents.node.settings import Settings
 from agents.node.spec.egress import read_denied_networks, save_denied_networks
 from agents.node.spec.task_spec import SPEC_CAPABILITIES, VERB_CAPABILITIES, parse_integer
 from agents.node.storage.checkpoints import handle_checkpoints
+from agents.node.storage.notebooks import handle_notebooks
 from agents.node.tasks.disk_limit import DiskLimitEnforcer
 from agents.node.tasks.log_reader import read_log
 from agents.node.tasks.monitor import TaskMonitor
@@ -55,7 +56,8 @@ VERBS_BY_ROLE = {
     "control": _READ_VERBS
     | _IMAGE_VERBS
     | {"start", "terminal", "prepare", "update_files", "stop", "remove", "signal", "probe", "listening"}
-    | {"check_rendezvous", "preflight", "gc", "upgrade", "deny_egress", "checkpoints", "environment"},
+    | {"check_rendezvous", "preflight", "gc", "upgrade", "deny_egress", "checkpoints", "environment"}
+    | {"notebooks"},
     "bulk": (_READ_VERBS | _IMAGE_VERBS | {"upgrade"}) - {"stats"},
     "watch": _READ_VERBS,
 }
@@ -108,6 +110,9 @@ class AgentSession:
             "terminal": self._terminals.open,
             "checkpoints": self._checkpoints,
             "environment": lambda fields: record_environment(self.tasks, agent_command, fields),
+            "notebooks": lambda fields: handle_notebooks(
+                self.tasks.directories.volumes, agent_command, fields
+            ),
         }
 
     def run(self) -> int:

@@ -1891,4 +1891,23 @@ class Migration(migrations.Migration):
             model_name='volume',
             constraint=models.UniqueConstraint(condition=models.Q(('kind', 'home'), ('owner__isnull', True)), fields=('kind',), name='volume_one_declared_home'),
         ),
+        migrations.CreateModel(
+            name='NotebookListing',
+            fields=[
+                ('job', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='notebook_listing', serialize=False, to='portal.job')),
+                ('requested_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ('listed_at', models.DateTimeField(blank=True, help_text='When the node answered; null: not yet.', null=True)),
+                ('notebooks', models.JSONField(default=list, help_text='Path, modified_s, size_bytes, parameters, fixed, problem.')),
+                ('problem', models.CharField(blank=True, db_default='', default='', help_text='Why notebooks may be missing.', max_length=300)),
+                ('node', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to='portal.node')),
+            ],
+            options={
+                'indexes': [models.Index(condition=models.Q(('listed_at__isnull', True)), fields=['node'], name='notebook_listing_to_make')],
+            },
+        ),
+        migrations.AddField(
+            model_name='job',
+            name='gpu_switch',
+            field=models.JSONField(blank=True, help_text='Columns that change when its attempt has ended, for a workspace that switches its GPUs.', null=True),
+        ),
     ]

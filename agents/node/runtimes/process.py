@@ -88,6 +88,7 @@ class ProcessRuntime(Runtime):
             spec, ports=config.host_ports, address=self._loopback, secrets=secrets
         )
         needed = [folder, config.home_path or "", command[0], spec.workdir or "", sys.executable]
+        needed.append(environment.get("VIRTUAL_ENV", "") + "/")
         write_json(
             path,
             {

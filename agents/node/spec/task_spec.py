@@ -184,6 +184,8 @@ CAN_NAME_HOST_ADDRESS = "hosts.address"
 """Capability: a task on the host network resolves its host name to ``address``."""
 CAN_RECORD_ENVIRONMENT = "environment"
 """Capability: verb that records the code and the packages of a task."""
+CAN_LIST_NOTEBOOKS = "notebooks"
+"""Capability: verb that lists the notebooks of a home."""
 VERB_CAPABILITIES = (
     CAN_STOP_TASKS,
     CAN_PREPARE,
@@ -199,6 +201,7 @@ VERB_CAPABILITIES = (
     CAN_LIST_CHECKPOINTS,
     CAN_NAME_HOST_ADDRESS,
     CAN_RECORD_ENVIRONMENT,
+    CAN_LIST_NOTEBOOKS,
 )
 """All of these, as listed in the hello of this agent."""
 RANK0_ADDRESS_PLACEHOLDER = "{rank0_address}"

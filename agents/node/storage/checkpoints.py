@@ -11,16 +11,15 @@ import contextlib
 import json
 import os
 import re
-import resource
 import shutil
 import stat
-import subprocess
 import sys
 import zipfile
 from typing import Any, BinaryIO, Dict, List, NamedTuple, Optional, Tuple
 
-from agents.node.errors import ENGINE_ERROR, AgentError, invalid_spec
-from agents.node.spec.task_spec import parse_integer, parse_mount, parse_relative_path
+from agents.node.errors import invalid_spec
+from agents.node.spec.task_spec import parse_mount, parse_relative_path
+from agents.node.storage.owner_process import account_fields, limit_process, run_program
 from agents.node.storage.volumes import Volumes
 
 VALID, BROKEN, UNCHECKED = "valid", "broken", "unchecked"
@@ -29,11 +28,8 @@ MAX_ENTRIES = 10_000
 MAX_LISTED = 500
 MAX_FILES = 2_000
 """Files of one checkpoint that are looked at."""
-TIMEOUT_S = 12.0
 COMPLETE_MARKER = ".complete"
 """Empty file inside a folder, or suffix of an empty file beside a file, that declares a checkpoint complete."""
-_NICE = 10
-_MEMORY_BYTES, _CPU_S = 512 * 1024 * 1024, 10
 _MAX_JSON_BYTES = 16 * 1024 * 1024
 _MAX_NAME_LENGTH = 200
 _DELETED_PREFIX = ".deleted-"
@@ -72,23 +68,13 @@ def handle_checkpoints(volumes: Volumes, agent_command: List[str], fields: Dict[
     folder = volumes.locate(mount)
     try:
         os.stat(os.path.join(folder, path))
-        owner = os.stat(folder)
     except (FileNotFoundError, NotADirectoryError):
         return {"checkpoints": [], "event_files": False}
     except OSError:  # such as a share that hides folders from root
-        owner = None
-    request: Dict[str, Any] = {
-        "folder": folder,
-        "path": path,
-        "remove": _parse_removals(fields.get("remove")),
-    }
-    if os.geteuid() == 0:
-        at_home = mount.kind == "home" and owner is not None
-        request["uid"] = owner.st_uid if at_home and owner else parse_integer(fields, "uid")
-        request["gid"] = mount.gid if mount.gid is not None else parse_integer(fields, "gid")
-        if request["uid"] == 0:
-            raise invalid_spec(f"{mount.source} belongs to root.")
-    return _run([*agent_command, "checkpoints", json.dumps(request)])
+        pass
+    request = {"folder": folder, "path": path, "remove": _parse_removals(fields.get("remove"))}
+    request.update(account_fields(mount, folder, fields))
+    return run_program([*agent_command, "checkpoints", json.dumps(request)], "The checkpoints")
 
 
 def _parse_removals(raw: Any) -> List[List[Any]]:
@@ -102,38 +88,14 @@ def _parse_removals(raw: Any) -> List[List[Any]]:
     return rows
 
 
-def _run(command: List[str]) -> Dict[str, Any]:
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    try:
-        out, err = process.communicate(timeout=TIMEOUT_S)
-    except subprocess.TimeoutExpired as error:
-        process.kill()  # not waited for: a process that waits for a file server does not end
-        raise AgentError(
-            ENGINE_ERROR, f"The checkpoints could not be listed within {TIMEOUT_S:g} s."
-        ) from error
-    if process.returncode != 0:
-        said = err.decode(errors="replace").strip()[-300:]
-        raise AgentError(ENGINE_ERROR, f"The checkpoints could not be listed: {said}")
-    answer: Dict[str, Any] = json.loads(out)
-    return answer
-
-
 # -- the separate process --------------------------------------------------------------------------
 
 
 def main(request: str) -> int:
     """Carry out a JSON request and print the answer as JSON."""
     fields: Dict[str, Any] = json.loads(request)
-    os.nice(_NICE)
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CPU, (_CPU_S, _CPU_S))
     codecs.lookup("cp437")  # of names in zip files; the job's account may be unable to read Python's library
-    if "uid" in fields:
-        os.setgroups([fields["gid"]])
-        os.setgid(fields["gid"])
-        os.setuid(fields["uid"])
+    limit_process(fields)
     listed: List[Checkpoint] = []
     problem, event_files = "", False
     try:
