@@ -21,7 +21,18 @@ from portal.web import (
     usage,
 )
 from portal.web.experiments import experiments, models
-from portal.web.job import actions, checkpoints, help_page, metrics, overview, ranks, reproduction, terminal
+from portal.web.job import (
+    actions,
+    checkpoints,
+    gpu_switch,
+    help_page,
+    metrics,
+    notebooks,
+    overview,
+    ranks,
+    reproduction,
+    terminal,
+)
 from portal.web.job import logs as job_logs
 from portal.web.launch import views
 
@@ -95,6 +106,10 @@ urlpatterns = [
         reproduction.environment_file,
         name="job-environment-file",
     ),
+    path("jobs/<slug:public_id>/notebooks/", notebooks.notebooks, name="job-notebooks"),
+    path("jobs/<slug:public_id>/notebooks/list/", notebooks.list_notebooks, name="job-notebooks-list"),
+    path("jobs/<slug:public_id>/notebooks/run/", notebooks.run_notebook, name="job-notebook-run"),
+    path("jobs/<slug:public_id>/switch/", gpu_switch.switch_gpus, name="job-switch"),
     path("jobs/<slug:public_id>/help/", help_page.help_page, name="job-help"),
     path("jobs/<slug:public_id>/open/", actions.open_workspace, name="job-open"),
     path("approvals/", approvals.approvals, name="approvals"),

@@ -49,6 +49,7 @@ from portal.selectors.scheduling.fair_share_breakdown import list_breakdowns
 from portal.selectors.scheduling.settings import effective_pool_settings
 from portal.selectors.services import service_of_job
 from portal.services.jobs.launching import attempt_ranks
+from portal.services.jobs.notebooks import find_notebook_run
 from portal.services.jobs.reruns import checked_out_commit, compare_with_source
 from portal.services.jobs.time_limits import MIN_EXTENSION_S
 from portal.visibility import private_fields
@@ -137,6 +138,7 @@ def overview_context(user: User, found: Job) -> dict[str, Any]:
         "progress": attempt_progress(last) if last else None,
         "stalled_at": stalled_since(last) if last else None,
         "service": service_of_job(user, found) if found.kind == JobKind.SERVICE.value else None,
+        "notebook": find_notebook_run(user, found),
         "layouts": compare_job_layouts(found),
         "scaling": scaling,
         "scale_point": point_of(scaling, found.total_gpus),

@@ -168,8 +168,7 @@ def _initial(request: HttpRequest, user: User, shown: list[EnvironmentChoice]) -
     start |= initial_from_api_fields({name: query[name] for name in QUERY_FIELDS if query.get(name)})
     if query.get("sweep") in tuple(Searcher):
         start["searcher"] = query["sweep"]
-    if query.get("pool"):
-        start["pool"] = query["pool"]
+    start |= {name: query[name] for name in ("pool", "project") if query.get(name)}
     if query.get("topology_constraint") == "":
         start |= initial_from_api_fields({"topology_constraint": None})
     start.setdefault("name", f"{NAME_PREFIXES[start['kind']]}-{timezone.now():%d%H%M}")
