@@ -1910,4 +1910,27 @@ class Migration(migrations.Migration):
             name='gpu_switch',
             field=models.JSONField(blank=True, help_text='Columns that change when its attempt has ended, for a workspace that switches its GPUs.', null=True),
         ),
+        migrations.AddField(
+            model_name='workspacesession',
+            name='last_used_at',
+            field=models.DateTimeField(blank=True, help_text='When the gateway last allowed it, in steps of 30 s.', null=True),
+        ),
+        migrations.CreateModel(
+            name='WorkspaceShare',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('public_id', portal.models.public_id.PublicIdField(default=portal.models.public_id.new_public_id, editable=False, max_length=16, unique=True)),
+                ('access', models.CharField(max_length=4)),
+                ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ('expires_at', models.DateTimeField()),
+                ('revoked_at', models.DateTimeField(blank=True, null=True)),
+                ('created_by', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to=settings.AUTH_USER_MODEL)),
+                ('job', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='shares', to='portal.job')),
+                ('user', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to=settings.AUTH_USER_MODEL)),
+            ],
+            options={
+                'ordering': ['-id'],
+                'constraints': [models.CheckConstraint(condition=models.Q(('access__in', ['view', 'edit'])), name='share_access'), models.UniqueConstraint(condition=models.Q(('revoked_at__isnull', True)), fields=('job', 'user'), name='share_one_per_user')],
+            },
+        ),
     ]

@@ -38,5 +38,6 @@ from portal.models.workspaces import (
     Terminal,
     WorkspaceActivity,
     WorkspaceSession,
+    WorkspaceShare,
     WorkspaceTicket,
 )

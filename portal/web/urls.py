@@ -31,6 +31,7 @@ from portal.web.job import (
     overview,
     ranks,
     reproduction,
+    shares,
     terminal,
 )
 from portal.web.job import logs as job_logs
@@ -110,6 +111,9 @@ urlpatterns = [
     path("jobs/<slug:public_id>/notebooks/list/", notebooks.list_notebooks, name="job-notebooks-list"),
     path("jobs/<slug:public_id>/notebooks/run/", notebooks.run_notebook, name="job-notebook-run"),
     path("jobs/<slug:public_id>/switch/", gpu_switch.switch_gpus, name="job-switch"),
+    path("jobs/<slug:public_id>/shares/", shares.shares, name="job-shares"),
+    path("jobs/<slug:public_id>/share/", shares.share, name="job-share"),
+    path("shares/<slug:public_id>/revoke/", shares.revoke, name="revoke-share"),
     path("jobs/<slug:public_id>/help/", help_page.help_page, name="job-help"),
     path("jobs/<slug:public_id>/open/", actions.open_workspace, name="job-open"),
     path("approvals/", approvals.approvals, name="approvals"),

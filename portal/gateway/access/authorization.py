@@ -9,7 +9,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from time import monotonic
 from typing import Any, TypeVar
@@ -20,8 +20,9 @@ from django.utils import timezone
 
 from agents.ssh import SshTarget
 from agents.tunnel.pool import LocalTarget, TunnelTarget
-from portal.access import Permission, can
+from portal.access import Permission, can, live_share
 from portal.domain.services import ServiceState
+from portal.domain.shares import ShareAccess
 from portal.domain.states import AttemptState, DesiredState, JobKind, NodeTransport
 from portal.errors import Unauthenticated
 from portal.models import Attempt, Node, Service, Task, User, WorkspaceSession
@@ -30,6 +31,7 @@ from portal.services.accounts.sessions import RENEW_INTERVAL_S, renew_workspace_
 from portal.services.accounts.tokens import TOKEN_PATTERN, Scope, get_token, has_scope
 from portal.services.encryption import DecryptionError
 from portal.services.workspaces.access import decrypt_attempt_secret, digest, do_redeem_ticket
+from portal.services.workspaces.shares import record_visit
 
 _T = TypeVar("_T")
 
@@ -56,7 +58,7 @@ class Target:
     """Where a workspace's server listens, its tool, and the secret that authenticates the gateway.
 
     ``node`` is its public id. ``tool_port`` is the port of the server itself; ``port`` is the one at which the
-    node publishes it.
+    node publishes it. With ``read_only`` only requests that read are passed on.
     """
 
     job: str
@@ -68,6 +70,7 @@ class Target:
     tool: str = ""
     attempt_pk: int = 0
     tool_port: int = 0
+    read_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +101,15 @@ def decide_access(job: str, cookie: str) -> AccessDecision:
     )
     if row is None or row.attempt is None or session_user(row.session_key) != row.user:
         return AccessRefusal.DENIED
-    if not can(row.user, Permission.ENTER, row.attempt.job):
+    job_row = row.attempt.job
+    share = None
+    if not can(row.user, Permission.ENTER, job_row) and (share := live_share(row.user, job_row)) is None:
         return AccessRefusal.DENIED
-    return _attempt_access(row.attempt)
+    record_visit(row)
+    decision = _attempt_access(row.attempt)
+    if share is not None and share.access == ShareAccess.VIEW and isinstance(decision, Target):
+        return replace(decision, read_only=True)
+    return decision
 
 
 def _attempt_access(attempt: Attempt) -> AccessDecision:

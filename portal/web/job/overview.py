@@ -11,7 +11,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
 
-from portal.access import AccessPolicy, Permission, can
+from portal.access import AccessPolicy, Permission, can, live_share
 from portal.domain.gang_fabric import format_endpoint
 from portal.domain.job_spec import job_fields
 from portal.domain.roles import ranks_of_role
@@ -217,6 +217,8 @@ def job_page_context(user: User, found: Job) -> dict[str, Any]:
         "may_control": row.may_control,
         "signals": SIGNALS.items(),
         "may_enter": row.is_workspace and enters,
+        "may_visit": row.is_workspace
+        and (enters or (not row.ended and found.owner_id != user.pk and live_share(user, found) is not None)),
         "may_type": enters and found.state == JobState.RUNNING,
         "may_read_logs": may_read_logs,
         "attempt_count": len(attempts),
