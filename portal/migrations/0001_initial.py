@@ -106,7 +106,7 @@ class Migration(migrations.Migration):
                 ('min_driver', models.CharField(blank=True, db_default='', default='', help_text='Minimum version of the NVIDIA driver, such as 525.60.13; blank: any.', max_length=20)),
                 ('image_cuda', models.CharField(blank=True, db_default='', default='', help_text='CUDA version that its image requires, as reported by nodes; blank: none, or the nodes disagree.', max_length=8)),
                 ('min_cuda', models.CharField(blank=True, db_default='', default='', help_text='Overrides image_cuda: a version, or none; blank: as the image requires.', max_length=8)),
-                ('tool', models.CharField(blank=True, help_text='jupyterlab, or blank for batch only.', max_length=32)),
+                ('tool', models.CharField(blank=True, help_text='jupyterlab, code-server, tensorboard or another; blank: batch only.', max_length=32)),
                 ('tool_command', models.JSONField(default=list, help_text='Argument list; {port}, {base_url}, {secret_file}.')),
                 ('tool_port', models.PositiveIntegerField(blank=True, null=True)),
                 ('enabled', models.BooleanField(default=True)),

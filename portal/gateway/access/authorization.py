@@ -43,8 +43,13 @@ MAX_CACHED_DECISIONS = 5_000
 DECISION_TIMEOUT_S = 8.0
 THREADS = 4
 
-AUTHORIZATION_FORMATS = {"jupyterlab": "token {secret}"}
-"""Format of the secret in the Authorization header, by tool."""
+AUTHORIZATION_FORMATS = {
+    "jupyterlab": ("authorization", "token {secret}"),
+    # its session cookie is the hash of its password
+    "code-server": ("cookie", "code-server-session={sha256}"),
+}
+"""Header and format in which a tool expects the secret of the attempt."""
+DEFAULT_AUTHORIZATION_FORMAT = ("authorization", "Bearer {secret}")
 
 
 class AccessRefusal(StrEnum):
@@ -67,6 +72,7 @@ class Target:
     address: TunnelTarget
     port: int
     authorization: str = field(repr=False)
+    authorization_header: str = "authorization"
     tool: str = ""
     attempt_pk: int = 0
     tool_port: int = 0
@@ -138,15 +144,15 @@ def _target(attempt: Attempt, task: Task) -> Target | None:
     except DecryptionError as problem:
         log.error("the secret of %s/%s cannot be decrypted: %s", job.public_id, attempt.number, problem)
         return None
+    header, form = AUTHORIZATION_FORMATS.get(job.environment.tool, DEFAULT_AUTHORIZATION_FORMAT)
     return Target(
         job=job.public_id,
         attempt=attempt.number,
         node=task.node.public_id,
         address=tunnel_target(task.node),
         port=port,
-        authorization=AUTHORIZATION_FORMATS.get(job.environment.tool, "Bearer {secret}").format(
-            secret=secret
-        ),
+        authorization=form.format(secret=secret, sha256=digest(secret)),
+        authorization_header=header,
         tool=job.environment.tool,
         attempt_pk=attempt.pk,
         tool_port=job.environment.tool_port or 0,

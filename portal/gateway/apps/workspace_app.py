@@ -93,7 +93,7 @@ class WorkspaceApp(OriginApp):
         host = rules.single_header(scope["headers"], b"host") or b""
         passed = cookies.tool_headers(kept)
         passed += rules.forwarded_headers(None, public_scheme(), host)
-        passed.append((b"authorization", target.authorization.encode("ascii")))
+        passed.append((target.authorization_header.encode(), target.authorization.encode("ascii")))
         return ProxiedRequest(
             pool=self._upstreams.port(target.address, target.port),
             headers=passed,
