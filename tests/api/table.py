@@ -329,7 +329,7 @@ ROWS = [
         201,
         scope=WORKSPACES,
     ),
-    Row("workspaces_shares", "get", "workspaces/{workspace}/shares/", CONTROLLERS),
+    Row("workspace_shares_list", "get", "workspaces/{workspace}/shares/", CONTROLLERS),
     Row("workspaces_share", "post", "workspaces/{workspace}/share/", OWNER, SHARE, 201, scope=WORKSPACES),
     Row(
         "workspace_shares_revoke",

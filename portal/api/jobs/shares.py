@@ -46,17 +46,16 @@ class ShareBody(StrictSerializer):
     duration_s = serializers.IntegerField(min_value=MIN_DURATION_S, max_value=MAX_DURATION_S)
 
 
-def _share(user: User, job: Job, **body: object) -> WorkspaceShareRow:
-    key = str(body["user"])
-    guest = User.objects.filter(matches_key(key, name="username")).first()
+def _share(owner: User, job: Job, /, *, user: str, access: str, duration_s: int) -> WorkspaceShareRow:
+    guest = User.objects.filter(matches_key(user, name="username")).first()
     if guest is None:
-        raise InvalidRequest(fields={"user": f"{key} is not a member of {job.project.name}."})
-    return do_share_workspace(user, job, guest, str(body["access"]), int(str(body["duration_s"])))
+        raise InvalidRequest(fields={"user": f"{user} is not a member of {job.project.name}."})
+    return do_share_workspace(owner, job, guest, access, duration_s)
 
 
 class WorkspaceSharesView(SignedInView):
     @operation(
-        "workspaces_shares",
+        "workspace_shares_list",
         "List the live shares of a workspace",
         tag="workspaces",
         scope=Scope.READ,
