@@ -72,7 +72,11 @@ def handle_checkpoints(volumes: Volumes, agent_command: List[str], fields: Dict[
         return {"checkpoints": [], "event_files": False}
     except OSError:  # such as a share that hides folders from root
         pass
-    request = {"folder": folder, "path": path, "remove": _parse_removals(fields.get("remove"))}
+    request: Dict[str, Any] = {
+        "folder": folder,
+        "path": path,
+        "remove": _parse_removals(fields.get("remove")),
+    }
     request.update(account_fields(mount, folder, fields))
     return run_program([*agent_command, "checkpoints", json.dumps(request)], "The checkpoints")
 

@@ -33,15 +33,16 @@ def switch_gpus(request: HttpRequest, user: User, public_id: str) -> HttpRespons
     pools = NodePool.objects.order_by("name")
     pool = pools.filter(public_id=given.get("pool", "")).first() if given else job.pool
     if request.method == "POST":
+        target = "job-switch"
         with refusals_as_messages(request):
             try:
-                job = do_switch_gpus(user, job, gpus_per_task=gpus, gpu_model=model, pool=pool)
+                do_switch_gpus(user, job, gpus_per_task=gpus, gpu_model=model, pool=pool)
             except InvalidRequest as wrong:
                 messages.error(request, " ".join(wrong.fields.values()) or wrong.message)
-                return redirect("job-switch", public_id)
-            messages.success(request, f"{job.name} restarts with {f'{gpus} GPU' if gpus else 'no GPU'}.")
-            return redirect("job", public_id)
-        return redirect("job-switch", public_id)
+            else:
+                messages.success(request, f"{job.name} restarts with {f'{gpus} GPU' if gpus else 'no GPU'}.")
+                target = "job"
+        return redirect(target, public_id)
     strips = free_capacity(user)
     wanted = build_switch_request(job, gpus, model, pool)
     context = {

@@ -59,10 +59,11 @@ def list_notebooks(request: HttpRequest, user: User, public_id: str) -> HttpResp
 def run_notebook(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     """Open the launch form with the batch job of a notebook."""
     job = get_job(user, public_id)
+    target = reverse("job-notebooks", args=[public_id])
     with refusals_as_messages(request):
         template = do_create_notebook_template(user, job, request.POST.get("path", ""))
         query = {"template": template.public_id, "project": job.project.public_id}
         if job.pool:
             query["pool"] = job.pool.public_id
-        return redirect(f"{reverse('launch')}?{urlencode(query)}")
-    return redirect("job-notebooks", public_id)
+        target = f"{reverse('launch')}?{urlencode(query)}"
+    return redirect(target)
