@@ -66,7 +66,7 @@ def test_switches_that_are_not_possible_change_nothing(transactional_db: None, o
     project.memberships.create(user=manager, role="manager")
     with pytest.raises(NotFound):
         do_switch_gpus(stranger, job, gpus_per_task=1)
-    with pytest.raises(InvalidRequest, match="") as same:
+    with pytest.raises(InvalidRequest) as same:
         do_switch_gpus(owner, job, gpus_per_task=0)
     assert same.value.fields == {"gpus_per_task": "It has these GPUs already."}
     Quota.objects.create(project=project, pool=pool, guaranteed_milli=0, limit_milli=1000)
