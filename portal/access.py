@@ -3,7 +3,8 @@
 Pages, REST, WebSockets, logs and the gateway use it.
 
 Administrators may do everything except enter another user's workspace. A manager runs a project; a member
-submits jobs and controls their own; a viewer reads. A row that a user may not see is answered with 404.
+submits jobs and controls their own; a viewer reads. A workspace can be shared with members of its project only.
+A row that a user may not see is answered with 404.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 
 from django.contrib.auth.models import AnonymousUser
 from django.db.models import Model, Q, QuerySet
+from django.db.models.functions import Now
 
 from portal.domain.project_tree import path_to_root
 from portal.domain.services import ServiceAccess, ServiceState
@@ -50,6 +52,7 @@ from portal.models import (
     UsageInterval,
     User,
     Volume,
+    WorkspaceShare,
 )
 from portal.request_cache import cached
 
@@ -63,6 +66,7 @@ class Permission(StrEnum):
     SUBMIT = "submit"  # submit a job to a project
     CONTROL = "control"  # cancel, hold or edit a job
     ENTER = "enter"  # open a workspace, its terminal or its secrets; send requests to a service
+    VISIT = "visit"  # use the tool of a workspace: who may enter, and with whom its owner shares it
     READ_LOGS = "read_logs"
     READ_FILES = "read_files"  # volumes of a job; its owner's home is for its owner alone
     MANAGE = "manage"  # manage the members of a project
@@ -228,6 +232,8 @@ def permitted_job_ids(requester: Requester, verb: Permission, jobs: Iterable[Job
 
 
 def _can_access_job(user: User, verb: Permission, job: Job) -> bool:
+    if verb is Permission.VISIT:
+        return _can_access_job(user, Permission.ENTER, job) or live_share(user, job) is not None
     asks_role = verb is Permission.ENTER or not user.is_admin
     return _role_permits_job(user, role_in(user, job.project) if asks_role else None, verb, job)
 
@@ -255,6 +261,15 @@ def _role_permits_job(user: User, role: Role | None, verb: Permission, job: Job)
         and role is not Role.VIEWER
         and verb in {Permission.CONTROL, Permission.READ_LOGS, Permission.READ_FILES}
     )
+
+
+def live_share(user: User, job: Job) -> WorkspaceShare | None:
+    """Return the share by which a user may use another user's workspace now, while both may use the project."""
+    rows = WorkspaceShare.objects.filter(job=job, user=user, revoked_at=None, expires_at__gt=Now())
+    found = rows.first()
+    if found is None or not has_role(user, job.project, Role.MEMBER):
+        return None
+    return found if job.owner.is_active and _can_access_job(job.owner, Permission.ENTER, job) else None
 
 
 def _can_access_sweep(user: User, verb: Permission, sweep: Sweep | Schedule) -> bool:

@@ -22,6 +22,7 @@ from agents.engines.interface import (
     FileStream,
     InvalidEventsReceived,
     LogChunk,
+    NotebookList,
     PollResult,
     RendezvousCheck,
     StartResult,
@@ -35,6 +36,7 @@ from agents.node.spec.task_spec import (
     CAN_CHECK_FABRIC,
     CAN_DENY_EGRESS,
     CAN_LIST_CHECKPOINTS,
+    CAN_LIST_NOTEBOOKS,
     CAN_OPEN_TERMINALS,
     CAN_PREPARE,
     CAN_READ_FILES,
@@ -297,6 +299,13 @@ class AgentEngine:
 
     def close_files(self, stream: str) -> None:
         self._link.request("files", timeout_s=REPLY_TIMEOUT_S, stream=stream, close=True)
+
+    @property
+    def supports_notebooks(self) -> bool:
+        return CAN_LIST_NOTEBOOKS in self._link.hello.capabilities
+
+    def notebooks(self, home: Mapping[str, Any]) -> NotebookList:
+        return self._request("notebooks", NotebookList.from_wire, timeout_s=REPLY_TIMEOUT_S, **home)
 
     def gc(self, **options: Any) -> dict[str, Any]:
         return self._request("gc", parse_gc_result, timeout_s=GC_TIMEOUT_S, **options)

@@ -46,6 +46,8 @@ from agents.wire.messages import (
 LOG_CHUNK_BYTES = 262_144
 MAX_CHECKPOINTS = 500
 MAX_FILE_PAGE = 500
+MAX_NOTEBOOKS = 100
+MAX_SOURCE_B64 = 24_000
 MAX_LOG_BYTES = 2**40
 MAX_METRICS = 200
 CONTAINER_STATES = ("created", "running", "exited")
@@ -245,6 +247,34 @@ class CheckpointList(Message):
     problem: Annotated[str, wire(FieldReader.text, 300)] = ""
     event_files: Annotated[bool | None, wire(_read_boolean_or_none)] = None
     """Whether its folder of TensorBoard has event files; None: an older agent."""
+
+
+def _read_source(read: FieldReader, key: str) -> str:
+    try:
+        return base64.b64decode(read.text(key, MAX_SOURCE_B64), validate=True).decode(errors="replace")
+    except ValueError as error:
+        raise InvalidMessageError(f"{key} is not base64") from error
+
+
+@dataclass(frozen=True)
+class ListedNotebook(Message):
+    """A notebook of a home. ``source_b64``: text of its cell of parameters; ``problem``: why that may be missing."""
+
+    path: Annotated[str, wire(FieldReader.text, 400)]
+    modified_s: Annotated[float, wire(FieldReader.number, 0, MAX_TIMESTAMP_S)]
+    size_bytes: Annotated[int, wire(FieldReader.integer, 0, MAX_SAFE_INTEGER)]
+    source_b64: Annotated[str, wire(_read_source)]
+    problem: Annotated[str, wire(FieldReader.text, 300)] = ""
+
+
+@dataclass(frozen=True)
+class NotebookList(Message):
+    """The notebooks of a home, newest first. ``problem``: why some may be missing."""
+
+    notebooks: Annotated[
+        tuple[ListedNotebook, ...], wire(FieldReader.list_of, ListedNotebook.from_wire, MAX_NOTEBOOKS)
+    ]
+    problem: Annotated[str, wire(FieldReader.text, 300)] = ""
 
 
 @dataclass(frozen=True)
@@ -531,6 +561,13 @@ class NodeEngine(Protocol):
 
     def close_files(self, stream: str) -> None:
         """End a stream; one that is not closed ends after a minute without requests."""
+
+    @property
+    def supports_notebooks(self) -> bool:
+        """Return True when the node supports ``notebooks``."""
+
+    def notebooks(self, home: Mapping[str, Any]) -> NotebookList:
+        """Return the notebooks of a home (mount, uid and gid). Requires ``supports_notebooks``."""
 
     def gc(self, **options: Any) -> dict[str, Any]:
         """Remove unused files and images; return what was removed."""

@@ -16,6 +16,7 @@ _OWN_PROGRAMS = {
     "disk-usage": "agents.node.storage.disk_usage",
     "checkpoints": "agents.node.storage.checkpoints",
     "files": "agents.node.storage.files",
+    "notebooks": "agents.node.storage.notebooks",
     "terminal": "agents.node.terminals.terminal",
     "beside-task": "agents.node.inspection.environment_record",
 }

@@ -34,6 +34,7 @@ from agents.node.spec.egress import read_denied_networks, save_denied_networks
 from agents.node.spec.task_spec import SPEC_CAPABILITIES, VERB_CAPABILITIES, parse_integer
 from agents.node.storage.checkpoints import handle_checkpoints
 from agents.node.storage.files import FileReaders
+from agents.node.storage.notebooks import handle_notebooks
 from agents.node.tasks.disk_limit import DiskLimitEnforcer
 from agents.node.tasks.log_reader import read_log
 from agents.node.tasks.monitor import TaskMonitor
@@ -65,6 +66,7 @@ VERBS_BY_ROLE = {
         "checkpoints",
         "environment",
         "files",
+        "notebooks",
     },
     "bulk": (_READ_VERBS | _IMAGE_VERBS | {"upgrade"}) - {"stats"},
     "watch": _READ_VERBS,
@@ -119,6 +121,9 @@ class AgentSession:
             "checkpoints": self._checkpoints,
             "environment": lambda fields: record_environment(self.tasks, agent_command, fields),
             "files": FileReaders(self.tasks.directories.volumes, agent_command).handle,
+            "notebooks": lambda fields: handle_notebooks(
+                self.tasks.directories.volumes, agent_command, fields
+            ),
         }
 
     def run(self) -> int:

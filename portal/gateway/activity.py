@@ -150,7 +150,7 @@ class ActivityTracker:
         try:
             head = (
                 f"GET {path}?no_track_activity=1 HTTP/1.1\r\nhost: localhost\r\naccept: application/json\r\n"
-                f"authorization: {target.authorization}\r\n\r\n"
+                f"{target.authorization_header}: {target.authorization}\r\n\r\n"
             )
             connection.send_head(head.encode("ascii"), head_request=False)
             await connection.read_head()

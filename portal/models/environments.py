@@ -45,7 +45,11 @@ class Environment(models.Model):
         8, "CUDA version that its image requires, as reported by nodes; blank: none, or the nodes disagree."
     )
     min_cuda = optional_text(8, "Overrides image_cuda: a version, or none; blank: as the image requires.")
-    tool = models.CharField(max_length=32, blank=True, help_text="jupyterlab, or blank for batch only.")
+    tool = models.CharField(
+        max_length=32,
+        blank=True,
+        help_text="jupyterlab, code-server, tensorboard or another; blank: batch only.",
+    )
     tool_command = models.JSONField(
         default=list, help_text="Argument list; {port}, {base_url}, {secret_file}."
     )

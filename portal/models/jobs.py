@@ -72,6 +72,12 @@ class Job(models.Model):
         default=1, help_text="Incremented by each write; compared when a plan is committed."
     )
 
+    gpu_switch = models.JSONField(
+        null=True,
+        blank=True,
+        help_text="Columns that change when its attempt has ended, for a workspace that switches its GPUs.",
+    )
+
     tasks = models.PositiveIntegerField(default=JobSpec.tasks)
     min_tasks = optional_number("Minimum number of tasks to run; null: all.")
     gpus_per_task = models.PositiveIntegerField(default=JobSpec.gpus_per_task)

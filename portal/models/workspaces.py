@@ -8,7 +8,8 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from portal.models.columns import optional_number, optional_time, required_with
+from portal.domain.shares import ShareAccess
+from portal.models.columns import one_of, optional_number, optional_time, required_with
 from portal.models.public_id import PublicIdField
 
 
@@ -38,6 +39,29 @@ class WorkspaceSession(models.Model):
     session_key = models.CharField(max_length=64, help_text="Hash of the key of the portal session.")
     created_at = models.DateTimeField(auto_now_add=True)
     expires_at = models.DateTimeField()
+    last_used_at = optional_time("When the gateway last allowed it, in steps of 30 s.")
+
+
+class WorkspaceShare(models.Model):
+    """Lets a member of the project use the tool of another user's workspace until ``expires_at``."""
+
+    public_id = PublicIdField()
+    job = models.ForeignKey("Job", on_delete=models.CASCADE, related_name="shares")
+    user = models.ForeignKey("User", on_delete=models.CASCADE, related_name="+")
+    access = models.CharField(max_length=4)
+    created_by = models.ForeignKey("User", on_delete=models.CASCADE, related_name="+")
+    created_at = models.DateTimeField(db_default=Now())
+    expires_at = models.DateTimeField()
+    revoked_at = optional_time()
+
+    class Meta:
+        ordering = ["-id"]
+        constraints = [
+            one_of("access", ShareAccess, "share_access"),
+            models.UniqueConstraint(
+                fields=["job", "user"], name="share_one_per_user", condition=Q(revoked_at__isnull=True)
+            ),
+        ]
 
 
 class Terminal(models.Model):

@@ -17,6 +17,7 @@ from portal.domain.reasons import EndReason
 from portal.domain.states import AttemptState, JobKind, RuntimeKind
 from portal.models import ClusterSettings, Task
 from portal.services.jobs.checkpoints import listing_is_due
+from portal.services.jobs.notebooks import listings_to_make
 from portal.services.lifecycle import job_control, readiness
 from portal.services.lifecycle.rendezvous_check import should_check_rendezvous
 from portal.services.workspaces.terminals import terminals_to_open
@@ -28,6 +29,7 @@ from scheduler.nodes.environment_records import record_environment, recording_wa
 from scheduler.nodes.gang_connectivity import check_connectivity
 from scheduler.nodes.image_pulls import ImagePuller
 from scheduler.nodes.node_connection import NodeConnection
+from scheduler.nodes.notebooks import list_notebooks
 from scheduler.nodes.reconcile import collect_and_remove
 from scheduler.nodes.terminals import open_terminal
 
@@ -153,6 +155,8 @@ class NodeQueue:
                 actions[("liveness", task.pk)] = partial(self._probe_liveness, connection, task)
         for terminal in terminals_to_open(connection.node):
             actions[("terminal", terminal.pk)] = partial(open_terminal, connection, terminal)
+        for listing in listings_to_make(connection.node):
+            actions[("notebooks", listing.pk)] = partial(list_notebooks, connection, listing)
         self._due_s = {key: due_s for key, due_s in self._due_s.items() if key in actions}
         live = {task.pk for task in tasks}
         self._start_attempts = {pk: attempts for pk, attempts in self._start_attempts.items() if pk in live}

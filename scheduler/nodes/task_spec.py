@@ -42,6 +42,7 @@ OPTIONAL_CAPABILITIES = frozenset(
     }
 )
 """Capabilities that an agent needs only when a spec uses them."""
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 SECRETS_FOLDER_PLACEHOLDER = "{secrets}"
 """The node replaces it by the folder of a task's secret files, like ``{port}`` and ``{address}``."""
 
@@ -70,11 +71,7 @@ def is_basic_mount(mount: Mapping[str, Any]) -> bool:
 
 def read_job_volumes(job: Job) -> JobVolumes:
     """Return the volumes of a job in at most three queries. Raise VolumeNotAllowedError."""
-    declared = Volume.objects.filter(
-        Q(owner_id=job.owner_id) | Q(owner__isnull=True), kind=VolumeKind.HOME.value
-    )
-    found = {row.owner_id is not None: row for row in declared.order_by("-pk")}
-    home, homes = found.get(True), found.get(False)
+    home, homes, _ = read_home_volumes(job)
     names = {each["volume"] for each in job.volumes}
     rows = {row.name: row for row in usable_volumes(job.project).filter(name__in=names)} if names else {}
     for name in sorted(names - rows.keys()):
@@ -84,16 +81,25 @@ def read_job_volumes(job: Job) -> JobVolumes:
     return JobVolumes(home, homes, rows)
 
 
+def read_home_volumes(job: Job) -> JobVolumes:
+    """Return the volumes that say where the home of the job's owner is."""
+    declared = Volume.objects.filter(
+        Q(owner_id=job.owner_id) | Q(owner__isnull=True), kind=VolumeKind.HOME.value
+    )
+    found = {row.owner_id is not None: row for row in declared.order_by("-pk")}
+    return JobVolumes(found.get(True), found.get(False))
+
+
 def build_mounts(job: Job, volumes: JobVolumes, node: Node) -> tuple[list[dict[str, Any]], str | None]:
     """Return the mounts of a task and its working directory."""
-    home, workdir = _build_home_mount(job, volumes, node)
+    home, workdir = build_home_mount(job, volumes, node)
     return [
         home,
         *(_build_volume_mount(job, each, volumes.volumes[each["volume"]]) for each in job.volumes),
     ], workdir
 
 
-def _build_home_mount(job: Job, volumes: JobVolumes, node: Node) -> tuple[dict[str, Any], str | None]:
+def build_home_mount(job: Job, volumes: JobVolumes, node: Node) -> tuple[dict[str, Any], str | None]:
     target = home_mount_path(job.owner.username)
     own, homes = volumes.home, volumes.shared_homes
     mount: dict[str, Any] = {"target": target, "read_only": False}
@@ -183,6 +189,7 @@ def build_task_spec(
         "workdir": workdir,
         "env": {
             **launch.defaults,
+            **_virtual_environment_variables(job.environment, node),
             **({"FAIRWAY_SEED": str(job.seed)} if job.seed is not None else {}),
             **tracking_variables(job, assignment.attempt),
             **job.env,
@@ -206,6 +213,13 @@ def build_task_spec(
     spec |= _network(assignment, node)
     spec = {key: value for key, value in spec.items() if value is not None}
     return spec | {"digest": spec_digest(spec)}
+
+
+def _virtual_environment_variables(environment: Environment, node: Node) -> dict[str, str]:
+    """Return the variables that activate the virtual environment of a process, as its script ``activate`` does."""
+    if node.runtime != RuntimeKind.PROCESS.value or not environment.prefix:
+        return {}
+    return {"VIRTUAL_ENV": environment.prefix, "PATH": f"{environment.prefix}/bin:{SYSTEM_PATH}"}
 
 
 def _code_mount(checkout: Checkout) -> dict[str, Any]:

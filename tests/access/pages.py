@@ -40,6 +40,7 @@ def _admin(name: str, path: str, body: dict[str, str] | None = None, **more: obj
 PASSWORDS = {"old": "wrong", "password": "a longer new password"}
 RUN = "0" * 32
 VERSION = {"model": "m", "version": "1", "stage": "Staging"}
+SHARE = {"user": "{person}", "access": "edit", "duration_s": "3600"}
 SIGNAL = {"signal": "SIGUSR1"}
 
 PAGES = [
@@ -138,6 +139,19 @@ PAGES = [
     Page("job-signal", "post", "/jobs/{running}/signal/", CONTROLLERS, SIGNAL, 302, 302, writes=False),
     Page("job-resubmit", "post", "/jobs/{ended}/resubmit/", CONTROLLERS, None, 302),
     Page("job-open", "post", "/jobs/{running_workspace}/open/", OWNER, None, 409, writes=False),
+    Page("job-notebooks", "get", "/jobs/{running_workspace}/notebooks/", OWNER),
+    # it has not started
+    Page(
+        "job-notebooks-list", "post", "/jobs/{workspace}/notebooks/list/", OWNER, None, 302, 302, writes=False
+    ),
+    Page(
+        "job-notebook-run", "post", "/jobs/{workspace}/notebooks/run/", OWNER, {"path": "a.ipynb"}, 302, 302
+    ),
+    Page("job-shares", "get", "/jobs/{workspace}/shares/", CONTROLLERS),
+    Page("job-share", "post", "/jobs/{workspace}/share/", OWNER, SHARE, 302, 302),
+    Page("revoke-share", "post", "/shares/{share}/revoke/", CONTROLLERS, None, 302, 404),
+    Page("job-switch", "get", "/jobs/{workspace}/switch/", CONTROLLERS),
+    Page("job-switch", "post", "/jobs/{workspace}/switch/", CONTROLLERS, {"gpus_per_task": "0"}, 302),
     Page("job-runs", "get", "/jobs/{running}/runs/", INSIDE),
     Page("experiments", "get", "/experiments/", EVERYBODY),
     Page("mlflow-link", "get", "/api/mlflow/", EVERYBODY, None, 302),

@@ -152,7 +152,7 @@ OTHERS: dict[str, str] = {
     "GpuAlert": "kind",
     "Invitation": "code_sha256",
     "Job": "kind state desired_state reason gpu_model mig_profile launcher nominated_placement retry_on "
-    "retry_exit_codes resume_from on_stall",
+    "retry_exit_codes resume_from on_stall gpu_switch",
     "LayerProfile": "content layers",
     "PipelinePlan": "answer",
     "JobEvent": "kind before after reason",
@@ -185,12 +185,14 @@ OTHERS: dict[str, str] = {
     "User": "password timezone",
     "Volume": "kind scope",
     "WorkspaceSession": "cookie_sha256 session_key",
+    "WorkspaceShare": "access",
     "WorkspaceTicket": "code_sha256 session_key",
     # given back to the person who asked alone, or to nobody
     "InvalidRow": "kind",
     "IdempotencyKey": "key route body_sha256 body",
     "EngineQuery": "kind body answer",
     "Terminal": "session_key secret error",
+    "NotebookListing": "notebooks problem",
 }
 
 

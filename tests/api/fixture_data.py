@@ -27,6 +27,7 @@ from portal.models import (
     JobVerdict,
     Node,
     NodeOperation,
+    NotebookListing,
     OrphanContainer,
     Project,
     Quota,
@@ -43,6 +44,7 @@ from portal.models import (
     TrialReport,
     User,
     Volume,
+    WorkspaceShare,
 )
 from portal.services.accounts.tokens import Scope, do_create_token
 from portal.services.accounts.users import do_change_user
@@ -289,6 +291,24 @@ def work_of(
         validity="valid",
     )
     until = timezone.now() + dt.timedelta(days=1)
+    work["share"] = WorkspaceShare.objects.create(
+        job=work["workspace"], user=owner, access="edit", created_by=owner, expires_at=until
+    )
+    NotebookListing.objects.create(
+        job=work["workspace"],
+        node=node,
+        listed_at=timezone.now(),
+        notebooks=[
+            {
+                "path": "a.ipynb",
+                "modified_s": 0.0,
+                "size_bytes": 9,
+                "parameters": [],
+                "fixed": [],
+                "problem": "",
+            }
+        ],
+    )
     work["exemption"] = IdleExemption.objects.create(
         job=work["workspace"], requested_by=owner, reason="a demo at noon", expires_at=until
     )

@@ -53,6 +53,7 @@ TEMPLATE = {
     "fields": {"command": ["train", "{lr}"]},
     "parameters": [{"name": "lr", "type": "number", "default": 0.1}],
 }
+SHARE = {"user": "colleague-x", "access": "edit", "duration_s": 3600}
 REPORTS = {"reports": [{"step": 2, "value": 0.25}]}
 LENT = {
     "allow_host_network": True,
@@ -320,6 +321,45 @@ ROWS = [
     Row("workspaces_get", "get", "workspaces/{workspace}/", INSIDE),
     # nobody may enter another person's workspace, not even an admin; the owner's is not ready yet
     Row("workspaces_open", "post", "workspaces/{workspace}/open/", OWNER, {}, 409, scope=WORKSPACES),
+    Row("workspaces_notebooks", "get", "workspaces/{workspace}/notebooks/", OWNER),
+    # it has not started
+    Row(
+        "workspaces_list_notebooks",
+        "post",
+        "workspaces/{workspace}/notebooks/",
+        OWNER,
+        {},
+        409,
+        scope=WORKSPACES,
+    ),
+    Row(
+        "workspaces_notebook_template",
+        "post",
+        "workspaces/{workspace}/notebook-template/",
+        OWNER,
+        {"path": "a.ipynb"},
+        201,
+        scope=WORKSPACES,
+    ),
+    Row("workspace_shares_list", "get", "workspaces/{workspace}/shares/", CONTROLLERS),
+    Row("workspaces_share", "post", "workspaces/{workspace}/share/", OWNER, SHARE, 201, scope=WORKSPACES),
+    Row(
+        "workspace_shares_revoke",
+        "post",
+        "workspace-shares/{share}/revoke/",
+        CONTROLLERS,
+        {},
+        denied=404,
+        scope=WORKSPACES,
+    ),
+    Row(
+        "workspaces_switch",
+        "post",
+        "workspaces/{workspace}/switch/",
+        CONTROLLERS,
+        {"gpus_per_task": 0},
+        scope=WORKSPACES,
+    ),
     Row("workspaces_stop", "post", "workspaces/{workspace}/stop/", CONTROLLERS, {}, scope=WORKSPACES),
     Row(
         "workspaces_resubmit",

@@ -93,6 +93,7 @@ class ProcessRuntime(Runtime):
             home = config.home_path or temporary
             _write_accounts(accounts, f"{spec.user}:*:{config.task_uid}:{config.task_uid}::{home}:/bin/sh")
         needed = [folder, config.home_path or "", command[0], spec.workdir or "", sys.executable]
+        needed.append(environment.get("VIRTUAL_ENV", "") + "/")
         write_json(
             path,
             {

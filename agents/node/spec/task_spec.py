@@ -186,6 +186,8 @@ CAN_RECORD_ENVIRONMENT = "environment"
 """Capability: verb that records the code and the packages of a task."""
 CAN_READ_FILES = "files"
 """Capability: verb that lists and reads the files of a job."""
+CAN_LIST_NOTEBOOKS = "notebooks"
+"""Capability: verb that lists the notebooks of a home."""
 VERB_CAPABILITIES = (
     CAN_STOP_TASKS,
     CAN_PREPARE,
@@ -202,6 +204,7 @@ VERB_CAPABILITIES = (
     CAN_NAME_HOST_ADDRESS,
     CAN_RECORD_ENVIRONMENT,
     CAN_READ_FILES,
+    CAN_LIST_NOTEBOOKS,
 )
 """All of these, as listed in the hello of this agent."""
 RANK0_ADDRESS_PLACEHOLDER = "{rank0_address}"

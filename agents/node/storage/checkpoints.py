@@ -13,14 +13,19 @@ import os
 import re
 import shutil
 import stat
-import subprocess
 import sys
 import zipfile
 from typing import Any, BinaryIO, Dict, List, NamedTuple, Optional, Tuple
 
-from agents.node.errors import ENGINE_ERROR, AgentError, invalid_spec
+from agents.node.errors import invalid_spec
 from agents.node.spec.task_spec import parse_mount, parse_relative_path
-from agents.node.storage.job_account import NO_FOLLOW, account_fields, become_account, open_beneath
+from agents.node.storage.job_account import (
+    NO_FOLLOW,
+    account_fields,
+    become_account,
+    open_beneath,
+    run_program,
+)
 from agents.node.storage.volumes import Volumes
 
 VALID, BROKEN, UNCHECKED = "valid", "broken", "unchecked"
@@ -29,7 +34,6 @@ MAX_ENTRIES = 10_000
 MAX_LISTED = 500
 MAX_FILES = 2_000
 """Files of one checkpoint that are looked at."""
-TIMEOUT_S = 12.0
 COMPLETE_MARKER = ".complete"
 """Empty file inside a folder, or suffix of an empty file beside a file, that declares a checkpoint complete."""
 _CPU_S = 10
@@ -81,7 +85,7 @@ def handle_checkpoints(volumes: Volumes, agent_command: List[str], fields: Dict[
         "remove": _parse_removals(fields.get("remove")),
     }
     request.update(account_fields(mount, owner, fields))
-    return _run([*agent_command, "checkpoints", json.dumps(request)])
+    return run_program([*agent_command, "checkpoints", json.dumps(request)], "The checkpoints")
 
 
 def _parse_removals(raw: Any) -> List[List[Any]]:
@@ -93,24 +97,6 @@ def _parse_removals(raw: Any) -> List[List[Any]]:
         if not pair or _is_unsafe(row[0]):
             raise invalid_spec("remove is not a list of names with times.")
     return rows
-
-
-def _run(command: List[str]) -> Dict[str, Any]:
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    try:
-        out, err = process.communicate(timeout=TIMEOUT_S)
-    except subprocess.TimeoutExpired as error:
-        process.kill()  # not waited for: a process that waits for a file server does not end
-        raise AgentError(
-            ENGINE_ERROR, f"The checkpoints could not be listed within {TIMEOUT_S:g} s."
-        ) from error
-    if process.returncode != 0:
-        said = err.decode(errors="replace").strip()[-300:]
-        raise AgentError(ENGINE_ERROR, f"The checkpoints could not be listed: {said}")
-    answer: Dict[str, Any] = json.loads(out)
-    return answer
 
 
 # -- the separate process --------------------------------------------------------------------------

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
-from typing import Any, Dict, Optional, Sequence, Union
+import subprocess
+from typing import Any, Dict, List, Optional, Sequence, Union
 
-from agents.node.errors import invalid_spec
+from agents.node.errors import ENGINE_ERROR, AgentError, invalid_spec
 from agents.node.spec.task_spec import Mount, parse_integer
 
 NO_FOLLOW = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+TIMEOUT_S = 12.0
 _NICE = 10
 _MEMORY_BYTES = 512 * 1024 * 1024
 
@@ -36,6 +39,24 @@ def become_account(fields: Dict[str, Any], cpu_s: int) -> None:
         os.setgroups([fields["gid"]])
         os.setgid(fields["gid"])
         os.setuid(fields["uid"])
+
+
+def run_program(command: List[str], subject: str) -> Dict[str, Any]:
+    """Return the JSON that the program prints; ``subject`` begins the message of an error."""
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        out, err = process.communicate(timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired as error:
+        process.kill()  # not waited for: a process that waits for a file server does not end
+        message = f"{subject} could not be listed within {TIMEOUT_S:g} s."
+        raise AgentError(ENGINE_ERROR, message) from error
+    if process.returncode != 0:
+        said = err.decode(errors="replace").strip()[-300:]
+        raise AgentError(ENGINE_ERROR, f"{subject} could not be listed: {said}")
+    answer: Dict[str, Any] = json.loads(out)
+    return answer
 
 
 def open_beneath(folder: str, parts: Sequence[Union[str, bytes]], flags: int = 0) -> int:

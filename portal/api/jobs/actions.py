@@ -14,6 +14,7 @@ from portal.access import Permission, require_permission
 from portal.api.framework.request_parsing import StrictCharField, StrictSerializer
 from portal.api.framework.row_actions import action_route
 from portal.api.framework.views import SignedInView, operation
+from portal.api.jobs.job_requests import ID_OR_NAME, get_referenced_row
 from portal.api.jobs.jobs import represent_current_job, represent_job
 from portal.api.jobs.workspaces import get_workspace, represent_workspace
 from portal.api.serializers.idle import IdleExemption
@@ -21,10 +22,11 @@ from portal.api.serializers.jobs import JobDetail
 from portal.api.serializers.workspaces import Workspace
 from portal.domain.signals import SIGNALS
 from portal.models import IdleExemption as IdleExemptionRow
-from portal.models import Job, User
+from portal.models import Job, NodePool, User
 from portal.selectors.jobs.idle import active_exemptions, get_exemption
 from portal.selectors.jobs.jobs import get_job
 from portal.services.accounts.tokens import Scope
+from portal.services.jobs.gpu_switch import do_switch_gpus
 from portal.services.jobs.retries import do_retry_with_fix
 from portal.services.jobs.signals import do_send_signal
 from portal.services.jobs.submission import (
@@ -57,6 +59,23 @@ class IdleExemptionBody(StrictSerializer):
         max_length=500,
         help_text="Visible to other users, and kept in the audit trail.",
     )
+
+
+class SwitchBody(StrictSerializer):
+    """The GPUs of a workspace after a switch."""
+
+    gpus_per_task = serializers.IntegerField(min_value=0, max_value=64, help_text="0: CPU only.")
+    gpu_model = StrictCharField(
+        required=False, allow_blank=True, max_length=100, help_text="Blank: any model."
+    )
+    pool = StrictCharField(
+        required=False, allow_null=True, max_length=63, help_text=f"{ID_OR_NAME} null: any."
+    )
+
+
+def _switch_gpus(user: User, job: Job, pool: str | None = None, **gpus: Any) -> Job:
+    row = get_referenced_row(NodePool.objects.all(), pool, "pool") if pool else None
+    return do_switch_gpus(user, job, pool=row, **gpus)
 
 
 def _resubmit_job(user: User, job: Job) -> Job:
@@ -207,6 +226,16 @@ ROUTES = [
         do_cancel_job,
         represent=lambda user, job, _result: represent_workspace(user, job),
         idempotent=False,
+    ),
+    _workspace_action(
+        "switch",
+        "workspaces_switch",
+        "Switch a workspace to other GPUs, or to none",
+        "It restarts with the same home and address. `POST jobs/preview` says when it would start.",
+        _switch_gpus,
+        represent=lambda user, job, _result: represent_workspace(user, job),
+        body=SwitchBody,
+        error_statuses=[409, 422],
     ),
     _workspace_action(
         "resubmit",

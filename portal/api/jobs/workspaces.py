@@ -74,12 +74,12 @@ class WorkspaceOpenView(SignedInView):
         error_statuses=[409],
         detail="With a session: a single-use ticket that the browser posts. Tickets are bound to a session, so "
         "requests with a token get only the portal page that opens the workspace in a signed-in browser. Only the "
-        "owner can open a workspace.",
+        "owner can open a workspace, and those with whom they share it.",
     )
     def post(self, request: Request, workspace: str) -> HttpResponse:
         """A ticket, or the URL to open."""
         job = get_workspace(self.user, workspace)
-        require_permission(self.user, Permission.ENTER, job)
+        require_permission(self.user, Permission.VISIT, job)
         page = f"{settings.PORTAL_URL}/jobs/{job.public_id}/"
         if self.token is not None:
             return self.json_response(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from portal.domain.failure_rules import CONSEQUENCE, GENERAL, LAST, SPECIFIC, FailureAction, FailureRule
+from portal.domain.notebooks import PAPERMILL_MISSING
 
 SOFTWARE_RULES = (
     FailureRule(
@@ -12,6 +13,22 @@ SOFTWARE_RULES = (
         fix="Install it in the image or in a virtual environment of your home, and check which python the command "
         "runs.",
         pattern=r"ModuleNotFoundError: No module named",
+    ),
+    FailureRule(
+        code="papermill_missing",
+        title="papermill is not installed",
+        cause="The job runs a notebook, and its environment does not have papermill.",
+        fix="Choose an environment with papermill, or add it to the image: pip install papermill.",
+        priority=SPECIFIC,
+        pattern=PAPERMILL_MISSING,
+    ),
+    FailureRule(
+        code="notebook_cell_failed",
+        title="A cell of the notebook failed",
+        cause="A cell raised an exception, which the log and the saved result show.",
+        fix="Open the result, mend the cell, and run the notebook again.",
+        priority=GENERAL,
+        pattern=r"papermill\.exceptions\.PapermillExecutionError",
     ),
     FailureRule(
         code="import_error",

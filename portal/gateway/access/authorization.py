@@ -9,7 +9,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from time import monotonic
 from typing import Any, TypeVar
@@ -20,8 +20,9 @@ from django.utils import timezone
 
 from agents.ssh import SshTarget
 from agents.tunnel.pool import LocalTarget, TunnelTarget
-from portal.access import Permission, can
+from portal.access import Permission, can, live_share
 from portal.domain.services import ServiceState
+from portal.domain.shares import ShareAccess
 from portal.domain.states import AttemptState, DesiredState, JobKind, NodeTransport
 from portal.errors import Unauthenticated
 from portal.models import Attempt, Node, Service, Task, User, WorkspaceSession
@@ -30,6 +31,7 @@ from portal.services.accounts.sessions import RENEW_INTERVAL_S, renew_workspace_
 from portal.services.accounts.tokens import TOKEN_PATTERN, Scope, get_token, has_scope
 from portal.services.encryption import DecryptionError
 from portal.services.workspaces.access import decrypt_attempt_secret, digest, do_redeem_ticket
+from portal.services.workspaces.shares import record_visit
 
 _T = TypeVar("_T")
 
@@ -41,8 +43,13 @@ MAX_CACHED_DECISIONS = 5_000
 DECISION_TIMEOUT_S = 8.0
 THREADS = 4
 
-AUTHORIZATION_FORMATS = {"jupyterlab": "token {secret}"}
-"""Format of the secret in the Authorization header, by tool."""
+AUTHORIZATION_FORMATS = {
+    "jupyterlab": ("authorization", "token {secret}"),
+    # its session cookie is the hash of its password
+    "code-server": ("cookie", "code-server-session={sha256}"),
+}
+"""Header and format in which a tool expects the secret of the attempt."""
+DEFAULT_AUTHORIZATION_FORMAT = ("authorization", "Bearer {secret}")
 
 
 class AccessRefusal(StrEnum):
@@ -56,7 +63,7 @@ class Target:
     """Where a workspace's server listens, its tool, and the secret that authenticates the gateway.
 
     ``node`` is its public id. ``tool_port`` is the port of the server itself; ``port`` is the one at which the
-    node publishes it.
+    node publishes it. With ``read_only`` only requests that read are passed on.
     """
 
     job: str
@@ -65,9 +72,11 @@ class Target:
     address: TunnelTarget
     port: int
     authorization: str = field(repr=False)
+    authorization_header: str = "authorization"
     tool: str = ""
     attempt_pk: int = 0
     tool_port: int = 0
+    read_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +107,15 @@ def decide_access(job: str, cookie: str) -> AccessDecision:
     )
     if row is None or row.attempt is None or session_user(row.session_key) != row.user:
         return AccessRefusal.DENIED
-    if not can(row.user, Permission.ENTER, row.attempt.job):
+    job_row = row.attempt.job
+    share = None
+    if not can(row.user, Permission.ENTER, job_row) and (share := live_share(row.user, job_row)) is None:
         return AccessRefusal.DENIED
-    return _attempt_access(row.attempt)
+    record_visit(row)
+    decision = _attempt_access(row.attempt)
+    if share is not None and share.access == ShareAccess.VIEW and isinstance(decision, Target):
+        return replace(decision, read_only=True)
+    return decision
 
 
 def _attempt_access(attempt: Attempt) -> AccessDecision:
@@ -129,15 +144,15 @@ def _target(attempt: Attempt, task: Task) -> Target | None:
     except DecryptionError as problem:
         log.error("the secret of %s/%s cannot be decrypted: %s", job.public_id, attempt.number, problem)
         return None
+    header, form = AUTHORIZATION_FORMATS.get(job.environment.tool, DEFAULT_AUTHORIZATION_FORMAT)
     return Target(
         job=job.public_id,
         attempt=attempt.number,
         node=task.node.public_id,
         address=tunnel_target(task.node),
         port=port,
-        authorization=AUTHORIZATION_FORMATS.get(job.environment.tool, "Bearer {secret}").format(
-            secret=secret
-        ),
+        authorization=form.format(secret=secret, sha256=digest(secret)),
+        authorization_header=header,
         tool=job.environment.tool,
         attempt_pk=attempt.pk,
         tool_port=job.environment.tool_port or 0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from urllib.parse import parse_qs
 
 from django.conf import settings
@@ -24,6 +25,8 @@ from portal.services.workspaces.access import ENTER_PATH
 log = logging.getLogger(__name__)
 
 MAX_TICKET_BODY_BYTES = 4096
+PATH_OF_ORIGIN = re.compile(r"/(?:[A-Za-z0-9._~!$&'()*+,;=:@%-][A-Za-z0-9._~!$&'()*+,;=:@%/-]{0,1900})?")
+"""A path that stays on the origin: ``//name`` would be another host."""
 GATEWAY_PATH_PREFIX = b"/.fairway/"
 
 
@@ -92,7 +95,7 @@ class OriginApp:
             # Otherwise another site's page could sign the browser in to that site's application.
             message = "The ticket came from a page of another site."
             raise GatewayError(403, "foreign_origin", "Refused", message)
-        ticket = await _read_ticket(receive)
+        ticket, path = await _read_ticket(receive)
         try:
             cookie = await self._authorizer.redeem(ticket, name) if ticket and name else None
         except AuthorizationUnavailableError as problem:
@@ -118,7 +121,7 @@ class OriginApp:
         if settings.HTTPS_ENABLED:
             crumb += "; Secure"
         status, headers, body = build_response(303, "entered", "Welcome", "Opening it.")
-        headers += [(b"location", b"/"), (b"set-cookie", crumb.encode())]
+        headers += [(b"location", path.encode("ascii")), (b"set-cookie", crumb.encode())]
         await send_response(send, (status, headers, body))
 
 
@@ -126,20 +129,22 @@ def portal_link(path: str = "/") -> tuple[str, str]:
     return portal_origin() + path, "To the portal"
 
 
-async def _read_ticket(receive: Receive) -> str:
-    """Return the field ``ticket`` of a small form; "" for anything else."""
+async def _read_ticket(receive: Receive) -> tuple[str, str]:
+    """Return the fields ``ticket`` and ``path`` of a small form; "" and "/" for anything else."""
     body = b""
     while True:
         message = await receive()
         if message["type"] != "http.request":
-            return ""
+            return "", "/"
         body += message.get("body", b"")
         if len(body) > MAX_TICKET_BODY_BYTES:
-            return ""
+            return "", "/"
         if not message.get("more_body", False):
             break
     try:
-        values = parse_qs(body.decode("ascii"), strict_parsing=True, max_num_fields=4).get("ticket", [])
+        fields = parse_qs(body.decode("ascii"), strict_parsing=True, max_num_fields=4)
     except (UnicodeDecodeError, ValueError):
-        return ""
-    return values[0] if len(values) == 1 and len(values[0]) <= 200 else ""
+        return "", "/"
+    tickets, paths = fields.get("ticket", []), fields.get("path", [])
+    path = paths[0] if len(paths) == 1 and PATH_OF_ORIGIN.fullmatch(paths[0]) else "/"
+    return (tickets[0] if len(tickets) == 1 and len(tickets[0]) <= 200 else ""), path

@@ -61,6 +61,9 @@ class WorkspaceApp(OriginApp):
         if is_cross_site(scope, scope["headers"], workspace_origin(job)):
             message = "The request came from a page of another site."
             raise GatewayError(403, "foreign_origin", "Refused", message)
+        if decision.read_only and (websocket or scope["method"] not in ("GET", "HEAD")):
+            message = "This workspace is shared with you for viewing: files can be read, and nothing can be changed."
+            raise GatewayError(403, "view_only", "For viewing only", message)
         self._activity.record_request(decision, scope)
         proxied = self._proxied_request(scope, job, cookie, decision)
         try:
@@ -90,7 +93,7 @@ class WorkspaceApp(OriginApp):
         host = rules.single_header(scope["headers"], b"host") or b""
         passed = cookies.tool_headers(kept)
         passed += rules.forwarded_headers(None, public_scheme(), host)
-        passed.append((b"authorization", target.authorization.encode("ascii")))
+        passed.append((target.authorization_header.encode(), target.authorization.encode("ascii")))
         return ProxiedRequest(
             pool=self._upstreams.port(target.address, target.port),
             headers=passed,

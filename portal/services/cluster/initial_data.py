@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import socket
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from portal.services.cluster.starter_templates import ensure_starter_templates
 from portal.services.images.environments import EnvironmentInput, do_save_environment
 from portal.services.images.process_environment import (
     TOOL_PORT,
+    code_server_command,
     ensure_process_jupyterlab,
     jupyterlab_command,
 )
@@ -54,6 +56,7 @@ def ensure_initial_data(*, local_node: bool, simulated_gpus: bool, demo: bool) -
     if local_node:
         _ensure_local_node(admin, pool, simulated_gpus)
         _ensure_local_environment(admin)
+        _ensure_code_server()
     if demo:
         ensure_demo(admin)
     if admin.has_usable_password() or not admin.is_active:
@@ -141,6 +144,29 @@ def _ensure_local_environment(admin: User) -> None:
             "environment": environment,
             "fields": {"gpus_per_task": 1, "cpu_milli": 1000, "memory_mib": 2048},
         },
+    )
+
+
+def _ensure_code_server() -> None:
+    """Create an environment with VS Code if this machine has code-server where every account can run it."""
+    program = shutil.which("code-server")
+    if program is None or Environment.objects.filter(name="code-server-local").exists():
+        return
+    real = Path(program).resolve()
+    if not all(folder.stat().st_mode & 0o001 for folder in real.parents):
+        return
+    do_save_environment(
+        None,
+        EnvironmentInput(
+            name="code-server-local",
+            title="VS Code on this machine",
+            description="code-server, run as a process of the user's account without a container.",
+            runtime=RuntimeKind.PROCESS,
+            prefix=str(Path(program).parent.parent),
+            tool="code-server",
+            tool_command=tuple(code_server_command(program)),
+            tool_port=TOOL_PORT,
+        ),
     )
 
 

@@ -43,6 +43,18 @@ def jupyterlab_command(prefix: Path | None = None) -> list[str]:
     ]
 
 
+def code_server_command(program: str = "code-server") -> list[str]:
+    """Return code-server's argument list (VS Code); the node fills in {address}, {port} and {secret_file}.
+
+    The gateway sends the hash of the secret as its session cookie; the secret itself is in no argument.
+    """
+    script = (
+        'HASHED_PASSWORD=$(tr -d "\\n" <"$1" | sha256sum | cut -c1-64); export HASHED_PASSWORD; '
+        'exec "$0" --auth password --bind-addr "$2" --disable-telemetry --disable-update-check "$HOME"'
+    )
+    return ["sh", "-c", script, program, "{secret_file}", "{address}:{port}"]
+
+
 def ensure_process_jupyterlab(data_dir: Path) -> Path:
     """Install JupyterLab from the hash-locked file below ``data_dir`` unless installed; return its directory.
 

@@ -61,9 +61,22 @@ def finish_attempts(ended: Mapping[Attempt, Sequence[Task]]) -> None:
     save_fields(left, "state", "ended_at")
     record_work(work)
     transition_attempts(changes, ("ended_at", "exit_code"))
-    transition_jobs([_job_change(each, reason) for each, (_, reason) in zip(changes, work, strict=True)])
+    moved = [_job_change(each, reason) for each, (_, reason) in zip(changes, work, strict=True)]
+    for each in moved:
+        if each.job.gpu_switch is not None:
+            each.job.save(update_fields=apply_gpu_switch(each.job))
+    transition_jobs(moved)
     if changes:
         trigger_cycle("ended")
+
+
+def apply_gpu_switch(job: Job) -> list[str]:
+    """Set the columns of a switch on a job without a live attempt; return their names, for the save."""
+    columns = job.gpu_switch or {}
+    for name, value in columns.items():
+        setattr(job, name, value)
+    job.gpu_switch = None
+    return [*columns, "gpu_switch"]
 
 
 def _job_change(ended: AttemptChange, reason: EndReason) -> JobChange:

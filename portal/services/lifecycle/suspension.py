@@ -6,6 +6,9 @@ node has proved that the container is gone.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from django.db import transaction
 
 from portal.domain.end_states import PREEMPTION_REASONS, is_retried
@@ -15,6 +18,7 @@ from portal.domain.states import TERMINAL_JOB_STATES, DesiredState, JobState
 from portal.errors import Conflict
 from portal.models import Attempt, Job, JobEvent, JobVerdict
 from portal.outbox import trigger_cycle
+from portal.services.lifecycle.attempt_end import apply_gpu_switch
 from portal.services.lifecycle.job_control import lock_live_attempt, request_stop
 from portal.services.lifecycle.state_events import publish_job_state
 from portal.services.lifecycle.transitions import transition_job
@@ -78,6 +82,37 @@ def resume_job(job_id: int, *, actor: str) -> Job:
             JobEvent.objects.create(job=job, kind=RESUMED_REASON, actor=actor, message=message)
             publish_job_state(job)
             trigger_cycle("requeue")
+        return job
+
+
+def switch_gpus(job_id: int, columns: Mapping[str, Any], *, actor: str, message: str) -> Job:
+    """Change the GPU request of a workspace, which restarts with the same home and address. Repeatable.
+
+    A live attempt is stopped as by a suspension, and ``columns`` of the job change when its end is proved: until
+    then it holds the GPUs that it requested. A suspended or pending workspace changes at once. Raise Conflict if it
+    has ended, is about to end, or could not be resumed.
+    """
+    with transaction.atomic():
+        job = Job.objects.select_for_update(of=("self",), no_key=True).get(pk=job_id)
+        was_suspended = job.desired_state == DesiredState.SUSPENDED
+        if lock_live_attempt(job) is not None and not was_suspended:
+            suspend_job(job_id, actor=actor, message=message)
+            resume_job(job_id, actor=actor)
+        elif job.state in TERMINAL_JOB_STATES or job.desired_state == DesiredState.CANCELLED:
+            raise Conflict("It has ended or is stopping.", code="job_ended")
+        elif was_suspended:
+            resume_job(job_id, actor=actor)
+        job.refresh_from_db()
+        job.gpu_switch = dict(columns)
+        fields = ["gpu_switch", "version"]
+        if lock_live_attempt(job) is None:
+            fields += apply_gpu_switch(job)
+            JobVerdict.objects.filter(job=job).delete()
+        job.version += 1
+        job.save(update_fields=fields)
+        JobEvent.objects.create(job=job, kind="edited", actor=actor, message=message)
+        publish_job_state(job)
+        trigger_cycle("requeue")
         return job
 
 

@@ -80,7 +80,7 @@ def do_open_workspace(user: User, job: Job, session_key: str) -> tuple[str, str]
     The page posts it as the form field ``ticket``; ``session_key`` is its cookie's. Raise NotFound or
     Forbidden for other users, Conflict if the workspace is not ready.
     """
-    require_permission(user, Permission.ENTER, job)
+    require_permission(user, Permission.VISIT, job)
     attempt = open_attempt(job)
     if attempt is None:
         raise Conflict("Its server does not respond yet, or has stopped.", code="workspace_not_ready")
@@ -137,7 +137,8 @@ def do_redeem_ticket(ticket: str, public_id: str) -> str | None:
         fresh = WorkspaceTicket.objects.filter(pk=row.pk, used_at__isnull=True, expires_at__gt=now)
         if fresh.update(used_at=now) != 1:
             return None
-        if session_user(row.session_key) != row.user or not can(row.user, Permission.ENTER, target):
+        verb = Permission.VISIT if isinstance(target, Job) else Permission.ENTER
+        if session_user(row.session_key) != row.user or not can(row.user, verb, target):
             return None
         cookie = secrets.token_urlsafe(32)
         WorkspaceSession.objects.create(

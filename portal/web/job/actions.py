@@ -83,7 +83,8 @@ def open_workspace(request: HttpRequest, user: User, public_id: str) -> HttpResp
     """Return a page that posts a single-use ticket to the workspace's own origin."""
     job = get_job(user, public_id)
     address, ticket = access.do_open_workspace(user, job, request.session.session_key or "")
-    response = render(request, "job/open.html", {"job": job, "address": address, "ticket": ticket})
+    context = {"job": job, "address": address, "ticket": ticket, "path": request.POST.get("path", "")}
+    response = render(request, "job/open.html", context)
     response.headers["Referrer-Policy"] = access.HANDOVER_REFERRER_POLICY
     return response
 

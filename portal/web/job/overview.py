@@ -11,7 +11,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
 
-from portal.access import AccessPolicy, Permission, can, job_permissions
+from portal.access import AccessPolicy, Permission, can, job_permissions, live_share
 from portal.domain.gang_fabric import format_endpoint
 from portal.domain.job_spec import job_fields
 from portal.domain.phases import Phase
@@ -51,6 +51,7 @@ from portal.selectors.scheduling.fair_share_breakdown import list_breakdowns
 from portal.selectors.scheduling.settings import effective_pool_settings
 from portal.selectors.services import service_of_job
 from portal.services.jobs.launching import attempt_ranks
+from portal.services.jobs.notebooks import find_notebook_run
 from portal.services.jobs.reruns import checked_out_commit, compare_with_source
 from portal.services.jobs.time_limits import MIN_EXTENSION_S
 from portal.visibility import private_fields
@@ -139,6 +140,7 @@ def overview_context(user: User, found: Job) -> dict[str, Any]:
         "progress": attempt_progress(last) if last else None,
         "stalled_at": stalled_since(last) if last else None,
         "service": service_of_job(user, found) if found.kind == JobKind.SERVICE.value else None,
+        "notebook": find_notebook_run(user, found),
         "layouts": compare_job_layouts(found),
         "scaling": scaling,
         "scale_point": point_of(scaling, found.total_gpus),
@@ -217,6 +219,8 @@ def job_page_context(user: User, found: Job) -> dict[str, Any]:
         "may_control": row.may_control,
         "signals": SIGNALS.items(),
         "may_enter": row.is_workspace and enters,
+        "may_visit": row.is_workspace
+        and (enters or (not row.ended and found.owner_id != user.pk and live_share(user, found) is not None)),
         "may_type": enters and found.state == JobState.RUNNING,
         "may_read_logs": Permission.READ_LOGS in permissions,
         "may_read_files": Permission.READ_FILES in permissions,

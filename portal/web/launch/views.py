@@ -192,8 +192,7 @@ def _initial(request: HttpRequest, user: User, shown: list[EnvironmentChoice]) -
     if query.get("sweep") in tuple(Searcher):
         start["searcher"] = query["sweep"]
     start["time_zone"] = user.timezone
-    if query.get("pool"):
-        start["pool"] = query["pool"]
+    start |= {name: query[name] for name in ("pool", "project") if query.get(name)}
     if query.get("topology_constraint") == "":
         start |= initial_from_api_fields({"topology_constraint": None})
     start.setdefault("name", f"{NAME_PREFIXES[start['kind']]}-{timezone.now():%d%H%M}")

@@ -1,0 +1,142 @@
+"""Shares of a workspace with named members of its project: created by its owner, limited in time, revocable."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+
+from django.db import transaction
+from django.db.models import QuerySet
+from django.utils import timezone
+
+from portal.access import Permission, can, has_role, require_permission
+from portal.domain.project_tree import path_to_root
+from portal.domain.shares import (
+    MAX_DURATION_S,
+    MAX_SHARES,
+    MIN_DURATION_S,
+    VIEWABLE_TOOLS,
+    ShareAccess,
+)
+from portal.domain.states import LIVE_ATTEMPT_STATES, TERMINAL_JOB_STATES, JobKind, Role
+from portal.errors import Conflict, Forbidden, InvalidRequest, NotFound
+from portal.models import Job, JobEvent, Membership, User, WorkspaceSession, WorkspaceShare
+from portal.services.audit import record_action
+
+VISIT_INTERVAL = dt.timedelta(seconds=30)
+INSIDE_FOR = 3 * VISIT_INTERVAL
+"""A user whose session was used within this time is shown as being inside."""
+
+
+@dataclass(frozen=True)
+class Visitor:
+    user: User
+    last_used_at: dt.datetime
+
+
+def live_shares(job: Job) -> QuerySet[WorkspaceShare]:
+    rows = WorkspaceShare.objects.filter(job=job, revoked_at=None, expires_at__gt=timezone.now())
+    return rows.select_related("user", "created_by", "job__project", "job__owner")
+
+
+def list_shares(user: User, job: Job) -> QuerySet[WorkspaceShare]:
+    """Return the live shares. Raise NotFound or Forbidden for users who do not control the workspace."""
+    require_permission(user, Permission.CONTROL, job)
+    return live_shares(job)
+
+
+def get_share(user: User, public_id: str) -> WorkspaceShare:
+    """Return a share. Raise NotFound if the user does not control its workspace."""
+    rows = WorkspaceShare.objects.select_related("user", "created_by", "job__project", "job__owner")
+    share = rows.filter(public_id=public_id).first()
+    if share is None or not can(user, Permission.CONTROL, share.job):
+        raise NotFound("There is no such share.")
+    return share
+
+
+def project_members(job: Job) -> list[User]:
+    """Return the users with whom the workspace can be shared: other members of its project, by name."""
+    line = path_to_root(job.project, lambda below: below.parent)
+    roles = [Role.MEMBER.value, Role.MANAGER.value]
+    members = Membership.objects.filter(project__in=line, role__in=roles, user__is_active=True)
+    rows = User.objects.filter(pk__in=members.values("user")).exclude(pk=job.owner_id)
+    return list(rows.order_by("username")[:500])
+
+
+def list_visitors(job: Job) -> list[Visitor]:
+    """Return the users who use the workspace at the moment, its owner included."""
+    rows = WorkspaceSession.objects.filter(
+        attempt__job=job,
+        attempt__state__in=[state.value for state in LIVE_ATTEMPT_STATES],
+        last_used_at__gt=timezone.now() - INSIDE_FOR,
+    )
+    found: dict[int, Visitor] = {}
+    for row in rows.select_related("user").order_by("last_used_at"):
+        if row.last_used_at is not None:
+            found[row.user_id] = Visitor(row.user, row.last_used_at)
+    return sorted(found.values(), key=lambda each: each.user.username)
+
+
+def record_visit(session: WorkspaceSession) -> None:
+    """Record that a session is in use, at most once in ``VISIT_INTERVAL``."""
+    now = timezone.now()
+    if session.last_used_at is None or now - session.last_used_at > VISIT_INTERVAL:
+        WorkspaceSession.objects.filter(pk=session.pk).update(last_used_at=now)
+
+
+def do_share_workspace(user: User, job: Job, guest: User, access: str, duration_s: int) -> WorkspaceShare:
+    """Share a workspace for a time; an earlier share with the same user is replaced.
+
+    Raise Forbidden unless the user owns it, InvalidRequest for a guest who is no member of its project.
+    """
+    require_permission(user, Permission.ENTER, job)
+    if job.kind != JobKind.WORKSPACE.value:
+        raise Conflict("Only workspaces can be shared.", code="not_a_workspace")
+    wrong: dict[str, str] = {}
+    if access not in set(ShareAccess):
+        wrong["access"] = f"Choose one of {', '.join(ShareAccess)}."
+    elif access == ShareAccess.VIEW and job.environment.tool not in VIEWABLE_TOOLS:
+        wrong["access"] = f"{job.environment.tool} cannot be used for viewing only."
+    if not MIN_DURATION_S <= duration_s <= MAX_DURATION_S:
+        wrong["duration_s"] = f"Must be between {MIN_DURATION_S} and {MAX_DURATION_S} s."
+    if guest.pk == job.owner_id:
+        wrong["user"] = "It is their own workspace."
+    elif not guest.is_active or not has_role(guest, job.project, Role.MEMBER):
+        wrong["user"] = f"{guest.username} is not a member of {job.project.name}."
+    if wrong:
+        raise InvalidRequest(fields=wrong)
+    with transaction.atomic():
+        job = Job.objects.select_for_update(of=("self",), no_key=True).get(pk=job.pk)
+        if job.state in TERMINAL_JOB_STATES:
+            raise Conflict("It has ended.", code="job_ended")
+        if live_shares(job).exclude(user=guest).count() >= MAX_SHARES:
+            raise Conflict(f"It is shared with {MAX_SHARES} users already.", code="too_many_shares")
+        now = timezone.now()
+        WorkspaceShare.objects.filter(job=job, user=guest, revoked_at=None).update(revoked_at=now)
+        share = WorkspaceShare.objects.create(
+            job=job,
+            user=guest,
+            access=access,
+            created_by=user,
+            expires_at=now + dt.timedelta(seconds=duration_s),
+        )
+        after = {"user": guest.username, "access": access, "expires_at": share.expires_at.isoformat()}
+        record_action(user, "workspace.share", job, after=after)
+        message = f"Shared with {guest.username} to {access}, until {share.expires_at:%Y-%m-%d %H:%M} UTC."
+        JobEvent.objects.create(job=job, kind="shared", actor=user.username, message=message)
+    return share
+
+
+def do_revoke_share(user: User, share: WorkspaceShare) -> WorkspaceShare:
+    """Revoke a share: requests are refused, and open connections end, within 5 s. Repeatable."""
+    if not can(user, Permission.CONTROL, share.job):
+        raise Forbidden("Only its owner, managers of its project and administrators can revoke it.")
+    with transaction.atomic():
+        live = WorkspaceShare.objects.filter(pk=share.pk, revoked_at=None)
+        if live.update(revoked_at=timezone.now()):
+            before = {"user": share.user.username, "access": share.access}
+            record_action(user, "workspace.unshare", share.job, before=before)
+            message = f"No longer shared with {share.user.username}."
+            JobEvent.objects.create(job=share.job, kind="shared", actor=user.username, message=message)
+    share.refresh_from_db()
+    return share

@@ -1,0 +1,63 @@
+"""The tab of a workspace on which its owner shares it with members of its project."""
+
+from __future__ import annotations
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+
+from portal.access import AccessPolicy, Permission, can
+from portal.domain.shares import DURATIONS_S, VIEWABLE_TOOLS
+from portal.errors import InvalidRequest
+from portal.models import User
+from portal.selectors.jobs.jobs import get_job
+from portal.selectors.lookup import get_first
+from portal.services.workspaces.shares import (
+    do_revoke_share,
+    do_share_workspace,
+    get_share,
+    list_shares,
+    list_visitors,
+    project_members,
+)
+from portal.web.display.formatting import parse_whole_number
+from portal.web.job.overview import job_page_context
+from portal.web.views import action, page, refusals_as_messages
+
+
+@page(AccessPolicy.SIGNED_IN)
+def shares(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    job = get_job(user, public_id)
+    may_share = can(user, Permission.ENTER, job)
+    context = {
+        "tab": "shares",
+        "shares": list_shares(user, job),
+        "visitors": list_visitors(job),
+        "may_share": may_share,
+        "members": project_members(job) if may_share else [],
+        "durations": DURATIONS_S,
+        "may_view": job.environment.tool in VIEWABLE_TOOLS,
+    }
+    return render(request, "job/shares.html", job_page_context(user, job) | context)
+
+
+@action(AccessPolicy.SIGNED_IN)
+def share(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    job = get_job(user, public_id)
+    with refusals_as_messages(request):
+        try:
+            guest = get_first(User.objects.filter(public_id=request.POST.get("user", "")), "Choose a member.")
+            duration_s = parse_whole_number(request.POST.get("duration_s", "")) or 0
+            made = do_share_workspace(user, job, guest, request.POST.get("access", ""), duration_s)
+        except InvalidRequest as wrong:
+            messages.error(request, " ".join(wrong.fields.values()) or wrong.message)
+        else:
+            messages.success(request, f"{job.name} is shared with {made.user.display_name}.")
+    return redirect("job-shares", public_id)
+
+
+@action(AccessPolicy.SIGNED_IN)
+def revoke(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    row = do_revoke_share(user, get_share(user, public_id))
+    messages.success(request, f"{row.job.name} is no longer shared with {row.user.display_name}.")
+    return redirect("job-shares", row.job.public_id)
