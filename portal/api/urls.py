@@ -54,6 +54,7 @@ V1: list[URLPattern | URLResolver] = [
     *quotas.ROUTES,
     *secrets.ROUTES,
     path("jobs/preview/", preview.JobPreviewView.as_view()),
+    path("jobs/preview/alternatives/", preview.StartAlternativesView.as_view()),
     path("jobs/", jobs.JobsView.as_view()),
     path("jobs/<slug:job>/", jobs.JobView.as_view()),
     *actions.ROUTES,

@@ -47,6 +47,7 @@ urlpatterns = [
     path("account/sessions/end/", account.end_sessions, name="account-sessions-end"),
     path("launch/", views.launch, name="launch"),
     path("launch/check/", views.preview, name="launch-check"),
+    path("launch/alternatives/", views.alternatives, name="launch-alternatives"),
     path("jobs/", job_list.jobs, name="jobs"),
     path("jobs/cancel/", job_list.bulk_cancel, name="jobs-cancel"),
     path("jobs/tensorboard/", job_list.open_tensorboard, name="jobs-tensorboard"),

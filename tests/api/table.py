@@ -320,6 +320,15 @@ ROWS = [
     ),
     Row("queue", "get", "queue/", EVERYBODY),
     Row("jobs_preview", "post", "jobs/preview/", WORKERS, JOB, hidden=422, scope=READ),
+    Row(
+        "jobs_preview_alternatives",
+        "post",
+        "jobs/preview/alternatives/",
+        WORKERS,
+        JOB,
+        hidden=422,
+        scope=READ,
+    ),
     Row("profiles_list", "get", "profiles/", EVERYBODY),
     # no scheduler answers here
     Row("profiles_create", "post", "profiles/", WORKERS, PROFILE, 503, hidden=422, scope=JOBS),

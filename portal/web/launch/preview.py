@@ -18,6 +18,7 @@ from portal.selectors.jobs.preemption_preview import (
     total_lost_gpu_seconds,
 )
 from portal.selectors.nodes.cluster_overview import GpuModelSummary
+from portal.services.jobs.start_alternatives import StartTimes, list_start_alternatives
 from portal.services.jobs.submission import JobRequest, is_live, preview_query_body, validate_request
 from portal.web.display.formatting import gpus as gpu_words
 from portal.web.display.formatting import short_gpu_model
@@ -29,8 +30,17 @@ ENGINE_TIMEOUT_S = 0.8
 
 @dataclass(frozen=True)
 class Suggestion:
+    """A change of form fields. ``interval`` is the start with it; None if that is now, or is not forecast."""
+
     message: str
     fields: dict[str, Any] = field(default_factory=dict)
+    interval: StartTimes | None = None
+    speed_percent: int | None = None
+
+    @property
+    def assignments(self) -> str:
+        """The fields as ``launch.js`` applies them."""
+        return ";".join(f"{name}={'' if value is None else value}" for name, value in self.fields.items())
 
 
 @dataclass(frozen=True)
@@ -91,6 +101,19 @@ def preview_launch(
     return replace(
         _preview_from_engine(answer), victims=preemption_candidates(user, answer.get("victims") or [])
     )
+
+
+def start_suggestions(user: User, request: JobRequest) -> list[Suggestion]:
+    """Return the changes with which a valid request would start sooner, each with its start."""
+    return [
+        Suggestion(
+            each.change[:1].upper() + each.change[1:],
+            _form_fields(each.fields),
+            each.interval,
+            each.speed_percent,
+        )
+        for each in list_start_alternatives(user, request)
+    ]
 
 
 def errors_by_form_field(errors: dict[str, str]) -> dict[str, str]:
