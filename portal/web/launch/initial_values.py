@@ -24,7 +24,7 @@ from portal.domain.services import ServiceSpec, mlflow_command
 from portal.domain.states import JobKind
 from portal.domain.sweeps import describe_parameter, format_value, read_parameters
 from portal.domain.template_parameters import FILLED_AS_TEXT, fill_fields, read_template_parameters
-from portal.models import Job, NodePool, PipelinePlan, Template, User
+from portal.models import Job, NodePool, PipelinePlan, Service, Template, User
 from portal.selectors.jobs.pipeline_plans import list_plans
 from portal.selectors.nodes.free_nodes import plan_nodes
 from portal.selectors.services import get_service
@@ -48,6 +48,21 @@ def initial_from_job(user: User, job: Job) -> dict[str, Any]:
         "environment": job.environment.public_id,
         "pool": job.pool.public_id if job.pool else "",
     } | initial_from_api_fields(fields)
+
+
+def initial_from_last_launch(user: User, kind: str) -> tuple[dict[str, Any], Job | Service | None]:
+    """Return what the user last launched of this kind as form values, with a new name, and its row.
+
+    Trials of sweeps do not count: their command contains values that the searcher chose.
+    """
+    if kind == JobKind.SERVICE.value:
+        service = Service.objects.filter(owner=user, project__archived_at__isnull=True).order_by("-id").first()
+        found = initial_from_service(user, service.public_id) if service else {}
+        return {name: value for name, value in found.items() if name not in ("service", "name")}, service
+    own = Job.objects.filter(owner=user, kind=kind, trial__isnull=True, project__archived_at__isnull=True)
+    job = own.select_related("project", "environment", "pool").order_by("-id").first()
+    found = initial_from_job(user, job) if job else {}
+    return {name: value for name, value in found.items() if name not in ("name", "resume_from")}, job
 
 
 def _topology_fields(near: Any) -> dict[str, str]:

@@ -20,7 +20,7 @@ from portal.access import (
 )
 from portal.domain.feasibility import accepts_gpu_model
 from portal.domain.formatting import format_gpu_models
-from portal.domain.job_spec import JobRole, job_fields, placement_fields, roles_as_json
+from portal.domain.job_spec import JobRole, JobSpec, job_fields, placement_fields, roles_as_json
 from portal.domain.project_tree import path_to_root
 from portal.domain.scaling import cheaper_size, point_of
 from portal.domain.services import ServiceSpec
@@ -34,6 +34,7 @@ from portal.selectors.jobs.jobs import get_job
 from portal.selectors.jobs.progress import measure_scaling
 from portal.selectors.nodes import cluster_overview
 from portal.selectors.nodes.cluster_overview import GpuModelSummary
+from portal.selectors.nodes.gpu_shares import GpuShare, list_gpu_shares, proportional_amounts
 from portal.selectors.projects.quota_usage import QuotaUsage, project_quota_usage
 from portal.selectors.services import get_service
 from portal.selectors.templates import gallery_templates, list_templates
@@ -43,12 +44,14 @@ from portal.services.jobs.launching import preview_ranks
 from portal.services.jobs.submission import JobRequest, do_submit_job, validate_request
 from portal.services.serving.services import do_deploy_service, do_update_service
 from portal.services.sweeps.sweeps import do_create_sweep
+from portal.web.display.formatting import parse_whole_number
 from portal.web.display.idle_text import IdleRuleText, idle_rule_texts
 from portal.web.display.quota_bars import QuotaBar
 from portal.web.launch.form import LaunchForm, launchable_projects, parameter_field_name
 from portal.web.launch.initial_values import (
     initial_from_api_fields,
     initial_from_job,
+    initial_from_last_launch,
     initial_from_model,
     initial_from_plan,
     initial_from_profile,
@@ -63,6 +66,8 @@ from portal.web.launch.preview import (
     preview_unsatisfiable,
     start_suggestions,
 )
+from portal.web.launch.spec_fields import form_values
+from portal.web.launch.summaries import step_summaries
 from portal.web.sign_in import add_service_errors
 from portal.web.views import action, form_page
 
@@ -100,8 +105,11 @@ class EnvironmentChoice:
 def launch(request: HttpRequest, user: User) -> HttpResponse:
     if request.method == "GET":
         shown = _environment_choices(user)
-        form = LaunchForm(user, initial=_initial(request, user, shown))
-        return render(request, "launch/page.html", _context(user, form, shown))
+        shares = list_gpu_shares(user)
+        initial, last = _initial(request, user, shown, shares)
+        form = LaunchForm(user, initial=initial)
+        context = _context(user, form, shown, shares) | {"last_launch": last}
+        return render(request, "launch/page.html", context)
     form = LaunchForm(user, request.POST)
     refusal: LaunchPreview | None = None
     if form.is_valid():
@@ -119,7 +127,8 @@ def launch(request: HttpRequest, user: User) -> HttpResponse:
         else:
             messages.success(request, f"{made.name} is submitted.")
             return redirect(type(made).__name__.lower(), made.public_id)
-    context = _context(user, form, _environment_choices(user)) | ({"check": refusal} if refusal else {})
+    context = _context(user, form, _environment_choices(user), list_gpu_shares(user))
+    context |= {"check": refusal} if refusal else {}
     return render(request, "launch/page.html", context, status=422 if refusal else 400)
 
 
@@ -159,11 +168,18 @@ def alternatives(request: HttpRequest, user: User) -> HttpResponse:
     return render(request, "launch/alternatives.html", {"suggestions": found})
 
 
-def _initial(request: HttpRequest, user: User, shown: list[EnvironmentChoice]) -> dict[str, Any]:
+def _initial(
+    request: HttpRequest, user: User, shown: list[EnvironmentChoice], shares: list[GpuShare]
+) -> tuple[dict[str, Any], Job | Service | None]:
+    """Return initial values, and the last launch if they are those of it."""
     query = request.GET
     kind = query.get("kind", "")
     start: dict[str, Any] = {"kind": kind if kind in NAME_PREFIXES else JobKind.WORKSPACE.value}
-    if query.get("like"):
+    last: Job | Service | None = None
+    if not query.keys() - {"kind"}:
+        remembered, last = initial_from_last_launch(user, start["kind"])
+        start |= remembered
+    elif query.get("like"):
         like = get_job(user, query["like"])
         start |= initial_from_job(user, like)
         if (like.env or like.secrets) and not can(user, Permission.CONTROL, like):
@@ -190,13 +206,17 @@ def _initial(request: HttpRequest, user: User, shown: list[EnvironmentChoice]) -
     if query.get("topology_constraint") == "":
         start |= initial_from_api_fields({"topology_constraint": None})
     start.setdefault("name", f"{NAME_PREFIXES[start['kind']]}-{timezone.now():%d%H%M}")
+    if last is None:
+        count = parse_whole_number(start.get("gpus_per_task", 1)) or 0
+        pool, model = str(start.get("pool") or ""), str(start.get("gpu_model") or "")
+        start = form_values(JobSpec, proportional_amounts(shares, pool, model, count)) | start
     if not start.get("project"):
         first = launchable_projects(user).first()
         start["project"] = first.public_id if first else ""
     if not start.get("environment"):
         offered = _default_environment(shown, start["kind"], start["project"])
         start["environment"] = offered.public_id if offered else ""
-    return start
+    return start, last
 
 
 def _default_environment(shown: list[EnvironmentChoice], kind: str, project: str) -> Environment | None:
@@ -223,9 +243,12 @@ def _environment_choices(user: User) -> list[EnvironmentChoice]:
     return shown
 
 
-def _context(user: User, form: LaunchForm, shown: list[EnvironmentChoice]) -> dict[str, Any]:
+def _context(
+    user: User, form: LaunchForm, shown: list[EnvironmentChoice], shares: list[GpuShare]
+) -> dict[str, Any]:
     return _preview_context(user, form) | {
         "form": form,
+        "gpu_shares": json.dumps([asdict(share) for share in shares]),
         "environments": shown,
         "secrets": visible_secrets(user).order_by("project__name", "name"),
         "volumes": list_volumes(user).exclude(kind=VolumeKind.HOME.value),
@@ -268,6 +291,7 @@ def _preview_context(user: User, form: LaunchForm, *, ask: bool = False) -> dict
     return {
         "check": found,
         "request_now": request,
+        "summaries": step_summaries(request) if request else {},
         "scale_point": point_of(scaling, request.total_gpus) if request else None,
         "cheaper": cheaper_size(scaling, request.total_gpus) if request else None,
         "network": gang_network_text(request.tasks, elastic=request.is_elastic, pool=request.pool)
