@@ -1891,4 +1891,27 @@ class Migration(migrations.Migration):
             model_name='volume',
             constraint=models.UniqueConstraint(condition=models.Q(('kind', 'home'), ('owner__isnull', True)), fields=('kind',), name='volume_one_declared_home'),
         ),
+        migrations.CreateModel(
+            name='AttemptGpuUse',
+            fields=[
+                ('attempt', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='gpu_use', serialize=False, to='portal.attempt')),
+                ('samples', models.PositiveBigIntegerField(help_text='Samples of all its GPUs, one per GPU and second.')),
+                ('utilisation_sum_percent', models.FloatField(help_text='Sum of the utilisation over all samples.')),
+                ('peak_memory_mib', models.FloatField(help_text='Highest memory use of one GPU.')),
+            ],
+        ),
+        migrations.CreateModel(
+            name='Announcement',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('public_id', portal.models.public_id.PublicIdField(default=portal.models.public_id.new_public_id, editable=False, max_length=16, unique=True)),
+                ('message', models.CharField(max_length=500)),
+                ('ends_at', models.DateTimeField(help_text='It is not shown from then on.')),
+                ('created_at', models.DateTimeField(auto_now_add=True)),
+                ('created_by', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to=settings.AUTH_USER_MODEL)),
+            ],
+            options={
+                'ordering': ['-id'],
+            },
+        ),
     ]

@@ -10,10 +10,10 @@ from django.utils import timezone
 
 from agents.wire.messages import GpuProcess, GpuSample, NodeSample, TaskSample
 from portal.live.collector.rollup import MAX_COUNTER_GAP_S, NodeRollup, minute_columns
-from portal.models import Attempt, NodeMetricsMinute
+from portal.models import Attempt, AttemptGpuUse, NodeMetricsMinute
 from portal.selectors.jobs.jobs import attempt_energy_joules, list_attempts
 from portal.selectors.nodes.metric_series import read_node_series
-from portal.services.nodes.metrics_rollup import delete_expired_metrics, save_node_metrics
+from portal.services.nodes.metrics_rollup import GpuUse, delete_expired_metrics, save_node_metrics
 from tests import factories
 
 
@@ -196,3 +196,22 @@ def test_a_node_is_read_as_series(db):
     assert series.minutes_s == [start - 60, start]
     assert [gpu.utilisation_percent for gpu in series.gpus] == [[None, 40.0], [30.0, None]]
     assert series.energy_joules == 10.0
+
+
+def test_gpu_use_counts_gpus_that_one_attempt_holds():
+    rollup, alone = NodeRollup(), {"GPU-1": [("job1", 1, 1000)]}
+    rollup.add(6000, sample(use=40), alone)
+    rollup.add(6001, sample(use=60), alone)
+    rollup.add(6002, sample(use=90), {"GPU-1": [("job1", 1, 500), ("job2", 1, 500)]})
+    assert dict(rollup.pop_partial().gpu_use) == {("job1", 1): GpuUse(2, 100.0, 1000)}
+
+
+def test_gpu_use_is_added_to_the_attempt(db):
+    dataset = factories.basic_cluster()
+    job = factories.job(dataset["owner"], dataset["project"], dataset["environment"])
+    attempt = Attempt.objects.create(job=job, number=1, pool=dataset["pool"], leader_epoch=1)
+    for peak in (5000, 3000):
+        save_node_metrics([], None, {(job.public_id, 1): GpuUse(10, 500.0, peak), ("gone", 1): GpuUse(1)})
+    stored = AttemptGpuUse.objects.get()
+    assert (stored.attempt, stored.samples, stored.peak_memory_mib) == (attempt, 20, 5000)
+    assert stored.mean_utilisation_percent == 50

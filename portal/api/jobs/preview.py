@@ -21,6 +21,7 @@ from portal.selectors.jobs.preemption_preview import (
 from portal.selectors.jobs.progress import measure_scaling
 from portal.services.accounts.tokens import Scope
 from portal.services.jobs.launching import preview_ranks
+from portal.services.jobs.right_size import right_size_advice
 from portal.services.jobs.start_alternatives import StartTimes, list_start_alternatives
 from portal.services.jobs.submission import preview_start, validate_request
 from portal.valkey import rate_limits
@@ -47,6 +48,21 @@ class PreviewVictim(ResponseSerializer):
     checkpoint_at = serializers.DateTimeField(
         allow_null=True, help_text="When it last reported a checkpoint; null if it has reported none."
     )
+
+
+class RightSize(ResponseSerializer):
+    """What the latest runs used at most, and what would have been enough."""
+
+    message = serializers.CharField()
+    runs = serializers.IntegerField()
+    used_gpus = serializers.FloatField(help_text="Highest mean number of busy GPUs of a run.")
+    gpus = serializers.IntegerField(help_text="GPUs that this run held.")
+    gpu_memory_used_mib = serializers.IntegerField(help_text="Highest use of one GPU's memory.")
+    gpu_memory_mib = serializers.IntegerField(help_text="Memory of that GPU.")
+    memory_used_mib = serializers.IntegerField(
+        allow_null=True, help_text="Highest memory of a task; null if no less memory is suggested."
+    )
+    values = serializers.DictField(source="fields", help_text="New values of the request.")
 
 
 class JobPreview(ResponseSerializer):
@@ -86,6 +102,11 @@ class JobPreview(ResponseSerializer):
         allow_null=True,
         help_text="The measured number of GPUs with the least GPU-seconds for each unit of work; null if the "
         "requested one was not measured, or no other one saves 5 percent.",
+    )
+    right_size = RightSize(
+        allow_null=True,
+        help_text="A smaller request that would have been enough for your latest runs of this template or "
+        "environment; null unless at least three runs agree.",
     )
     ranks = RankLaunchDetail(
         many=True,
@@ -155,6 +176,7 @@ class JobPreviewView(SignedInView):
                 lost_gpu_seconds=total_lost_gpu_seconds(victims) if reported else None,
                 scaling=scaling,
                 cheaper=cheaper_size(scaling, wanted.total_gpus),
+                right_size=right_size_advice(self.user, wanted),
                 ranks=preview_ranks(wanted, PAGE_RANKS),
                 alternatives=reported.get("alternatives", []),
             )

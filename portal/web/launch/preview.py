@@ -108,7 +108,7 @@ def start_suggestions(user: User, request: JobRequest) -> list[Suggestion]:
     return [
         Suggestion(
             each.change[:1].upper() + each.change[1:],
-            _form_fields(each.fields),
+            form_fields(each.fields),
             each.interval,
             each.speed_percent,
         )
@@ -124,7 +124,7 @@ def errors_by_form_field(errors: dict[str, str]) -> dict[str, str]:
 
 def _preview_from_engine(answer: dict[str, Any]) -> LaunchPreview:
     ways = [
-        Suggestion(str(way["message"]), _form_fields(dict(way.get("fields") or {})))
+        Suggestion(str(way["message"]), form_fields(dict(way.get("fields") or {})))
         for way in answer.get("alternatives", [])
     ]
     verdict = answer.get("verdict") or {}
@@ -145,7 +145,7 @@ def _preview_from_engine(answer: dict[str, Any]) -> LaunchPreview:
     )
 
 
-def _form_fields(changed: dict[str, Any]) -> dict[str, Any]:
+def form_fields(changed: dict[str, Any]) -> dict[str, Any]:
     """Return the new values of a change with the form's field names."""
     rules = job_fields()
     blank = {

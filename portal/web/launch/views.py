@@ -35,12 +35,13 @@ from portal.selectors.jobs.progress import measure_scaling
 from portal.selectors.nodes import cluster_overview
 from portal.selectors.nodes.cluster_overview import GpuModelSummary
 from portal.selectors.nodes.gpu_shares import GpuShare, list_gpu_shares, proportional_amounts
-from portal.selectors.projects.quota_usage import QuotaUsage, project_quota_usage
+from portal.selectors.projects.quota_usage import QuotaUsage, project_quota_usage, user_quota_usage
 from portal.selectors.services import get_service
 from portal.selectors.templates import gallery_templates, list_templates
 from portal.selectors.volumes import list_volumes
 from portal.services.jobs.gang_rules import gang_network_text
 from portal.services.jobs.launching import preview_ranks
+from portal.services.jobs.right_size import right_size_advice
 from portal.services.jobs.submission import JobRequest, do_submit_job, validate_request
 from portal.services.serving.services import do_deploy_service, do_update_service
 from portal.services.sweeps.sweeps import do_create_sweep
@@ -62,6 +63,7 @@ from portal.web.launch.preview import (
     LaunchPreview,
     Suggestion,
     errors_by_form_field,
+    form_fields,
     preview_launch,
     preview_unsatisfiable,
     start_suggestions,
@@ -258,7 +260,6 @@ def _context(
 
 
 def _preview_context(user: User, form: LaunchForm, *, ask: bool = False) -> dict[str, Any]:
-    strips = cluster_overview.free_capacity(user)
     value = _value_of(form)
     request: JobRequest | None = None
     if form.is_bound:
@@ -271,6 +272,8 @@ def _preview_context(user: User, form: LaunchForm, *, ask: bool = False) -> dict
         probe = LaunchForm(user, values | form.roles.as_data())
         if probe.is_valid():
             request = probe.to_job_request()
+    shares = project_quota_usage([request.project], user) if request else user_quota_usage(user)
+    strips = cluster_overview.free_capacity(user, shares)
     if request is not None:
         found = preview_launch(user, request, strips, query_engine=ask)
     else:
@@ -285,12 +288,12 @@ def _preview_context(user: User, form: LaunchForm, *, ask: bool = False) -> dict
         message = " ".join(said) or "Fill in the missing fields."
         found = LaunchPreview("wrong", "Not ready yet", message, field_errors=wrong)
     scaling = measure_scaling(request) if request and found.kind != "wrong" else []
-    shares = project_quota_usage([request.project]) if request else []
     requested = request.total_milli if request else 0
     model, count = str(value("gpu_model") or ""), str(value("gpus_per_task") or "")
     return {
         "check": found,
         "request_now": request,
+        "advice": _advice(user, request, strips) if request and found.kind != "wrong" else None,
         "summaries": step_summaries(request) if request else {},
         "scale_point": point_of(scaling, request.total_gpus) if request else None,
         "cheaper": cheaper_size(scaling, request.total_gpus) if request else None,
@@ -312,6 +315,18 @@ def _preview_context(user: User, form: LaunchForm, *, ask: bool = False) -> dict
         "as_yaml": yaml_example(_example(request, form)[1]) if request else "",
         "ranks": preview_ranks(request, PREVIEW_RANKS) if request else [],
     }
+
+
+def _advice(user: User, request: JobRequest, strips: list[GpuModelSummary]) -> Suggestion | None:
+    """Return what past runs say about the request, and whether the smaller number of GPUs is free now."""
+    found = right_size_advice(user, request)
+    if found is None:
+        return None
+    fitting = [strip for strip in strips if accepts_gpu_model(request.gpu_model, strip.model)]
+    free = max((strip.largest_free for strip in fitting), default=0)
+    count = found.fields.get("gpus_per_task")
+    now = " They are free now." if count and count <= free < request.gpus_per_task else ""
+    return Suggestion(found.message + (now.replace("They are", "It is") if count == 1 else now), form_fields(found.fields))
 
 
 def _value_of(form: LaunchForm) -> Any:
