@@ -12,4 +12,4 @@ MAX_SHOWN = 5
 
 def current_announcements() -> QuerySet[Announcement]:
     """Return announcements that have not ended, newest first."""
-    return Announcement.objects.filter(ends_at__gt=timezone.now()).select_related("created_by")
+    return Announcement.objects.filter(ends_at__gt=timezone.now())

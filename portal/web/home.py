@@ -109,7 +109,7 @@ def project_quotas(
 def _startable_text(share: QuotaUsage, free_gpus: int) -> str:
     left = share.startable_milli
     if left is not None and left < 1000 * free_gpus:
-        owner = "" if share.bound_by == share.project.name else f" of {share.bound_by}"
+        owner = " of a project above" if share.bound_by_ancestor else ""
         return f"{gpu_amount(left)} could start now, within the limit{owner}."
     return f"{free_gpus} could start now." if free_gpus else "None could start now: no GPU is free."
 

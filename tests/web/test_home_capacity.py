@@ -62,10 +62,10 @@ def test_the_limit_of_an_ancestor_counts(lab):
     found = capacity(lab["user"])
     (model,), (project,) = found["gpu_models"], found["projects"]
     assert (model["free"], model["largest_free"], model["beyond_quota"]) == (3, 3, 5)
-    assert (project["startable_milli"], project["bound_by"]) == (3000, "school")
+    assert (project["startable_milli"], project["bound_by_ancestor"]) == (3000, True)
     page = words(client_of(lab["user"]).get(reverse("home")))
     assert "5 more are free, but beyond your quota" in page
-    assert "3 could start now, within the limit of school." in page
+    assert "3 could start now, within the limit of a project above." in page
     launch = client_of(lab["user"]).get(reverse("launch")).context
     assert {preset.count: preset.fits_now for preset in launch["size_presets"]}[4] is False
     assert client_of(lab["admin"]).get("/api/v1/me/capacity/").json()["gpu_models"][0]["free"] == 8

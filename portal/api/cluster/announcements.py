@@ -31,7 +31,6 @@ class AnnouncementDetail(ResponseSerializer):
     message = serializers.CharField()
     ends_at = serializers.DateTimeField()
     created_at = serializers.DateTimeField()
-    created_by = serializers.CharField(source="created_by.username")
 
 
 class AnnouncementsView(SignedInView):

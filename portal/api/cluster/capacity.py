@@ -56,7 +56,7 @@ class ProjectCapacity(ResponseSerializer):
     startable_milli = serializers.IntegerField(
         allow_null=True, help_text="What all limits leave to you; null without a limit."
     )
-    bound_by = serializers.CharField(help_text="Name of the project with the binding limit; blank without.")
+    bound_by_ancestor = serializers.BooleanField(help_text="Whether that is the limit of a project above.")
 
 
 class GpuShareDetail(ResponseSerializer):

@@ -28,8 +28,8 @@ class QuotaUsage:
     """False: the project has no quota row of its own here; it may use what its ancestors allow."""
     startable_milli: int | None = None
     """What its limits, those of its ancestors and those of the user leave; None means no limit."""
-    bound_by: str = ""
-    """Name of the project whose limit that is."""
+    bound_by_ancestor: bool = False
+    """True if that is the limit of a project above, which the user may not be able to see."""
 
     @property
     def borrowed_milli(self) -> int:
@@ -64,7 +64,7 @@ def project_quota_usage(
     parents = project_parents()
     paths: dict[int, list[int]] = {each.pk: path_to_root(each.pk, parents.get) for each in projects}
     rows = Quota.objects.filter(project__in={above for path in paths.values() for above in path})
-    quotas = {(quota.project_id, quota.pool_id): quota for quota in rows.select_related("project")}
+    quotas = {(quota.project_id, quota.pool_id): quota for quota in rows}
     used, used_by_user = _used_milli(parents), _used_milli(parents, user)
     shares = []
     for project in projects:
@@ -73,8 +73,8 @@ def project_quota_usage(
             held = used[project.pk, pool.pk]
             if quota is None and not held and not (with_unlimited and pool.pk in sizes):
                 continue
-            room = [
-                (left, above.project.name)
+            limits = [
+                (left, node != project.pk)
                 for node in paths[project.pk]
                 if (above := quotas.get((node, pool.pk))) is not None
                 for left in (
@@ -83,7 +83,7 @@ def project_quota_usage(
                 )
                 if left is not None
             ]
-            startable_milli, bound_by = min(room, default=(None, ""))
+            startable_milli, bound_by_ancestor = min(limits, default=(None, False))
             shares.append(
                 QuotaUsage(
                     project,
@@ -95,7 +95,7 @@ def project_quota_usage(
                     quota.user_limit_milli if quota else None,
                     quota is not None,
                     startable_milli,
-                    bound_by,
+                    bound_by_ancestor,
                 )
             )
     return shares

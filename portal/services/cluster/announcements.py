@@ -40,7 +40,7 @@ def do_withdraw_announcement(actor: User, public_id: str) -> None:
     """Delete an announcement that has not ended. Raise NotFound."""
     require_admin(actor, "withdraw announcements")
     with transaction.atomic():
-        rows = current_announcements().select_for_update(of=("self",)).filter(public_id=public_id)
+        rows = current_announcements().select_for_update().filter(public_id=public_id)
         row = get_first(rows, "There is no such announcement.")
         record_action(actor, "announcement.withdraw", row, before={"message": row.message})
         row.delete()

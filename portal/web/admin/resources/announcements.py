@@ -48,5 +48,5 @@ def withdraw_announcement(request: HttpRequest, user: User, public_id: str) -> H
 def _render(
     request: HttpRequest, values: dict[str, str], refusal: FairwayError | None = None
 ) -> HttpResponse:
-    context = {"announcements": current_announcements()}
+    context = {"announcements": current_announcements().select_related("created_by")}
     return render_form(request, "admin/announcements.html", context, values, refusal)
