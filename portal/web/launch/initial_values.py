@@ -32,6 +32,7 @@ from portal.services.serving.services import next_deployment
 from portal.visibility import private_fields
 from portal.web.display.formatting import parse_whole_number
 from portal.web.launch.data_fields import format_secrets, format_volumes
+from portal.web.launch.form import launchable_projects
 from portal.web.launch.launcher_fields import launcher_option_values
 from portal.web.launch.roles import SHELL, format_command, role_initial
 from portal.web.launch.spec_fields import form_values
@@ -53,13 +54,15 @@ def initial_from_job(user: User, job: Job) -> dict[str, Any]:
 def initial_from_last_launch(user: User, kind: str) -> tuple[dict[str, Any], Job | Service | None]:
     """Return what the user last launched of this kind as form values, with a new name, and its row.
 
-    Trials of sweeps do not count: their command contains values that the searcher chose.
+    Trials of sweeps do not count: their command contains values that the searcher chose. Launches in projects that
+    the user has left do not either.
     """
+    projects = launchable_projects(user)
     if kind == JobKind.SERVICE.value:
-        service = Service.objects.filter(owner=user, project__archived_at__isnull=True).order_by("-id").first()
+        service = Service.objects.filter(owner=user, project__in=projects).order_by("-id").first()
         found = initial_from_service(user, service.public_id) if service else {}
         return {name: value for name, value in found.items() if name not in ("service", "name")}, service
-    own = Job.objects.filter(owner=user, kind=kind, trial__isnull=True, project__archived_at__isnull=True)
+    own = Job.objects.filter(owner=user, kind=kind, trial__isnull=True, project__in=projects)
     job = own.select_related("project", "environment", "pool").order_by("-id").first()
     found = initial_from_job(user, job) if job else {}
     return {name: value for name, value in found.items() if name not in ("name", "resume_from")}, job
