@@ -1891,14 +1891,10 @@ class Migration(migrations.Migration):
             model_name='volume',
             constraint=models.UniqueConstraint(condition=models.Q(('kind', 'home'), ('owner__isnull', True)), fields=('kind',), name='volume_one_declared_home'),
         ),
-        migrations.CreateModel(
-            name='AttemptGpuUse',
-            fields=[
-                ('attempt', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='gpu_use', serialize=False, to='portal.attempt')),
-                ('samples', models.PositiveBigIntegerField(help_text='Samples of all its GPUs, one per GPU and second.')),
-                ('utilisation_sum_percent', models.FloatField(help_text='Sum of the utilisation over all samples.')),
-                ('peak_memory_mib', models.FloatField(help_text='Highest memory use of one GPU.')),
-            ],
+        migrations.AddField(
+            model_name='attemptgpuday',
+            name='peak_memory_mib',
+            field=models.FloatField(help_text='Highest memory use of a GPU that it held alone; null: none, or not measured.', null=True),
         ),
         migrations.CreateModel(
             name='Announcement',

@@ -42,26 +42,13 @@ class AttemptGpuDay(models.Model):
     measured_gpu_s = models.FloatField()
     busy_gpu_s = models.FloatField(help_text="Weighted with the utilisation.")
     idle_gpu_s = models.FloatField(help_text="While the utilisation was below that of an idle GPU.")
+    peak_memory_mib = models.FloatField(
+        null=True, help_text="Highest memory use of a GPU that it held alone; null: none, or not measured."
+    )
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["attempt", "day"], name="attempt_gpu_day_once")]
         indexes = [models.Index(fields=["day"], name="attempt_gpu_day_by_day")]
-
-
-class AttemptGpuUse(models.Model):
-    """How much an attempt used of the GPUs that it held alone; a separate table for the same reason."""
-
-    attempt = models.OneToOneField(
-        "Attempt", on_delete=models.CASCADE, primary_key=True, related_name="gpu_use"
-    )
-    samples = models.PositiveBigIntegerField(help_text="Samples of all its GPUs, one per GPU and second.")
-    utilisation_sum_percent = models.FloatField(help_text="Sum of the utilisation over all samples.")
-    peak_memory_mib = models.FloatField(help_text="Highest memory use of one GPU.")
-
-    @property
-    def mean_utilisation_percent(self) -> float:
-        """Mean utilisation of one GPU."""
-        return self.utilisation_sum_percent / max(1, self.samples)
 
 
 class NodeMetricsMinute(models.Model):

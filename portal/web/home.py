@@ -71,9 +71,7 @@ def home(request: HttpRequest, user: User) -> HttpResponse:
     shares = user_quota_usage(user)
     strips = cluster_overview.free_capacity(user, shares)
     context = {
-        "cards": [
-            WorkspaceCard(row, use.get(row.attempt.pk) if row.attempt else None) for row in workspaces
-        ],
+        "cards": [WorkspaceCard(row, use.get(row.attempt.pk) if row.attempt else None) for row in workspaces],
         "jobs": {"recent": recent, "active": live_jobs, "ended": ended}[tab],
         "tab": tab,
         "tabs": [(name, label, len(live_jobs) if name == "active" else None) for name, label in TABS.items()],

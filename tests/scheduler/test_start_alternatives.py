@@ -95,7 +95,11 @@ def run(cluster: dict[str, Any], node: Node, gpus: slice, ends_in_s: float, **fi
 
 def alternatives_of(cluster: dict[str, Any], **fields: Any) -> dict[str, StartAlternative]:
     request = JobRequest(
-        name="asked", project=cluster["project"], environment=cluster["environment"], command=["true"], **fields
+        name="asked",
+        project=cluster["project"],
+        environment=cluster["environment"],
+        command=["true"],
+        **fields,
     )
     with scheduler_answers():
         return {each.kind: each for each in list_start_alternatives(cluster["owner"], request)}
@@ -123,13 +127,14 @@ def test_a_request_that_starts_now_needs_no_alternative(cluster) -> None:
 
 
 def test_a_shorter_limit_starts_now_by_backfill(cluster) -> None:
-    first, second = cluster["nodes"]
+    first, _ = cluster["nodes"]
     run(cluster, first, slice(0, 8), 6 * HOUR_S)
     gang = factories.job(
         cluster["owner"], cluster["project"], cluster["environment"], gpus_per_task=8, tasks=2
     )
     Job.objects.filter(pk=gang.pk).update(
-        submitted_at=timezone.now() - dt.timedelta(hours=3), pending_since=timezone.now() - dt.timedelta(hours=3)
+        submitted_at=timezone.now() - dt.timedelta(hours=3),
+        pending_since=timezone.now() - dt.timedelta(hours=3),
     )
     found = alternatives_of(cluster, gpus_per_task=8, time_limit_s=24 * HOUR_S)
     shorter = found["shorter_limit"]

@@ -89,7 +89,12 @@ def test_nodes_reserved_for_others_and_cordoned_nodes_do_not_count(lab):
 def test_a_reservation_for_the_own_project_counts(lab):
     now = timezone.now()
     given = ReservationInput(
-        "ours", lab["pool"], lab["nodes"], [lab["above"]], now - dt.timedelta(minutes=1), now + dt.timedelta(hours=1)
+        "ours",
+        lab["pool"],
+        lab["nodes"],
+        [lab["above"]],
+        now - dt.timedelta(minutes=1),
+        now + dt.timedelta(hours=1),
     )
     do_save_reservation(lab["admin"], given)
     assert capacity(lab["user"])["gpu_models"][0]["free"] == 8
@@ -116,7 +121,9 @@ def test_the_fair_share_page_says_rank_and_recovery(lab):
     assert "Fair-share breakdown: lab in main" in page
     (share,) = client_of(lab["user"]).get("/api/v1/me/fair-shares/").json()["shares"]
     assert (share["rank"], share["users"]) == (2, 2)
-    assert share["gpu_hours"] == pytest.approx(6, rel=0.05) and share["mean_gpu_hours"] == pytest.approx(4, rel=0.05)
+    assert share["gpu_hours"] == pytest.approx(6, rel=0.05) and share["mean_gpu_hours"] == pytest.approx(
+        4, rel=0.05
+    )
     assert share["recovery_s"] == pytest.approx(share["half_life_s"] * 0.585, rel=0.02)
     (first,) = client_of(other).get("/api/v1/me/fair-shares/").json()["shares"]
     assert (first["rank"], first["recovery_s"]) == (1, 0)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 
 import pytest
 from django.urls import reverse
 from django.utils import timezone
 
-from portal.models import Allocation, Attempt, AttemptGpuUse, Gpu, Job, Task
+from portal.models import Allocation, Attempt, AttemptGpuDay, Gpu, Job, Task
 from tests import factories
 
 
@@ -37,10 +38,12 @@ def finish_run(client, asked, *, busy_percent: float, memory_mib: int, seconds: 
             task=task, gpu=gpu, milli=1000, whole=True, started_at=now, ended_at=now, proof="exit"
         )
     Gpu.objects.filter(node=node).update(memory_mib=40_960)
-    samples = seconds * job.gpus_per_task
-    AttemptGpuUse.objects.create(
-        attempt=attempt, samples=samples, utilisation_sum_percent=busy_percent * samples, peak_memory_mib=memory_mib
-    )
+    measured_s = seconds * job.gpus_per_task
+    for day, part in ((1, 0.25), (2, 0.75)):
+        AttemptGpuDay.objects.create(
+            attempt=attempt, day=dt.date(2026, 1, day), measured_gpu_s=part * measured_s,
+            busy_gpu_s=busy_percent / 100 * part * measured_s, idle_gpu_s=0, peak_memory_mib=memory_mib / day,
+        )  # fmt: skip
 
 
 def test_three_small_runs_are_advised_to_use_fewer_gpus_and_less_memory(client_of, asked):
@@ -61,9 +64,12 @@ def test_three_small_runs_are_advised_to_use_fewer_gpus_and_less_memory(client_o
     }  # fmt: skip
     preview = client.post("/api/v1/jobs/preview/", body, content_type="application/json").json()
     assert preview["right_size"]["values"] == {"gpus_per_task": 1, "memory_mib": 4096}
-    assert client_of("admin").post(
-        "/api/v1/jobs/preview/", body, content_type="application/json"
-    ).json()["right_size"] is None
+    assert (
+        client_of("admin")
+        .post("/api/v1/jobs/preview/", body, content_type="application/json")
+        .json()["right_size"]
+        is None
+    )
 
 
 @pytest.mark.parametrize(

@@ -99,9 +99,7 @@ class CapacityView(SignedInView):
         shares = user_quota_usage(self.user)
         gpu_shares: list[GpuShare] = list_gpu_shares(self.user)
         models = free_capacity(self.user, shares)
-        return self.json_response(
-            Capacity.compose(gpu_models=models, projects=shares, gpu_shares=gpu_shares)
-        )
+        return self.json_response(Capacity.compose(gpu_models=models, projects=shares, gpu_shares=gpu_shares))
 
 
 class FairSharesView(SignedInView):

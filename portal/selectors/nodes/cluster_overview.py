@@ -121,7 +121,8 @@ class GpuModelSummary:
         """Numbers of free GPUs, most first, with the nodes that have so many, and these in percent of all."""
         counted = sum(self.nodes_by_free.values())
         return [
-            (free, nodes, round(100 * nodes / counted)) for free, nodes in sorted(self.nodes_by_free.items())[::-1]
+            (free, nodes, round(100 * nodes / counted))
+            for free, nodes in sorted(self.nodes_by_free.items())[::-1]
         ]
 
     @property
@@ -132,9 +133,7 @@ class GpuModelSummary:
             return f"None is free for you now; new jobs wait in the queue.{beyond}"
         if self.largest_free == 1:
             return f"Any job with 1 GPU per node starts now.{beyond}"
-        return (
-            f"Up to {self.largest_free} on one node. Any job of up to {self.largest_free} GPUs fits now.{beyond}"
-        )
+        return f"Up to {self.largest_free} on one node. Any job of up to {self.largest_free} GPUs fits now.{beyond}"
 
 
 def free_capacity(requester: Requester, shares: Sequence[QuotaUsage] | None = None) -> list[GpuModelSummary]:
@@ -206,7 +205,8 @@ def build_square(
 
     An allocated GPU is busy with unknown utilisation until a live sample arrives.
 
-    ``reserved``: for others than the reader. With ``grid_index`` live samples address it by that, otherwise by its uuid.
+    ``reserved``: for others than the reader. With ``grid_index`` live samples address it by that, otherwise by
+    its uuid.
     """
     if gpu.health != GpuHealth.OK.value:
         look, word = "failed", gpu.health

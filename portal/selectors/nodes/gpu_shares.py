@@ -61,7 +61,11 @@ def proportional_amounts(shares: Sequence[GpuShare], pool: str, model: str, gpus
     cpu_milli = _round_down(gpus * min(share.cpu_milli for share in fitting), 1000)
     memory_mib = _round_down(gpus * min(share.memory_mib for share in fitting), 1024)
     shm_mib = max(64, _round_down(memory_mib // SHARED_MEMORY_PART, 1024))
-    return {"cpu_milli": max(100, cpu_milli), "memory_mib": max(32, memory_mib), "shm_mib": min(shm_mib, memory_mib)}
+    return {
+        "cpu_milli": max(100, cpu_milli),
+        "memory_mib": max(32, memory_mib),
+        "shm_mib": min(shm_mib, memory_mib),
+    }
 
 
 def _round_down(amount: int, step: int) -> int:

@@ -6,16 +6,16 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from django.db.models import Max
+from django.db.models import Aggregate, Max, OuterRef, Subquery, Sum
 
 from portal.domain.formatting import format_distinct_memories, format_memory
-from portal.models import Attempt, Environment, Template, User
+from portal.models import Attempt, AttemptGpuDay, Environment, Template, User
 from portal.services.jobs.submission import JobRequest
 
 RUNS_READ = 8
 MIN_RUNS = 3
-MIN_SAMPLES_PER_GPU = 300
-"""Shorter runs (in seconds) say little."""
+MIN_MEASURED_S = 300
+"""Shorter runs say little."""
 BUSY_TOLERANCE = 0.25
 """1.25 busy GPUs still count as one."""
 GPU_MEMORY_PART = 0.9
@@ -72,18 +72,27 @@ def right_size_advice(user: User, request: JobRequest) -> RightSizeAdvice | None
     rows = (
         Attempt.objects.filter(
             job__owner=user, job__kind=request.kind, job__tasks=1, job__milli_per_gpu=1000,
-            job__gpus_per_task__gt=0, ended_at__isnull=False, gpu_use__samples__gte=MIN_SAMPLES_PER_GPU,
+            job__gpus_per_task__gt=0, ended_at__isnull=False,
             **{f"job__{kind}": of},
         )
-        .select_related("gpu_use", "job")
+        .select_related("job")
         .annotate(
+            measured_gpu_s=_of_days(Sum("measured_gpu_s")),
+            busy_gpu_s=_of_days(Sum("busy_gpu_s")),
+            gpu_peak_mib=_of_days(Max("peak_memory_mib")),
             gpu_memory_mib=Max("task_rows__allocations__gpu__memory_mib"),
             peak_memory_mib=Max("task_rows__peak_memory_mib"),
         )
+        .filter(measured_gpu_s__gt=0)
         .order_by("-pk")[:RUNS_READ]
     )  # fmt: skip
-    runs = [run for run in rows if run.gpu_use.samples >= MIN_SAMPLES_PER_GPU * run.job.gpus_per_task]
-    runs = [run for run in runs if run.gpu_memory_mib]
+    runs = [
+        run
+        for run in rows
+        if run.measured_gpu_s >= MIN_MEASURED_S * run.job.gpus_per_task
+        and run.gpu_memory_mib
+        and run.gpu_peak_mib is not None
+    ]
     if len(runs) < MIN_RUNS:
         return None
     busiest = max(runs, key=_busy_gpus)
@@ -98,28 +107,33 @@ def right_size_advice(user: User, request: JobRequest) -> RightSizeAdvice | None
             fields["memory_mib"] = memory_mib
     if not fields:
         return None
-    fullest = max(runs, key=lambda run: run.gpu_use.peak_memory_mib)
+    fullest = max(runs, key=lambda run: run.gpu_peak_mib)
     return RightSizeAdvice(
         len(runs),
         kind,
         round(_busy_gpus(busiest), 1),
         busiest.job.gpus_per_task,
-        round(fullest.gpu_use.peak_memory_mib),
+        round(fullest.gpu_peak_mib),
         fullest.gpu_memory_mib,
         max(peaks) if "memory_mib" in fields else None,
         fields,
     )
 
 
+def _of_days(total: Aggregate) -> Subquery:
+    days = AttemptGpuDay.objects.filter(attempt=OuterRef("pk")).order_by().values("attempt")
+    return Subquery(days.annotate(total=total).values("total"))
+
+
 def _busy_gpus(run: Any) -> float:
-    return float(run.gpu_use.mean_utilisation_percent / 100 * run.job.gpus_per_task)
+    return float(run.busy_gpu_s / run.measured_gpu_s * run.job.gpus_per_task)
 
 
 def _gpus_needed(run: Any) -> int:
     """Return how many GPUs the run needed: as busy as they were, and with the memory of all of them."""
-    memory_mib = run.gpu_use.peak_memory_mib * run.job.gpus_per_task
+    memory_mib = float(run.gpu_peak_mib * run.job.gpus_per_task)
     return max(
         1,
         math.ceil(_busy_gpus(run) - BUSY_TOLERANCE),
-        math.ceil(memory_mib / (GPU_MEMORY_PART * run.gpu_memory_mib)),
+        math.ceil(memory_mib / (GPU_MEMORY_PART * float(run.gpu_memory_mib))),
     )

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from portal.domain.formatting import format_duration
 from portal.domain.states import JobKind
 from portal.engine_client import query_would_start
-from portal.models import Gpu, NodePool, User
+from portal.models import Gpu, User
 from portal.selectors.jobs.progress import MeasuredSpeeds, measure_speeds
 from portal.services.jobs.submission import JobRequest, preview_query_body
 
@@ -42,7 +42,9 @@ class StartTimes(NamedTuple):
         """Return the times of the scheduler's interval, which are in Unix seconds."""
         if interval is None:
             return None
-        return cls(*(dt.datetime.fromtimestamp(interval[name], dt.UTC) for name in ("p10_s", "p50_s", "p90_s")))
+        return cls(
+            *(dt.datetime.fromtimestamp(interval[name], dt.UTC) for name in ("p10_s", "p50_s", "p90_s"))
+        )
 
 
 class Change(NamedTuple):

@@ -184,7 +184,9 @@ def left(context: Context, at: dt.datetime | None) -> SafeString:
 def until(context: Context, at: dt.datetime) -> SafeString:
     """Render a time ahead: in about 20 min."""
     seconds = (at - timezone.now()).total_seconds()
-    return _time(context, at, f"in about {formatting.duration(seconds)}" if seconds >= 60 else "within a minute")
+    return _time(
+        context, at, f"in about {formatting.duration(seconds)}" if seconds >= 60 else "within a minute"
+    )
 
 
 @register.simple_tag(takes_context=True)

@@ -326,7 +326,9 @@ def _advice(user: User, request: JobRequest, strips: list[GpuModelSummary]) -> S
     free = max((strip.largest_free for strip in fitting), default=0)
     count = found.fields.get("gpus_per_task")
     now = " They are free now." if count and count <= free < request.gpus_per_task else ""
-    return Suggestion(found.message + (now.replace("They are", "It is") if count == 1 else now), form_fields(found.fields))
+    return Suggestion(
+        found.message + (now.replace("They are", "It is") if count == 1 else now), form_fields(found.fields)
+    )
 
 
 def _value_of(form: LaunchForm) -> Any:
