@@ -10,7 +10,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from portal.models import Gpu, Job, Quota, UsageInterval
+from portal.models import Attempt, Gpu, Job, NodeMetricsMinute, Quota, UsageInterval
 from portal.services.cluster.reservations import ReservationInput, do_save_reservation
 from scheduler.cycle import run_cycle
 from tests import factories
@@ -148,3 +148,33 @@ def test_the_tabs_of_jobs(lab):
         "ended": ["done"],
         "nonsense": ["waits", "done"],
     }
+
+
+def test_a_workspace_card_shows_recent_use_and_extends_in_place(lab):
+    job = factories.job(
+        lab["user"],
+        lab["project"],
+        factories.environment(),
+        kind="workspace",
+        gpus_per_task=2,
+        time_limit_s=7200,
+    )
+    run_cycle("test", "me")
+    attempt = job.attempts.get()
+    now = timezone.now().replace(second=0, microsecond=0)
+    Attempt.objects.update(state="RUNNING", running_at=now, ready_at=now)
+    Job.objects.filter(pk=job.pk).update(state="RUNNING")
+    held = list(Gpu.objects.filter(allocations__task__attempt=attempt).order_by("index"))
+    for age, percent in ((2, 20.0), (1, 60.0)):
+        NodeMetricsMinute.objects.create(
+            node=held[0].node, minute=now - dt.timedelta(minutes=age), gpu_uuids=[gpu.uuid for gpu in held] + ["other"],
+            samples=60, utilisation_percent=[percent, percent, 99.0], memory_used_mib=[1024.0, 3072.0, 9.0],
+            power_watts=[], temperature_c=[], energy_joules=[],
+        )  # fmt: skip
+    client = client_of(lab["user"])
+    page = client.get(reverse("home"))
+    assert "GPU 60 % mem 4 GiB of 160 GiB" in words(page)
+    assert len(page.context["cards"][0].spark_points.split()) == 2
+    assert "<polyline" in page.content.decode()
+    extend = client.post(reverse("job-extend", args=[job.public_id]), {"extra_s": "3600", "back": "home"})
+    assert extend.status_code == 302 and extend["Location"] == reverse("home")
