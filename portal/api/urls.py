@@ -10,6 +10,8 @@ from portal.access import AccessPolicy, access_policy
 from portal.api import schema
 from portal.api.cluster import (
     alerts,
+    announcements,
+    capacity,
     inventory,
     node_operations,
     pools_and_environments,
@@ -55,9 +57,12 @@ V1: list[URLPattern | URLResolver] = [
     path("projects/<slug:project>/", projects.ProjectView.as_view()),
     path("projects/<slug:project>/members/", projects.MembersView.as_view()),
     path("projects/<slug:project>/members/<slug:user>/", projects.MemberView.as_view()),
+    *announcements.ROUTES,
+    *capacity.ROUTES,
     *quotas.ROUTES,
     *secrets.ROUTES,
     path("jobs/preview/", preview.JobPreviewView.as_view()),
+    path("jobs/preview/alternatives/", preview.StartAlternativesView.as_view()),
     path("jobs/", jobs.JobsView.as_view()),
     path("jobs/<slug:job>/", jobs.JobView.as_view()),
     path("jobs/<slug:job>/spec.yaml", jobs.JobSpecView.as_view()),

@@ -1,6 +1,7 @@
 """Database tables, one module per subject."""
 
 from portal.models.alerts import GpuAlert, InvalidRow
+from portal.models.announcements import Announcement
 from portal.models.checkpoints import AttemptObservation, AttemptWork, Checkpoint, RankProgress
 from portal.models.credentials import ApiToken, BrowserSession, Invitation, MagicLink
 from portal.models.environments import Environment, ImagePresence

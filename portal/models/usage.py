@@ -42,6 +42,9 @@ class AttemptGpuDay(models.Model):
     measured_gpu_s = models.FloatField()
     busy_gpu_s = models.FloatField(help_text="Weighted with the utilisation.")
     idle_gpu_s = models.FloatField(help_text="While the utilisation was below that of an idle GPU.")
+    peak_memory_mib = models.FloatField(
+        null=True, help_text="Highest memory use of a GPU that it held alone; null: none, or not measured."
+    )
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["attempt", "day"], name="attempt_gpu_day_once")]

@@ -39,6 +39,8 @@ A runaway script leaves room for its owner's browser, and more tokens do not rai
 REQUESTS = RateLimit("anything", 1200, 60)
 ANONYMOUS_REQUESTS = RateLimit("anonymous", 120, 60)
 JOB_SUBMITS = RateLimit("submit", 240, 60)
+START_ALTERNATIVES = RateLimit("alternatives", 60, 60)
+"""Each request makes several previews."""
 TOKEN_CREATIONS = RateLimit("tokens", 20, 60)
 SIGN_IN = RateLimit("sign_in", 5, 300)
 """Failed sign-ins for one name from one address."""

@@ -1,42 +1,85 @@
-"""My work: workspaces, jobs with their summaries, quota, free GPUs, and first steps."""
+"""My work: workspaces, jobs with their summaries, quota, free GPUs, announcements, and first steps."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 from django.http import HttpRequest, HttpResponse
 
 from portal.access import AccessPolicy
 from portal.domain.states import JobKind
-from portal.models import Environment, User
+from portal.models import Environment, Project, User
+from portal.selectors.announcements import MAX_SHOWN, current_announcements
 from portal.selectors.jobs.jobs import JobFilter, list_jobs
 from portal.selectors.nodes import cluster_overview
-from portal.selectors.projects.quota_usage import user_quota_usage
+from portal.selectors.nodes.cluster_overview import GpuModelSummary
+from portal.selectors.nodes.metric_series import RecentGpuUse, recent_gpu_use
+from portal.selectors.projects.quota_usage import QuotaUsage, user_quota_usage
+from portal.web.display.formatting import gpu_amount
 from portal.web.display.job_rows import JobRow, job_rows
 from portal.web.display.quota_bars import QuotaBar
 from portal.web.views import page, render_live
 
 RECENT_JOBS = 8
+ENDED_JOBS = 20
+SPARK_WIDTH, SPARK_HEIGHT = 120, 36
+TABS = {"recent": "Recent", "active": "Active", "ended": "Ended"}
+
+
+@dataclass(frozen=True)
+class WorkspaceCard:
+    row: JobRow
+    use: RecentGpuUse | None
+
+    @property
+    def spark_points(self) -> str:
+        """The use of its GPUs as points of an SVG line; blank with fewer than two minutes."""
+        points = self.use.points if self.use else []
+        if len(points) < 2:
+            return ""
+        return " ".join(
+            f"{SPARK_WIDTH - age * SPARK_WIDTH / 30:.0f},{SPARK_HEIGHT - 1 - percent / 100 * (SPARK_HEIGHT - 2):.1f}"
+            for age, percent in points
+        )
+
+    @property
+    def may_extend(self) -> bool:
+        return self.row.may_control and self.row.deadline is not None and self.row.ready
+
+
+@dataclass(frozen=True)
+class ProjectQuota:
+    """A project's bar in one pool, with what its user could start now."""
+
+    bar: QuotaBar
+    startable: str
 
 
 @page(AccessPolicy.SIGNED_IN)
 def home(request: HttpRequest, user: User) -> HttpResponse:
+    tab = request.GET.get("show", "")
+    tab = tab if tab in TABS else "recent"
     living = list(list_jobs(user, JobFilter(live=True)).filter(owner=user).order_by("-id")[:40])
-    past = list(list_jobs(user, JobFilter(live=False)).filter(owner=user).order_by("-id")[:RECENT_JOBS])
+    ended_count = ENDED_JOBS if tab == "ended" else RECENT_JOBS
+    past = list(list_jobs(user, JobFilter(live=False)).filter(owner=user).order_by("-id")[:ended_count])
     rows = job_rows(user, living + past)
     live, ended = rows[: len(living)], rows[len(living) :]
     workspaces = [row for row in live if row.is_workspace]
     live_jobs = [row for row in live if not row.is_workspace]
-    jobs = (live_jobs + ended)[: max(RECENT_JOBS, len(live_jobs))]
-    strips = cluster_overview.free_capacity(user)
+    recent = (live_jobs + ended)[: max(RECENT_JOBS, len(live_jobs))]
+    use = recent_gpu_use(row.attempt for row in workspaces if row.attempt)
     shares = user_quota_usage(user)
+    strips = cluster_overview.free_capacity(user, shares)
     context = {
-        "workspaces": workspaces,
-        "jobs": jobs,
+        "cards": [WorkspaceCard(row, use.get(row.attempt.pk) if row.attempt else None) for row in workspaces],
+        "jobs": {"recent": recent, "active": live_jobs, "ended": ended}[tab],
+        "tab": tab,
+        "tabs": [(name, label, len(live_jobs) if name == "active" else None) for name, label in TABS.items()],
         "strips": strips,
         "free": sum(strip.free for strip in strips),
         "total": sum(strip.total for strip in strips),
-        "quotas": _by_project(shares),
+        "quotas": project_quotas(shares, strips),
+        "announcements": current_announcements()[:MAX_SHOWN],
         "unreachable_jobs": [row for row in live if row.is_unreachable],
         "steps": first_steps(live + ended, user),
         "has_project": bool(shares) or user.is_admin or user.memberships.exists(),
@@ -44,11 +87,29 @@ def home(request: HttpRequest, user: User) -> HttpResponse:
     return render_live(request, "home/page.html", "home/live.html", context)
 
 
-def _by_project(shares: list[Any]) -> list[tuple[str, list[QuotaBar]]]:
-    found: dict[str, list[QuotaBar]] = {}
+def project_quotas(
+    shares: list[QuotaUsage], strips: list[GpuModelSummary]
+) -> list[tuple[Project, list[ProjectQuota]]]:
+    """Return the pools of each project, with its name only in the first of them."""
+    free: dict[int, int] = {}
+    for strip in strips:
+        for pool, count in strip.free_by_pool.items():
+            free[pool] = free.get(pool, 0) + count
+    found: dict[Project, list[ProjectQuota]] = {}
     for share in shares:
-        found.setdefault(share.project.name, []).append(QuotaBar(share, share.pool.name))
+        bar = QuotaBar(share, share.pool.name)
+        found.setdefault(share.project, []).append(
+            ProjectQuota(bar, _startable_text(share, free.get(share.pool.pk, 0)))
+        )
     return list(found.items())
+
+
+def _startable_text(share: QuotaUsage, free_gpus: int) -> str:
+    left = share.startable_milli
+    if left is not None and left < 1000 * free_gpus:
+        owner = " of a project above" if share.bound_by_ancestor else ""
+        return f"{gpu_amount(left)} could start now, within the limit{owner}."
+    return f"{free_gpus} could start now." if free_gpus else "None could start now: no GPU is free."
 
 
 def first_steps(rows: list[JobRow], user: User) -> list[tuple[bool, str, str]]:

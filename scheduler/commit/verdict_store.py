@@ -209,7 +209,12 @@ def change_fields(change: Alternative | None) -> dict[str, Any] | None:
     """Return a suggested change of a request as JSON."""
     if change is None:
         return None
-    return {"kind": change.kind.value, "message": change.message, "fields": _as_json(change.fields)}
+    return {
+        "kind": change.kind.value,
+        "message": change.message,
+        "change": change.change,
+        "fields": _as_json(change.fields),
+    }
 
 
 def _as_json(value: Any) -> Any:

@@ -2,6 +2,7 @@
 import { startCodeLink, submitTicket, startTimeZone } from "./auth_links.js";
 import { startKeys } from "./keyboard_shortcuts.js";
 import { updateSubscriptions, startLive } from "./live.js";
+import { forgetSentDraft } from "./drafts.js";
 import { openPalette, startPalette } from "./command_palette.js";
 import { applyProperties } from "./css_properties.js";
 import { startAutoSubmit, startBulk, startCopy, keepFocus, keepFiltersInAddress, keepScrollAndOpenState, startRunLinks, startTabs } from "./page_behaviors.js";
@@ -37,6 +38,7 @@ startTimeZone();
 submitTicket();
 startTimes();
 startTips();
+forgetSentDraft();
 initialize(document.body);
 startLive();
 keepFocus();

@@ -1,4 +1,6 @@
 // The launch form: requests a preview shortly after each keystroke, and applies suggestions.
+import { markSent, restoreDraft, saveDraft } from "./drafts.js";
+
 const DELAY_MS = 220;
 
 export function startLaunch(root) {
@@ -28,6 +30,7 @@ export function startLaunch(root) {
     }
   };
 
+  const proportional = startProportions(form);
   const set = (pairs) => {
     for (const pair of pairs.split(";")) {
       const [name, value] = pair.split("=");
@@ -36,6 +39,8 @@ export function startLaunch(root) {
       if (field.type === "checkbox") field.checked = value === "True" || value === "true";
       else field.value = value;
     }
+    proportional(pairs.includes("cores=") || pairs.includes("memory_gib="));
+    saveDraft(form);
     shape();
     ask();
   };
@@ -46,10 +51,10 @@ export function startLaunch(root) {
     const blank = form.querySelector("[data-role-template]").innerHTML.replaceAll("__prefix__", count.value);
     roles.insertAdjacentHTML("beforeend", blank);
     count.value = Number(count.value) + 1;
-    roles.lastElementChild.querySelector("input").focus();
+    return roles.lastElementChild.querySelector("input");
   };
   form.addEventListener("click", (event) => {
-    if (event.target.closest("[data-role-add]")) addRole();
+    if (event.target.closest("[data-role-add]")) addRole().focus();
     const role = event.target.closest("[data-role-remove]")?.closest("[data-role]");
     if (!role) return;
     role.querySelector("[name$=-DELETE]").checked = true; // numbers of the others stay
@@ -57,10 +62,17 @@ export function startLaunch(root) {
     ask();
   });
 
+  restoreDraft(form, addRole);
+  proportional(true);
   startRankTable(form.querySelector("[data-rank-overrides]"), form.elements.rank_overrides, ask);
 
   document.addEventListener("htmx:afterSwap", () => markFields(form));
-  document.addEventListener("input", (event) => { if (event.target.form === form) ask(); });
+  document.addEventListener("input", (event) => {
+    if (event.target.form !== form) return;
+    proportional(["cores", "memory_gib", "shm_mib"].includes(event.target.name));
+    saveDraft(form);
+    ask();
+  });
   document.addEventListener("change", (event) => { if (event.target.form === form) { shape(); ask(); } });
   document.addEventListener("click", (event) => {
     const offer = event.target.closest("[data-set]");
@@ -70,6 +82,7 @@ export function startLaunch(root) {
     if (event.submitter?.getAttribute("aria-disabled") === "true") { event.preventDefault(); ask(); rail.scrollIntoView({ block: "nearest" }); return; }
     if (form.dataset.sent) { event.preventDefault(); return; } // a double click is one job
     form.dataset.sent = "1";
+    markSent();
   });
   addEventListener("pageshow", () => { delete form.dataset.sent; });
   shape();
@@ -123,4 +136,29 @@ function startRankTable(part, text, ask) {
     const removed = event.target.closest("[data-rank-remove]");
     if (removed) { removed.closest("tr").remove(); write(); }
   });
+}
+
+// Keeps CPU, memory and shared memory in proportion to the GPUs while they are what this function wrote, or the page.
+function startProportions(form) {
+  const shares = JSON.parse(form.dataset.gpuShares || "[]");
+  const fields = { cores: form.elements.cores, memory_gib: form.elements.memory_gib, shm_mib: form.elements.shm_mib };
+  const amounts = () => {
+    const pool = form.elements.pool.value, models = form.elements.gpu_model.value.split("|");
+    const count = Number(form.elements.gpus_per_task.value);
+    const fitting = shares.filter((share) => (!pool || share.pool === pool) && (!models[0] || models.includes(share.model)));
+    if (!fitting.length || !(count >= 1)) return null;
+    const down = (value, step) => (value >= step ? Math.floor(value / step) * step : value);
+    const memory = down(count * Math.min(...fitting.map((share) => share.memory_mib)), 1024);
+    const cores = down(count * Math.min(...fitting.map((share) => share.cpu_milli)), 1000);
+    const shared = Math.min(memory, Math.max(64, down(Math.floor(memory / 8), 1024)));
+    return { cores: cores / 1000, memory_gib: memory / 1024, shm_mib: shared };
+  };
+  let follows = null;
+  const same = () => { const now = amounts(); return now && Object.entries(fields).every(([name, field]) => Number(field.value) === now[name]); };
+  return (edited) => {
+    if (edited) { follows = same(); return; }
+    const now = amounts();
+    if (!now || !follows) return;
+    for (const [name, field] of Object.entries(fields)) field.value = now[name];
+  };
 }

@@ -124,6 +124,7 @@ SHOWN_NOWHERE = {
 OTHERS: dict[str, str] = {
     # of the cluster, for everybody
     "ClusterSettings": "cluster_id name policy",
+    "Announcement": "message",
     "ImagePresence": "state detail cuda image_pin",
     "Gpu": "uuid model health health_reason foreign_process_owner mig_profile bus_id",
     "GpuLink": "kind level",

@@ -48,6 +48,7 @@ from portal.models import (
 )
 from portal.services.accounts.tokens import Scope, do_create_token
 from portal.services.accounts.users import do_change_user
+from portal.services.cluster.announcements import do_announce
 from portal.services.cluster.reservations import ReservationInput, do_save_reservation
 from portal.services.images.registries import do_save_login
 from portal.services.jobs.logs import write_log_bytes
@@ -129,6 +130,9 @@ def make() -> FixtureData:
         ReservationInput("week", pool, [node], [project], timezone.now() + day, timezone.now() + 2 * day),
     )
     do_save_secret(owner, owner, "own", "never shown")
+    announcement = do_announce(
+        people["admin"], "Two new nodes arrive.", timezone.now() + dt.timedelta(days=1)
+    )
     registry = do_save_login(people["admin"], "registry.example.org", "fairway", "never shown")
     rule = FailureRule.objects.create(
         code="site_rule", title="t", cause="c.", fix="f.", pattern="license", changed_by="admin-x"
@@ -138,6 +142,7 @@ def make() -> FixtureData:
     rows: dict[str, Any] = {
         "reservation": reservation,
         "registry": registry,
+        "announcement": announcement,
         "project": project,
         "pool": pool,
         "node": node,

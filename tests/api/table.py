@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +80,10 @@ VOLUME = {
 PROFILE = {"project": "vision", "name": "mlp", "profile": {"nodes": []}}
 PLAN = {"profile": "mlp", "gpus_per_node": 2, "node_bandwidth": 1e10}
 VALUE = {"value": "never shown"}
+ANNOUNCEMENT = {
+    "message": "The cluster is upgraded on Friday.",
+    "ends_at": (dt.datetime.now(dt.UTC) + dt.timedelta(days=2)).isoformat(),
+}
 LOGIN = {"host": "registry.example.org:5000", "username": "fairway", "password": "never shown"}
 RULE = {"title": "No licence", "cause": "c.", "fix": "f.", "pattern": "license server"}
 KNOBS = {"settings": {"usage_weight": 0.5, "usage_half_life_s": None}}
@@ -372,6 +377,15 @@ ROWS = [
     ),
     Row("queue", "get", "queue/", EVERYBODY),
     Row("jobs_preview", "post", "jobs/preview/", WORKERS, JOB, hidden=422, scope=READ),
+    Row(
+        "jobs_preview_alternatives",
+        "post",
+        "jobs/preview/alternatives/",
+        WORKERS,
+        JOB,
+        hidden=422,
+        scope=READ,
+    ),
     Row("profiles_list", "get", "profiles/", EVERYBODY),
     # no scheduler answers here
     Row("profiles_create", "post", "profiles/", WORKERS, PROFILE, 503, hidden=422, scope=JOBS),
@@ -441,6 +455,18 @@ ROWS = [
     Row("failure_rules_get", "get", "failure-rules/{rule}/", ADMIN, hidden=403),
     Row("failure_rules_put", "put", "failure-rules/new_rule/", ADMIN, RULE, hidden=403),
     Row("failure_rules_remove", "delete", "failure-rules/{rule}/", ADMIN, status=204, hidden=403),
+    Row("me_capacity", "get", "me/capacity/", EVERYBODY),
+    Row("me_fair_shares", "get", "me/fair-shares/", EVERYBODY),
+    Row("announcements_list", "get", "announcements/", EVERYBODY),
+    Row("announcements_create", "post", "announcements/", ADMIN, ANNOUNCEMENT, 201, hidden=403),
+    Row(
+        "announcements_withdraw",
+        "delete",
+        "announcements/{announcement}/",
+        ADMIN,
+        status=204,
+        hidden=403,
+    ),
     Row("registries_list", "get", "registries/", ADMIN, hidden=403),
     Row("registries_save", "post", "registries/", ADMIN, LOGIN, hidden=403),
     Row("registries_remove", "delete", "registries/{registry}/", ADMIN, status=204, hidden=403),

@@ -96,7 +96,14 @@ def test_without_an_engine_nothing_is_claimed():
     reported = ask(JOB, answered=False)
     assert [rank["command"] for rank in reported.pop("ranks")] == [["true"]]
     nothing = {"starts_now": None, "verdict": None, "interval": None, "interval_missing": None}
-    empty = {"nodes": [], "victims": [], "scaling": [], "alternatives": [], "cheaper": None}
+    empty = {
+        "nodes": [],
+        "victims": [],
+        "scaling": [],
+        "alternatives": [],
+        "cheaper": None,
+        "right_size": None,
+    }
     assert reported == {"feasible": True, "lost_gpu_seconds": None, **nothing, **empty}
 
 

@@ -32,7 +32,7 @@ def used(fixture_data: FixtureData) -> FixtureData:
         submitted_at=now - 2 * HOUR, started_at=now - 2 * HOUR + dt.timedelta(minutes=10)
     )
     attempt = Attempt.objects.get(task_rows__allocations=first.allocation_id)
-    use = (0.36 * 3_600_000, 7200.0, 3600.0, 3600.0)
+    use = (0.36 * 3_600_000, 7200.0, 3600.0, 3600.0, None)
     save_node_metrics([], {(attempt.job.public_id, attempt.number, now.date()): use})
     NodePool.objects.update(policy={"gpu_hour_price": 1.5})
     ClusterSettings.objects.filter(id=1).update(policy={"grid_co2_g_per_kwh": 500, "price_currency": "CHF"})

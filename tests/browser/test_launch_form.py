@@ -41,3 +41,42 @@ def test_a_job_is_launched_with_few_tabs(open_as) -> None:
         page.keyboard.press("Tab")
         tabs += 1
         assert tabs < 15
+
+
+def test_a_draft_survives_navigation_until_it_is_launched_or_discarded(open_as) -> None:
+    page = open_as("m-okafor")
+    page.goto("/launch/?kind=training&defaults=1")
+    page.locator("[name=name]").fill("half written")
+    page.locator("[name=command]").fill("python train.py")
+    page.locator("[name=launcher]").select_option("torchrun")
+    page.goto("/jobs/")
+    page.goto("/launch/?kind=training&defaults=1")
+    note = page.locator("[data-draft]")
+    expect(note).to_be_visible(timeout=PATIENCE_MS)
+    expect(page.locator("[name=name]")).to_have_value("half written")
+    expect(page.locator("[name=command]")).to_have_value("python train.py")
+    expect(page.locator("[name=launcher]")).to_have_value("torchrun")
+    note.get_by_role("button").click()
+    expect(page.locator("[name=name]")).not_to_have_value("half written", timeout=PATIENCE_MS)
+    page.locator("[name=name]").fill("sent")
+    page.locator("[name=command]").fill("true")
+    page.locator("[name=launcher]").select_option("none")
+    page.locator("#rail button[type=submit]").first.click()
+    page.wait_for_url("**/jobs/*/", timeout=PATIENCE_MS)
+    page.goto("/launch/?kind=training&defaults=1")
+    expect(page.locator("[name=name]")).not_to_have_value("sent", timeout=PATIENCE_MS)
+    expect(note).to_be_hidden()
+
+
+def test_amounts_follow_the_gpus_until_they_are_edited(open_as) -> None:
+    page = open_as("m-okafor")
+    page.goto("/launch/?kind=training&defaults=1")
+    cores, memory = page.locator("[name=cores]"), page.locator("[name=memory_gib]")
+    before = float(memory.input_value())
+    page.locator("#size_presets button").nth(1).click()
+    expect(memory).not_to_have_value(str(before), timeout=PATIENCE_MS)
+    assert float(memory.input_value()) >= 2 * before
+    cores.fill("3")
+    page.locator("#size_presets button").nth(0).click()
+    expect(page.locator("#sum-limits")).to_contain_text("no time limit", timeout=PATIENCE_MS)
+    expect(cores).to_have_value("3")

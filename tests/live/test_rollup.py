@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from agents.wire.messages import GpuProcess, GpuSample, NodeSample, TaskSample
 from portal.live.collector.rollup import MAX_COUNTER_GAP_S, NodeRollup, minute_columns
-from portal.models import Attempt, NodeMetricsMinute
+from portal.models import Attempt, AttemptGpuDay, NodeMetricsMinute
 from portal.selectors.jobs.jobs import attempt_energy_joules, list_attempts
 from portal.selectors.nodes.metric_series import read_node_series
 from portal.services.nodes.metrics_rollup import delete_expired_metrics, save_node_metrics
@@ -103,7 +103,7 @@ def test_joules_are_added_to_the_attempt(db):
     assert attempt_energy_joules(list_attempts(job)[0]) is None
     first, second = dt.date(2026, 1, 1), dt.date(2026, 1, 2)
     for day, joules in ((first, 40.0), (first, None), (second, 30.0)):
-        use = (joules, 60.0, 30.0, 10.0)
+        use = (joules, 60.0, 30.0, 10.0, None)
         known = (job.public_id, 1, day)
         save_node_metrics([], {known: use, (job.public_id, 2, day): use, ("gone", 1, day): use})
     assert attempt_energy_joules(list_attempts(job)[0]) == 70.0
@@ -196,3 +196,21 @@ def test_a_node_is_read_as_series(db):
     assert series.minutes_s == [start - 60, start]
     assert [gpu.utilisation_percent for gpu in series.gpus] == [[None, 40.0], [30.0, None]]
     assert series.energy_joules == 10.0
+
+
+def test_the_peak_memory_is_that_of_gpus_held_alone():
+    rollup, alone = NodeRollup(), {"GPU-1": [("job1", 1, 1000)]}
+    rollup.add(6000, sample(), alone)
+    rollup.add(6001, sample(), {"GPU-1": [("job1", 1, 500), ("job2", 1, 500)]})
+    used = rollup.pop_partial().attempts
+    assert (used["job1", 1].peak_memory_mib, used["job2", 1].peak_memory_mib) == (1000, None)
+
+
+def test_the_highest_peak_of_a_day_is_kept(db):
+    dataset = factories.basic_cluster()
+    job = factories.job(dataset["owner"], dataset["project"], dataset["environment"])
+    Attempt.objects.create(job=job, number=1, pool=dataset["pool"], leader_epoch=1)
+    for peak in (None, 5000.0, 3000.0):
+        save_node_metrics([], {(job.public_id, 1, dt.date(2026, 1, 1)): (None, 10.0, 5.0, 0.0, peak)})
+    stored = AttemptGpuDay.objects.get()
+    assert (stored.measured_gpu_s, stored.peak_memory_mib) == (30, 5000)

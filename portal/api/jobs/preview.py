@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
-from types import SimpleNamespace
-
 from django.http import HttpResponse
 from rest_framework import serializers
 from rest_framework.request import Request
@@ -24,6 +21,8 @@ from portal.selectors.jobs.preemption_preview import (
 from portal.selectors.jobs.progress import measure_scaling
 from portal.services.accounts.tokens import Scope
 from portal.services.jobs.launching import preview_ranks
+from portal.services.jobs.right_size import right_size_advice
+from portal.services.jobs.start_alternatives import StartTimes, list_start_alternatives
 from portal.services.jobs.submission import preview_start, validate_request
 from portal.valkey import rate_limits
 
@@ -49,6 +48,21 @@ class PreviewVictim(ResponseSerializer):
     checkpoint_at = serializers.DateTimeField(
         allow_null=True, help_text="When it last reported a checkpoint; null if it has reported none."
     )
+
+
+class RightSize(ResponseSerializer):
+    """What the latest runs used at most, and what would have been enough."""
+
+    message = serializers.CharField()
+    runs = serializers.IntegerField()
+    used_gpus = serializers.FloatField(help_text="Highest mean number of busy GPUs of a run.")
+    gpus = serializers.IntegerField(help_text="GPUs that this run held.")
+    gpu_memory_used_mib = serializers.IntegerField(help_text="Highest use of one GPU's memory.")
+    gpu_memory_mib = serializers.IntegerField(help_text="Memory of that GPU.")
+    memory_used_mib = serializers.IntegerField(
+        allow_null=True, help_text="Highest memory of a task; null if no less memory is suggested."
+    )
+    values = serializers.DictField(source="fields", help_text="New values of the request.")
 
 
 class JobPreview(ResponseSerializer):
@@ -89,12 +103,38 @@ class JobPreview(ResponseSerializer):
         help_text="The measured number of GPUs with the least GPU-seconds for each unit of work; null if the "
         "requested one was not measured, or no other one saves 5 percent.",
     )
+    right_size = RightSize(
+        allow_null=True,
+        help_text="A smaller request that would have been enough for your latest runs of this template or "
+        "environment; null unless at least three runs agree.",
+    )
     ranks = RankLaunchDetail(
         many=True,
         help_text=f"What the first {PAGE_RANKS} ranks would run; addresses and ports follow from the placement.",
     )
     alternatives = serializers.ListField(
-        child=serializers.DictField(), help_text="Changes of the request with which it would start now."
+        child=serializers.DictField(),
+        help_text="Changes of the request with which it would start now; preview/alternatives also has later ones.",
+    )
+
+
+class StartAlternative(ResponseSerializer):
+    """A change of the request with which it would start sooner."""
+
+    kind = serializers.CharField()
+    change = serializers.CharField(help_text='Such as "with 4 GPUs instead of 8".')
+    values = serializers.DictField(source="fields", help_text="New values of the request.")
+    starts_now = serializers.BooleanField()
+    interval = PreviewInterval(allow_null=True, help_text="Expected start; null if it would start now.")
+    speed_percent = serializers.IntegerField(
+        allow_null=True, help_text="Measured throughput in percent of that of the request; null if unknown."
+    )
+
+
+class StartAlternatives(ResponseSerializer):
+    alternatives = StartAlternative(
+        many=True,
+        help_text="Soonest first; empty if it would start now, if no change helps, or without the scheduler.",
     )
 
 
@@ -130,25 +170,33 @@ class JobPreviewView(SignedInView):
                 starts_now=reported.get("starts_now"),
                 nodes=reported.get("where", []),
                 verdict=verdict,
-                interval=_interval(reported.get("interval")),
+                interval=StartTimes.from_answer(reported.get("interval")),
                 interval_missing=reported.get("interval_missing"),
                 victims=victims,
                 lost_gpu_seconds=total_lost_gpu_seconds(victims) if reported else None,
                 scaling=scaling,
                 cheaper=cheaper_size(scaling, wanted.total_gpus),
+                right_size=right_size_advice(self.user, wanted),
                 ranks=preview_ranks(wanted, PAGE_RANKS),
                 alternatives=reported.get("alternatives", []),
             )
         )
 
 
-def _interval(given: dict[str, float] | None) -> SimpleNamespace | None:
-    """Return the times of the scheduler's interval, which are in Unix seconds."""
-    if given is None:
-        return None
-    return SimpleNamespace(
-        **{
-            f"{name}_at": dt.datetime.fromtimestamp(given[f"{name}_s"], dt.UTC)
-            for name in ("p10", "p50", "p90")
-        }
+class StartAlternativesView(SignedInView):
+    @operation(
+        "jobs_preview_alternatives",
+        "Changes with which a job would start sooner",
+        tag="jobs",
+        scope=Scope.READ,
+        body=JobPreviewBody,
+        response=StartAlternatives,
+        rate=rate_limits.START_ALTERNATIVES,
+        error_statuses=[404, 422],
+        detail="Each has its own forecast, so the answer takes up to four seconds.",
     )
+    def post(self, request: Request) -> HttpResponse:
+        wanted = build_job_request(self.user, self.raw_body, JobPreviewBody)
+        validate_request(self.user, wanted)
+        found = list_start_alternatives(self.user, wanted)
+        return self.json_response(StartAlternatives.compose(alternatives=found))

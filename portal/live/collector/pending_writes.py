@@ -104,7 +104,10 @@ def _write_minutes(pending: Mapping[str, PendingWrites]) -> None:
     use = PendingWrites()
     for each in pending.values():
         use.add_gpu_use(each.gpu_use)
-    columns = {key: (row.joules, row.measured_s, row.busy_s, row.idle_s) for key, row in use.gpu_use.items()}
+    columns = {
+        key: (row.joules, row.measured_s, row.busy_s, row.idle_s, row.peak_memory_mib)
+        for key, row in use.gpu_use.items()
+    }
     save_node_metrics(minutes, columns)
     for each in pending.values():
         each.minutes, each.gpu_use = [], {}

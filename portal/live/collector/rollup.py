@@ -62,6 +62,8 @@ class AttemptGpuUse:
     measured_s: float = 0.0
     busy_s: float = 0.0
     idle_s: float = 0.0
+    peak_memory_mib: float | None = None
+    """Highest memory use of a GPU that it held alone."""
 
     def add(self, other: AttemptGpuUse) -> None:
         if other.joules is not None:
@@ -69,6 +71,8 @@ class AttemptGpuUse:
         self.measured_s += other.measured_s
         self.busy_s += other.busy_s
         self.idle_s += other.idle_s
+        if other.peak_memory_mib is not None:
+            self.peak_memory_mib = max(self.peak_memory_mib or 0.0, other.peak_memory_mib)
 
 
 @dataclass
@@ -142,6 +146,8 @@ class NodeRollup:
     def _use(self, at_s: float, gpu: GpuSample, joules: float | None, share: float) -> AttemptGpuUse:
         """Return the use of a share of a GPU since the previous sample."""
         use = AttemptGpuUse(None if joules is None else joules * share)
+        if share == 1.0 and gpu.memory_used_mib is not None:
+            use.peak_memory_mib = float(gpu.memory_used_mib)
         step_s = at_s - self._previous[0] if self._previous else 0.0
         if gpu.utilisation_percent is not None and 0 < step_s <= MAX_SAMPLE_GAP_S:
             use.measured_s = step_s * share

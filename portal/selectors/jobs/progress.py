@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Protocol
 
 from portal.domain.scaling import ScalePoint, scale_points
@@ -70,12 +71,36 @@ def measure_scaling(job: Workload) -> list[ScalePoint]:
 
     Only attempts on one GPU model are compared: the requested one, else that of the newest attempt.
     """
+    return scale_points((row.gpus, per_s) for row, per_s in _measured_rates(job))
+
+
+@dataclass(frozen=True)
+class MeasuredSpeeds:
+    """The median rate of a program on numbers of (GPUs, nodes) of one model."""
+
+    rates: Mapping[tuple[int, int], float]
+
+    def relative_percent(self, before: tuple[int, int], after: tuple[int, int]) -> int | None:
+        """Return the rate of ``after`` in percent of ``before``; None unless both were measured."""
+        old, new = self.rates.get(before), self.rates.get(after)
+        return round(100 * new / old) if old and new else None
+
+
+def measure_speeds(job: Workload) -> MeasuredSpeeds:
+    """Return the measured rates of the job's program by GPUs and nodes, in one query; as ``measure_scaling``."""
+    known: dict[tuple[int, int], list[float]] = {}
+    for row, per_s in _measured_rates(job):
+        mine = known.setdefault((row.gpus, row.nodes), [])
+        if per_s > 0 and len(mine) < MAX_SAMPLES:
+            mine.append(per_s)
+    return MeasuredSpeeds({size: median(mine) for size, mine in known.items() if mine})
+
+
+def _measured_rates(job: Workload) -> list[tuple[AttemptProgress, float]]:
     reported = AttemptProgress.objects.filter(scaling_fingerprint=job_scaling_fingerprint(job), gpus__gt=0)
     rows = list(reported.order_by("-attempt")[:MAX_ATTEMPTS_READ])
     model = job.gpu_model or (rows[0].gpu_model if rows else "")
-    return scale_points(
-        (row.gpus, per_s) for row in rows if row.gpu_model == model and (per_s := row.per_s) is not None
-    )
+    return [(row, per_s) for row in rows if row.gpu_model == model and (per_s := row.per_s) is not None]
 
 
 @dataclass(frozen=True)

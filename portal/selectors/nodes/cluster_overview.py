@@ -1,18 +1,20 @@
-"""Reads free capacity by GPU model, and each GPU as a square."""
+"""Reads what one user could get now by GPU model, and each GPU as a square."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import starmap
 
 from django.db.models import Count, Max, Q, QuerySet
 
-from portal.access import Requester, visible_nodes
+from portal.access import Requester, require_user, visible_nodes
 from portal.domain.node_breaker import BreakerState
 from portal.domain.states import AttemptState, GpuHealth, NodeState
 from portal.models import Allocation, Gpu, Node
+from portal.selectors.projects.quota_usage import QuotaUsage, user_quota_usage
+from portal.selectors.scheduling.reservations import nodes_reserved_for_others
 
 ACCEPTS_WORK = Q(
     Q(node__breaker_state=BreakerState.HEALTHY.value)
@@ -81,7 +83,12 @@ class NodeSummary:
 
 @dataclass
 class GpuModelSummary:
-    """A GPU model with total and free GPUs, and the largest number free on one node."""
+    """A GPU model: how many GPUs there are, and how many one user could get now.
+
+    ``free`` counts GPUs that accept work, on nodes that are not reserved for others, within the user's quotas;
+    ``beyond_quota`` those that only a quota keeps from the user. ``largest_free`` is the most on one node.
+    ``nodes_by_free`` counts nodes by the number of their free GPUs, without regard to quotas.
+    """
 
     model: str
     memory_mib: int
@@ -91,23 +98,59 @@ class GpuModelSummary:
     nodes: list[NodeSummary] = field(default_factory=list)
     pools: set[int] = field(default_factory=set)
     largest_node: int = 0
+    beyond_quota: int = 0
+    nodes_by_free: Counter[int] = field(default_factory=Counter)
+    free_by_pool: Counter[int] = field(default_factory=Counter)
+    """Free GPUs by pool (id), without regard to quotas."""
+
+    def add_node(self, pool: int, total: int, free: int, allowed: int | None) -> None:
+        """Count the GPUs of a node; ``allowed`` is what the quotas of its pool leave, None without limit."""
+        self.pools.add(pool)
+        self.total += total
+        self.largest_node = max(self.largest_node, total)
+        self.nodes_by_free[free] += 1
+        before = self.free_by_pool[pool]
+        within = free if allowed is None else max(0, min(free, allowed - before))
+        self.free_by_pool[pool] += free
+        self.free += within
+        self.beyond_quota += free - within
+        self.largest_free = max(self.largest_free, free if allowed is None else min(free, allowed))
+
+    @property
+    def histogram(self) -> list[tuple[int, int, int]]:
+        """Numbers of free GPUs, most first, with the nodes that have so many, and these in percent of all."""
+        counted = sum(self.nodes_by_free.values())
+        return [
+            (free, nodes, round(100 * nodes / counted))
+            for free, nodes in sorted(self.nodes_by_free.items())[::-1]
+        ]
 
     @property
     def message(self) -> str:
         """What could start now."""
+        beyond = f" {self.beyond_quota} more are free, but beyond your quota." if self.beyond_quota else ""
         if self.free == 0:
-            return "None is free now; new jobs wait in the queue."
+            return f"None is free for you now; new jobs wait in the queue.{beyond}"
         if self.largest_free == 1:
-            return "Any job with 1 GPU per node starts now, within quotas."
-        return f"Up to {self.largest_free} on one node. Any job of up to {self.largest_free} GPUs fits now."
+            return f"Any job with 1 GPU per node starts now.{beyond}"
+        return f"Up to {self.largest_free} on one node. Any job of up to {self.largest_free} GPUs fits now.{beyond}"
 
 
-def free_capacity(requester: Requester) -> list[GpuModelSummary]:
-    """Return the GPU models of the cluster, largest first, in at most three queries."""
+def free_capacity(requester: Requester, shares: Sequence[QuotaUsage] | None = None) -> list[GpuModelSummary]:
+    """Return the GPU models of the cluster, largest first, with what the user could get now.
+
+    At most five queries besides those of ``shares``, which are the quotas of the projects in question, by default
+    of all projects of the user.
+    """
+    user = require_user(requester)
+    if shares is None:
+        shares = user_quota_usage(user)
+    reserved = nodes_reserved_for_others(user, {share.project.pk for share in shares})
+    allowed = _allowed_gpus(shares)
     nodes = {node.pk: node for node in visible_nodes(requester).exclude(state=NodeState.ENROLLING.value)}
     gpus = Gpu.objects.filter(node_id__in=nodes, present=True)
     if gpus.count() > MAX_DRAWN_GPUS:
-        return _summarize(gpus)
+        return _summarize(gpus, reserved, allowed)
     starting = set(
         Allocation.objects.filter(
             ended_at__isnull=True, task__attempt__state=AttemptState.CONFIGURING.value
@@ -123,18 +166,31 @@ def free_capacity(requester: Requester) -> list[GpuModelSummary]:
         if key not in rows:
             rows[key] = NodeSummary(node.name, node.public_id)
             strip.nodes.append(rows[key])
-        square = build_square(gpu, node, starting=gpu.pk in starting, grid_index=places[node.pk])
+        square = build_square(
+            gpu,
+            node,
+            starting=gpu.pk in starting,
+            grid_index=places[node.pk],
+            reserved=node.pk in reserved,
+        )
         places[node.pk] += 1
-        strip.pools.add(node.pool_id)
         rows[key].squares.append(square)
-        strip.total += 1
         if square.shape == "free" and square.overlay != "away":
-            strip.free += 1
             rows[key].free += 1
-    for strip in strips.values():
-        strip.largest_free = max(row.free for row in strip.nodes)
-        strip.largest_node = max(len(row.squares) for row in strip.nodes)
+    for (model, memory_mib, node_id), row in rows.items():
+        pool = nodes[node_id].pool_id
+        strips[model, memory_mib].add_node(pool, len(row.squares), row.free, allowed.get(pool))
     return sorted(strips.values(), key=lambda strip: (-strip.total, strip.model))
+
+
+def _allowed_gpus(shares: Sequence[QuotaUsage]) -> dict[int, int]:
+    """Return how many whole GPUs the quotas leave in each pool (id) to the least limited of the projects."""
+    found: dict[int, int | None] = {}
+    for share in shares:
+        left = None if share.startable_milli is None else share.startable_milli // 1000
+        known = found.get(share.pool.pk, 0)
+        found[share.pool.pk] = None if left is None or known is None else max(known, left)
+    return {pool: left for pool, left in found.items() if left is not None}
 
 
 def build_square(
@@ -143,12 +199,14 @@ def build_square(
     *,
     starting: bool = False,
     grid_index: int | None = None,
+    reserved: bool = False,
 ) -> GpuSquare:
     """Return the drawing of one GPU.
 
     An allocated GPU is busy with unknown utilisation until a live sample arrives.
 
-    With ``grid_index`` live samples address it by that, otherwise by its uuid.
+    ``reserved``: for others than the reader. With ``grid_index`` live samples address it by that, otherwise by
+    its uuid.
     """
     if gpu.health != GpuHealth.OK.value:
         look, word = "failed", gpu.health
@@ -160,6 +218,8 @@ def build_square(
         look, word = "drained", f"used by a process of {gpu.foreign_process_owner}"
     elif not node.accepts_work:
         look, word = "drained", f"node {'quarantined' if node.state == NodeState.READY.value else node.state}"
+    elif reserved:
+        look, word = "drained", "reserved for others"
     else:
         look, word = "free", "free"
     overlay = "" if node.reachable else "away"
@@ -171,20 +231,19 @@ def build_square(
     return GpuSquare(gpu.uuid if grid_index is None else "", look, level, overlay, title, grid_index)
 
 
-def _summarize(gpus: QuerySet[Gpu]) -> list[GpuModelSummary]:
+def _summarize(
+    gpus: QuerySet[Gpu], reserved: Collection[int], allowed: Mapping[int, int]
+) -> list[GpuModelSummary]:
+    usable = ACCEPTS_WORK & Q(used_milli=0)
     rows = (
         gpus.order_by()
         .values("model", "node_id", "node__pool_id")
-        .annotate(
-            all=Count("pk"), free=Count("pk", filter=ACCEPTS_WORK & Q(used_milli=0)), memory=Max("memory_mib")
-        )
+        .annotate(all=Count("pk"), free=Count("pk", filter=usable), memory=Max("memory_mib"))
+        .order_by("node_id")
     )
     strips: dict[str, GpuModelSummary] = {}
     for row in rows:
         strip = strips.setdefault(row["model"], GpuModelSummary(row["model"], row["memory"]))
-        strip.total += row["all"]
-        strip.free += row["free"]
-        strip.pools.add(row["node__pool_id"])
-        strip.largest_free = max(strip.largest_free, row["free"])
-        strip.largest_node = max(strip.largest_node, row["all"])
+        pool, free = row["node__pool_id"], 0 if row["node_id"] in reserved else row["free"]
+        strip.add_node(pool, row["all"], free, allowed.get(pool))
     return sorted(strips.values(), key=lambda strip: (-strip.total, strip.model))

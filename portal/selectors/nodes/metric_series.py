@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from django.utils import timezone
 
 from portal.access import Permission, Requester, require_permission
-from portal.models import Allocation, Job, Node, NodeMetricsMinute, Task
+from portal.models import Allocation, Attempt, Job, Node, NodeMetricsMinute, Task
 
 MAX_SPAN = dt.timedelta(days=7)
 DEFAULT_SPAN = dt.timedelta(hours=1)
@@ -115,6 +116,63 @@ def read_job_series(requester: Requester, job: Job, since: dt.datetime | None = 
             task.cpu_percent.append(used.get("cpu_percent"))
             task.memory_mib.append(used.get("memory_mib"))
     return series
+
+
+RECENT_SPAN = dt.timedelta(minutes=30)
+
+
+@dataclass
+class RecentGpuUse:
+    """The GPUs of one attempt over the last half hour: mean use by minute, and what is known newest."""
+
+    gpus: set[str] = field(default_factory=set)
+    memory_mib: int = 0
+    """Memory of all its GPUs."""
+    by_minute: dict[dt.datetime, list[float]] = field(default_factory=dict)
+    memory_used_mib: float | None = None
+
+    @property
+    def points(self) -> list[tuple[int, float]]:
+        """Minutes before now and the mean use in percent, oldest first."""
+        now = timezone.now()
+        return [
+            (round((now - minute).total_seconds() / 60), sum(values) / len(values))
+            for minute, values in sorted(self.by_minute.items())
+        ]
+
+    @property
+    def utilisation_percent(self) -> int | None:
+        return round(self.points[-1][1]) if self.by_minute else None
+
+
+def recent_gpu_use(attempts: Iterable[Attempt]) -> dict[int, RecentGpuUse]:
+    """Return the recent use of GPUs by attempt id, for those that hold GPUs, in two queries."""
+    found: dict[int, RecentGpuUse] = {}
+    holder: dict[str, RecentGpuUse] = {}
+    nodes: set[int] = set()
+    held = Allocation.objects.filter(task__attempt__in=list(attempts), ended_at__isnull=True)
+    for attempt, node, uuid, memory_mib in held.values_list(
+        "task__attempt_id", "gpu__node_id", "gpu__uuid", "gpu__memory_mib"
+    ):
+        use = holder[uuid] = found.setdefault(attempt, RecentGpuUse())
+        use.gpus.add(uuid)
+        use.memory_mib += memory_mib
+        nodes.add(node)
+    if not nodes:
+        return found
+    rows = NodeMetricsMinute.objects.filter(node__in=nodes, minute__gte=timezone.now() - RECENT_SPAN)
+    columns = ("minute", "gpu_uuids", "utilisation_percent", "memory_used_mib")
+    for minute, uuids, utilisation, memory in rows.order_by("minute").values_list(*columns):
+        used: dict[int, float] = {}
+        for uuid, percent, used_mib in zip(uuids, utilisation, memory, strict=False):
+            if (of := holder.get(uuid)) is None:
+                continue
+            if percent is not None:
+                of.by_minute.setdefault(minute, []).append(percent)
+            if used_mib is not None:
+                used[id(of)] = used.get(id(of), 0.0) + used_mib
+                of.memory_used_mib = used[id(of)]
+    return found
 
 
 def _append(gpu: GpuSeries, row: NodeMetricsMinute | None, index: int | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,18 +54,22 @@ def latest_breakdown_rows(projects: Collection[str]) -> list[dict[str, Any]]:
 
 def list_breakdowns(requester: Requester, job: Job) -> list[FairShareBreakdown]:
     """Return the breakdowns of the job's project and its visible ancestors, in the pools that it requests."""
-    line = _visible_ancestors(requester, job.project)
-    found = latest_breakdown_rows([project.public_id for project in line])
-    pools = {pool.public_id: pool for pool in NodePool.objects.all()}
-    kept = [
-        FairShareBreakdown(**one | {"project": project, "pool": pools[one["pool"]]})
-        for project in line
-        for one in found
-        if one["project"] == project.public_id and one["pool"] in pools
-    ]
+    kept = project_breakdowns(_visible_ancestors(requester, job.project))
     if job.pool_id is not None:
         return [breakdown for breakdown in kept if breakdown.pool.pk == job.pool_id]
     return [breakdown for breakdown in kept if breakdown.wants_more]
+
+
+def project_breakdowns(projects: Sequence[Project]) -> list[FairShareBreakdown]:
+    """Return the newest breakdowns of these projects in all pools, in two queries."""
+    found = latest_breakdown_rows([project.public_id for project in projects])
+    pools = {pool.public_id: pool for pool in NodePool.objects.all()}
+    return [
+        FairShareBreakdown(**one | {"project": project, "pool": pools[one["pool"]]})
+        for project in projects
+        for one in found
+        if one["project"] == project.public_id and one["pool"] in pools
+    ]
 
 
 def parse_json_column(value: Any) -> Any:

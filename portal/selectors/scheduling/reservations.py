@@ -13,7 +13,7 @@ from django.utils import timezone
 from portal.access import Requester, project_parents, require_user, visible_nodes, visible_projects
 from portal.domain.project_tree import path_to_root
 from portal.domain.states import LIVE_ATTEMPT_STATES
-from portal.models import Job, Node, Project, Reservation, ReservationNode, Task
+from portal.models import Job, Node, Project, Reservation, ReservationNode, Task, User
 from portal.selectors.lookup import get_first
 
 
@@ -92,6 +92,27 @@ def node_reservations(node: Node) -> list[Reservation]:
     )
     anybody = Exists(Reservation.projects.through.objects.filter(reservation=OuterRef("pk")))
     return list(rows.annotate(named=anybody).order_by("period", "pk"))
+
+
+def nodes_reserved_for_others(user: User, projects: Collection[int]) -> set[int]:
+    """Return the nodes (ids) that are reserved now, and not for these projects (ids) or their ancestors.
+
+    Administrators may launch in every project. At most two queries.
+    """
+    reserved = list(
+        ReservationNode.objects.filter(live=True, period__contains=timezone.now()).values_list(
+            "node_id", "reservation_id"
+        )
+    )
+    if not reserved:
+        return set()
+    named = Reservation.projects.through.objects.filter(reservation_id__in={row for _, row in reserved})
+    if not user.is_admin:
+        parents = project_parents()
+        own = {above for each in projects for above in path_to_root(each, parents.get)}
+        named = named.filter(project_id__in=own)
+    open_to_user = set(named.values_list("reservation_id", flat=True))
+    return {node for node, reservation in reserved if reservation not in open_to_user}
 
 
 def reservation_phase(row: Reservation) -> ReservationPhase:

@@ -15,16 +15,18 @@ RETENTION_DAYS = 90
 _PER_GPU = ("utilisation_percent", "memory_used_mib", "power_watts", "temperature_c")
 _PER_NODE = ("cpu_percent", "node_memory_used_mib")
 
+GpuUseColumns = tuple[float | None, float, float, float, float | None]
+
 
 def save_node_metrics(
     rows: Iterable[tuple[str, int, Mapping[str, Any]]],
-    gpu_use: Mapping[tuple[str, int, dt.date], tuple[float | None, float, float, float]] | None = None,
+    gpu_use: Mapping[tuple[str, int, dt.date], GpuUseColumns] | None = None,
 ) -> int:
     """Save (node's public id, start of the minute in Unix seconds, columns); return how many were saved.
 
     A minute that exists already (the collector was restarted) is merged, weighted by samples. ``gpu_use``
     of attempts (job's public id, number, day) in these minutes is added to their rows of AttemptGpuDay: joules,
-    and GPU-seconds measured, busy and idle.
+    GPU-seconds measured, busy and idle, and peak memory in MiB.
     """
     wanted = list(rows)
     nodes = dict(
@@ -54,19 +56,17 @@ def save_node_metrics(
     return len(fresh)
 
 
-def _add_gpu_use(
-    gpu_use: Mapping[tuple[str, int, dt.date], tuple[float | None, float, float, float]],
-) -> None:
+def _add_gpu_use(gpu_use: Mapping[tuple[str, int, dt.date], GpuUseColumns]) -> None:
     if not gpu_use:
         return
     with connection.cursor() as cursor:
         cursor.execute(
             """
             INSERT INTO portal_attemptgpuday AS known
-                (attempt_id, day, joules, measured_gpu_s, busy_gpu_s, idle_gpu_s)
-            SELECT attempt.id, used.day, used.joules, used.measured, used.busy, used.idle
-              FROM unnest(%s::text[], %s::int[], %s::date[], %s::float8[], %s::float8[], %s::float8[], %s::float8[])
-                   AS used(job, number, day, joules, measured, busy, idle)
+                (attempt_id, day, joules, measured_gpu_s, busy_gpu_s, idle_gpu_s, peak_memory_mib)
+            SELECT attempt.id, used.day, used.joules, used.measured, used.busy, used.idle, used.peak
+              FROM unnest(%s::text[], %s::int[], %s::date[], %s::float8[], %s::float8[], %s::float8[], %s::float8[],
+                          %s::float8[]) AS used(job, number, day, joules, measured, busy, idle, peak)
               JOIN portal_job job ON job.public_id = used.job
               JOIN portal_attempt attempt ON attempt.job_id = job.id AND attempt.number = used.number
              ORDER BY 1, 2
@@ -74,7 +74,8 @@ def _add_gpu_use(
                 joules = coalesce(known.joules + excluded.joules, known.joules, excluded.joules),
                 measured_gpu_s = known.measured_gpu_s + excluded.measured_gpu_s,
                 busy_gpu_s = known.busy_gpu_s + excluded.busy_gpu_s,
-                idle_gpu_s = known.idle_gpu_s + excluded.idle_gpu_s
+                idle_gpu_s = known.idle_gpu_s + excluded.idle_gpu_s,
+                peak_memory_mib = greatest(known.peak_memory_mib, excluded.peak_memory_mib)
             """,
             [list(column) for column in zip(*((*key, *use) for key, use in gpu_use.items()), strict=True)],
         )

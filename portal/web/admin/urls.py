@@ -7,7 +7,7 @@ from django.urls import path
 from portal.web.admin import audit
 from portal.web.admin.nodes import alerts, node_operations, nodes, recovery, topologies
 from portal.web.admin.projects import projects, quotas, users
-from portal.web.admin.resources import environments, failure_rules, registries, volumes
+from portal.web.admin.resources import announcements, environments, failure_rules, registries, volumes
 from portal.web.admin.scheduling import policy, reservations, scheduler
 
 urlpatterns = [
@@ -61,6 +61,13 @@ urlpatterns = [
     path("failure-rules/save/", failure_rules.save_failure_rule, name="save-failure-rule"),
     path("failure-rules/<slug:code>/enable/", failure_rules.enable_failure_rule, name="enable-failure-rule"),
     path("failure-rules/<slug:code>/remove/", failure_rules.remove_failure_rule, name="remove-failure-rule"),
+    path("announcements/", announcements.announcements_page, name="announcements"),
+    path("announcements/write/", announcements.announce, name="announce"),
+    path(
+        "announcements/<slug:public_id>/withdraw/",
+        announcements.withdraw_announcement,
+        name="withdraw-announcement",
+    ),
     path("registries/", registries.registries_page, name="registries"),
     path("registries/save/", registries.save_registry, name="save-registry"),
     path("registries/<slug:public_id>/remove/", registries.remove_registry, name="remove-registry"),

@@ -145,6 +145,15 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
             active_views=("save-failure-rule",),
             admin_only=True,
         ),
+        NavItem(
+            "Announcements",
+            "announcements",
+            "inbox",
+            "b",
+            help="operations",
+            active_views=("announce",),
+            admin_only=True,
+        ),
         NavItem("Volumes", "volumes", "data", "v", help="nodes#volumes", active_views=("save-volume",)),
     ),
     "Sharing": (

@@ -35,6 +35,9 @@ class QuotaBar:
     def terms(self) -> str:
         """The quota as text: 10 guaranteed, no limit, 4 per user, pool of 24."""
         share = self.share
+        if not share.has_quota:
+            above = "limited by a project above" if share.bound_by_ancestor else "no limit"
+            return f"no quota of its own, {above}, pool of {gpu_amount(share.pool_milli)}"
         limit = "no limit" if share.limit_milli is None else f"limit {gpu_amount(share.limit_milli)}"
         if share.user_limit_milli is not None:
             limit += f", {gpu_amount(share.user_limit_milli)} per user"

@@ -182,6 +182,15 @@ def left(context: Context, at: dt.datetime | None) -> SafeString:
 
 
 @register.simple_tag(takes_context=True)
+def until(context: Context, at: dt.datetime) -> SafeString:
+    """Render a time ahead: in about 20 min."""
+    seconds = (at - timezone.now()).total_seconds()
+    return _time(
+        context, at, f"in about {formatting.duration(seconds)}" if seconds >= 60 else "within a minute"
+    )
+
+
+@register.simple_tag(takes_context=True)
 def clock(context: Context, at: dt.datetime | None) -> SafeString:
     """Render the time of day in the reader's zone, with the day when it is not today."""
     if at is None:

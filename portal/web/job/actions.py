@@ -39,7 +39,11 @@ def cancel(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
 def suspend(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     job = do_suspend_job(user, get_job(user, public_id))
     _report_end(request, job.name, "suspended" if job.state == JobState.SUSPENDED else "being suspended")
-    return redirect("job", public_id)
+    return _back(request, public_id)
+
+
+def _back(request: HttpRequest, public_id: str) -> HttpResponse:
+    return redirect("home") if request.POST.get("back") == "home" else redirect("job", public_id)
 
 
 def _report_end(request: HttpRequest, name: str, state: str) -> None:
@@ -105,7 +109,7 @@ def request_extension(request: HttpRequest, user: User, public_id: str) -> HttpR
         extra_s = int(parse_duration_s(request.POST.get("extra_s", ""), "extra_s"))
         extension = do_request_extension(user, job, extra_s, request.POST.get("reason", "").strip())
         messages.success(request, _extension_message(job.name, extra_s, extension))
-    return redirect("job", public_id)
+    return _back(request, public_id)
 
 
 def _extension_message(name: str, extra_s: int, extension: TimeLimitExtension) -> str:
@@ -126,7 +130,7 @@ def snooze(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     with refusals_as_messages(request):
         do_snooze(user, job)
         messages.success(request, f"{job.name} is snoozed.")
-    return redirect("home") if request.POST.get("back") == "home" else redirect("job", public_id)
+    return _back(request, public_id)
 
 
 @action(AccessPolicy.SIGNED_IN)

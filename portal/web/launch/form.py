@@ -311,6 +311,17 @@ class LaunchForm(DataForm):
         return any(field.errors for field in (*self.checkpoint_fields, *self.restart_fields))
 
     @property
+    def opens_data(self) -> bool:
+        """True if a field of the folded step has an error."""
+        return any(self[name].errors for name in DataForm.base_fields)
+
+    @property
+    def opens_limits(self) -> bool:
+        """True if a field of the folded step has an error."""
+        others = (self[name] for name in ("preemptible", "dependencies", "dependency_ids"))
+        return self.opens_restart or any(field.errors for field in (*self.limit_fields, *others))
+
+    @property
     def opens_gpu_kind(self) -> bool:
         """True if a field of the folded section has a value or an error."""
         return any(field.value() or field.errors for field in self._section("gpu_kind"))

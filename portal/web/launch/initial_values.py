@@ -24,7 +24,7 @@ from portal.domain.services import ServiceSpec, mlflow_command
 from portal.domain.states import JobKind
 from portal.domain.sweeps import describe_parameter, format_value, read_parameters
 from portal.domain.template_parameters import FILLED_AS_TEXT, fill_fields, read_template_parameters
-from portal.models import Job, NodePool, PipelinePlan, Template, User
+from portal.models import Job, NodePool, PipelinePlan, Service, Template, User
 from portal.selectors.jobs.pipeline_plans import list_plans
 from portal.selectors.nodes.free_nodes import plan_nodes
 from portal.selectors.services import get_service
@@ -32,6 +32,7 @@ from portal.services.serving.services import next_deployment
 from portal.visibility import private_fields
 from portal.web.display.formatting import parse_whole_number
 from portal.web.launch.data_fields import format_secrets, format_volumes
+from portal.web.launch.form import launchable_projects
 from portal.web.launch.launcher_fields import launcher_option_values
 from portal.web.launch.roles import SHELL, format_command, role_initial
 from portal.web.launch.spec_fields import form_values
@@ -48,6 +49,23 @@ def initial_from_job(user: User, job: Job) -> dict[str, Any]:
         "environment": job.environment.public_id,
         "pool": job.pool.public_id if job.pool else "",
     } | initial_from_api_fields(fields)
+
+
+def initial_from_last_launch(user: User, kind: str) -> tuple[dict[str, Any], Job | Service | None]:
+    """Return what the user last launched of this kind as form values, with a new name, and its row.
+
+    Trials of sweeps do not count: their command contains values that the searcher chose. Launches in projects that
+    the user has left do not either.
+    """
+    projects = launchable_projects(user)
+    if kind == JobKind.SERVICE.value:
+        service = Service.objects.filter(owner=user, project__in=projects).order_by("-id").first()
+        found = initial_from_service(user, service.public_id) if service else {}
+        return {name: value for name, value in found.items() if name not in ("service", "name")}, service
+    own = Job.objects.filter(owner=user, kind=kind, trial__isnull=True, project__in=projects)
+    job = own.select_related("project", "environment", "pool").order_by("-id").first()
+    found = initial_from_job(user, job) if job else {}
+    return {name: value for name, value in found.items() if name not in ("name", "resume_from")}, job
 
 
 def _topology_fields(near: Any) -> dict[str, str]:

@@ -20,6 +20,7 @@ from portal.selectors.jobs.preemption_preview import (
     total_lost_gpu_seconds,
 )
 from portal.selectors.nodes.cluster_overview import GpuModelSummary
+from portal.services.jobs.start_alternatives import StartTimes, list_start_alternatives
 from portal.services.jobs.submission import JobRequest, is_live, preview_query_body, validate_request
 from portal.web.display.formatting import gpus as gpu_words
 from portal.web.display.formatting import short_gpu_model
@@ -31,8 +32,17 @@ ENGINE_TIMEOUT_S = 0.8
 
 @dataclass(frozen=True)
 class Suggestion:
+    """A change of form fields. ``interval`` is the start with it; None if that is now, or is not forecast."""
+
     message: str
     fields: dict[str, Any] = field(default_factory=dict)
+    interval: StartTimes | None = None
+    speed_percent: int | None = None
+
+    @property
+    def assignments(self) -> str:
+        """The fields as ``launch.js`` applies them."""
+        return ";".join(f"{name}={'' if value is None else value}" for name, value in self.fields.items())
 
 
 @dataclass(frozen=True)
@@ -95,6 +105,19 @@ def preview_launch(
     )
 
 
+def start_suggestions(user: User, request: JobRequest) -> list[Suggestion]:
+    """Return the changes with which a valid request would start sooner, each with its start."""
+    return [
+        Suggestion(
+            each.change[:1].upper() + each.change[1:],
+            form_fields(each.fields),
+            each.interval,
+            each.speed_percent,
+        )
+        for each in list_start_alternatives(user, request)
+    ]
+
+
 def errors_by_form_field(errors: dict[str, str]) -> dict[str, str]:
     """Return the messages of a service with the form's names of the fields."""
     rules = job_fields()
@@ -103,7 +126,7 @@ def errors_by_form_field(errors: dict[str, str]) -> dict[str, str]:
 
 def _preview_from_engine(answer: dict[str, Any]) -> LaunchPreview:
     ways = [
-        Suggestion(str(way["message"]), _form_fields(dict(way.get("fields") or {})))
+        Suggestion(str(way["message"]), form_fields(dict(way.get("fields") or {})))
         for way in answer.get("alternatives", [])
     ]
     verdict = answer.get("verdict") or {}
@@ -124,7 +147,7 @@ def _preview_from_engine(answer: dict[str, Any]) -> LaunchPreview:
     )
 
 
-def _form_fields(changed: dict[str, Any]) -> dict[str, Any]:
+def form_fields(changed: dict[str, Any]) -> dict[str, Any]:
     """Return the new values of a change with the form's field names."""
     rules = job_fields()
     blank = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ from portal.access import (
 )
 from portal.domain.feasibility import accepts_gpu_model
 from portal.domain.formatting import format_gpu_models
-from portal.domain.job_spec import job_fields, placement_fields
+from portal.domain.job_spec import JobSpec, job_fields, placement_fields
 from portal.domain.project_tree import path_to_root
 from portal.domain.scaling import cheaper_size, point_of
 from portal.domain.services import ServiceSpec
@@ -34,18 +35,21 @@ from portal.selectors.jobs.jobs import get_job
 from portal.selectors.jobs.progress import measure_scaling
 from portal.selectors.nodes import cluster_overview
 from portal.selectors.nodes.cluster_overview import GpuModelSummary
-from portal.selectors.projects.quota_usage import QuotaUsage, project_quota_usage
+from portal.selectors.nodes.gpu_shares import GpuShare, list_gpu_shares, proportional_amounts
+from portal.selectors.projects.quota_usage import QuotaUsage, project_quota_usage, user_quota_usage
 from portal.selectors.services import get_service
 from portal.selectors.templates import gallery_templates, list_templates
 from portal.selectors.volumes import list_volumes
 from portal.services.jobs.gang_rules import gang_network_text
 from portal.services.jobs.job_document import JOBS_PATH, command_line, curl_command, request_body, to_yaml
 from portal.services.jobs.launching import preview_ranks
-from portal.services.jobs.submission import JobRequest, do_submit_job
+from portal.services.jobs.right_size import right_size_advice
+from portal.services.jobs.submission import JobRequest, do_submit_job, validate_request
 from portal.services.schedules import do_create_schedule
 from portal.services.serving.services import do_deploy_service, do_update_service
 from portal.services.sweeps.sweeps import do_create_sweep
 from portal.services.yaml_input import MAX_BYTES
+from portal.web.display.formatting import parse_whole_number
 from portal.web.display.idle_text import IdleRuleText, idle_rule_texts
 from portal.web.display.quota_bars import QuotaBar
 from portal.web.launch.form import LaunchForm, launchable_projects, parameter_field_name
@@ -53,6 +57,7 @@ from portal.web.launch.import_yaml import initial_from_yaml
 from portal.web.launch.initial_values import (
     initial_from_api_fields,
     initial_from_job,
+    initial_from_last_launch,
     initial_from_model,
     initial_from_plan,
     initial_from_profile,
@@ -61,10 +66,15 @@ from portal.web.launch.initial_values import (
 )
 from portal.web.launch.preview import (
     LaunchPreview,
+    Suggestion,
     errors_by_form_field,
+    form_fields,
     preview_launch,
     preview_unsatisfiable,
+    start_suggestions,
 )
+from portal.web.launch.spec_fields import form_values
+from portal.web.launch.summaries import step_summaries
 from portal.web.sign_in import add_service_errors
 from portal.web.views import action, form_page
 
@@ -102,8 +112,11 @@ class EnvironmentChoice:
 def launch(request: HttpRequest, user: User) -> HttpResponse:
     if request.method == "GET":
         shown = _environment_choices(user)
-        form = LaunchForm(user, initial=_initial(request, user, shown))
-        context = _context(user, form, shown) | {"opens_schedule": "repeat" in request.GET}
+        shares = list_gpu_shares(user)
+        initial, last = _initial(request, user, shown, shares)
+        form = LaunchForm(user, initial=initial)
+        context = _context(user, form, shown, shares)
+        context |= {"last_launch": last, "opens_schedule": "repeat" in request.GET}
         return render(request, "launch/page.html", context)
     form = LaunchForm(user, request.POST)
     refusal: LaunchPreview | None = None
@@ -123,7 +136,8 @@ def launch(request: HttpRequest, user: User) -> HttpResponse:
             verb = "scheduled" if isinstance(made, Schedule) else "submitted"
             messages.success(request, f"{made.name} is {verb}.")
             return redirect(type(made).__name__.lower(), made.public_id)
-    context = _context(user, form, _environment_choices(user)) | ({"check": refusal} if refusal else {})
+    context = _context(user, form, _environment_choices(user), list_gpu_shares(user))
+    context |= {"check": refusal} if refusal else {}
     return render(request, "launch/page.html", context, status=422 if refusal else 400)
 
 
@@ -149,8 +163,9 @@ def import_yaml(request: HttpRequest, user: User) -> HttpResponse:
         initial, wrong = initial_from_yaml(user, text)
     except InvalidRequest as refusal:
         initial, wrong = {}, list(refusal.fields.values())
-    start = _initial(request, user, shown) | ({} if wrong else initial)
-    context = _context(user, LaunchForm(user, initial=start), shown)
+    shares = list_gpu_shares(user)
+    start = _initial(request, user, shown, shares)[0] | ({} if wrong else initial)
+    context = _context(user, LaunchForm(user, initial=start), shown, shares)
     context |= {"import_errors": wrong, "imported": text if wrong else "", "is_imported": not wrong}
     return render(request, "launch/page.html", context, status=400 if wrong else 200)
 
@@ -165,11 +180,34 @@ def preview(request: HttpRequest, user: User) -> HttpResponse:
     )
 
 
-def _initial(request: HttpRequest, user: User, shown: list[EnvironmentChoice]) -> dict[str, Any]:
+@action(AccessPolicy.SIGNED_IN)
+def alternatives(request: HttpRequest, user: User) -> HttpResponse:
+    """Return changes with which the current form would start sooner; the preview loads them after itself."""
+    form = LaunchForm(user, request.POST)
+    found: list[Suggestion] = []
+    if form.is_valid():
+        try:
+            wanted = form.to_job_request()
+            validate_request(user, wanted)
+            found = start_suggestions(user, wanted)
+        except FairwayError:
+            pass  # the preview says what is wrong
+    return render(request, "launch/alternatives.html", {"suggestions": found})
+
+
+def _initial(
+    request: HttpRequest, user: User, shown: list[EnvironmentChoice], shares: list[GpuShare]
+) -> tuple[dict[str, Any], Job | Service | None]:
+    """Return initial values, and the last launch if they are those of it."""
     query = request.GET
     kind = query.get("kind", "")
     start: dict[str, Any] = {"kind": kind if kind in NAME_PREFIXES else JobKind.WORKSPACE.value}
-    if query.get("like"):
+    last: Job | Service | None = None
+    is_import = request.method == "POST"  # what a document leaves out has the value of the API
+    if not is_import and not query.keys() - {"kind"}:
+        remembered, last = initial_from_last_launch(user, start["kind"])
+        start |= remembered
+    elif query.get("like"):
         like = get_job(user, query["like"])
         start |= initial_from_job(user, like)
         if (like.env or like.secrets) and not can(user, Permission.CONTROL, like):
@@ -196,13 +234,17 @@ def _initial(request: HttpRequest, user: User, shown: list[EnvironmentChoice]) -
     if query.get("topology_constraint") == "":
         start |= initial_from_api_fields({"topology_constraint": None})
     start.setdefault("name", f"{NAME_PREFIXES[start['kind']]}-{timezone.now():%d%H%M}")
+    if last is None and not is_import:
+        count = parse_whole_number(start.get("gpus_per_task", 1)) or 0
+        pool, model = str(start.get("pool") or ""), str(start.get("gpu_model") or "")
+        start = form_values(JobSpec, proportional_amounts(shares, pool, model, count)) | start
     if not start.get("project"):
         first = launchable_projects(user).first()
         start["project"] = first.public_id if first else ""
     if not start.get("environment"):
         offered = _default_environment(shown, start["kind"], start["project"])
         start["environment"] = offered.public_id if offered else ""
-    return start
+    return start, last
 
 
 def _default_environment(shown: list[EnvironmentChoice], kind: str, project: str) -> Environment | None:
@@ -229,9 +271,12 @@ def _environment_choices(user: User) -> list[EnvironmentChoice]:
     return shown
 
 
-def _context(user: User, form: LaunchForm, shown: list[EnvironmentChoice]) -> dict[str, Any]:
+def _context(
+    user: User, form: LaunchForm, shown: list[EnvironmentChoice], shares: list[GpuShare]
+) -> dict[str, Any]:
     return _preview_context(user, form) | {
         "form": form,
+        "gpu_shares": json.dumps([asdict(share) for share in shares]),
         "environments": shown,
         "secrets": visible_secrets(user).order_by("project__name", "name"),
         "volumes": list_volumes(user).exclude(kind=VolumeKind.HOME.value),
@@ -241,10 +286,11 @@ def _context(user: User, form: LaunchForm, shown: list[EnvironmentChoice]) -> di
 
 
 def _preview_context(user: User, form: LaunchForm, *, ask: bool = False) -> dict[str, Any]:
-    strips = cluster_overview.free_capacity(user)
     value = _value_of(form)
     probe = form if form.is_bound else LaunchForm(user, form.initial_as_data())
     request = probe.to_job_request() if probe.is_valid() else None
+    shares = project_quota_usage([request.project], user) if request else user_quota_usage(user)
+    strips = cluster_overview.free_capacity(user, shares)
     if request is not None:
         found = preview_launch(user, request, strips, query_engine=ask)
     else:
@@ -259,13 +305,14 @@ def _preview_context(user: User, form: LaunchForm, *, ask: bool = False) -> dict
         message = " ".join(said) or "Fill in the missing fields."
         found = LaunchPreview("wrong", "Not ready yet", message, field_errors=wrong)
     scaling = measure_scaling(request) if request and found.kind != "wrong" else []
-    shares = project_quota_usage([request.project]) if request else []
     requested = request.total_milli if request else 0
     path, body = _example(request, form) if request else ("", {})
     model, count = str(value("gpu_model") or ""), str(value("gpus_per_task") or "")
     return {
         "check": found,
         "request_now": request,
+        "advice": _advice(user, request, strips) if request and found.kind != "wrong" else None,
+        "summaries": step_summaries(request) if request else {},
         "scale_point": point_of(scaling, request.total_gpus) if request else None,
         "cheaper": cheaper_size(scaling, request.total_gpus) if request else None,
         "network": gang_network_text(request.tasks, elastic=request.is_elastic, pool=request.pool)
@@ -287,6 +334,20 @@ def _preview_context(user: User, form: LaunchForm, *, ask: bool = False) -> dict
         "portal_url": settings.PORTAL_URL,
         "ranks": preview_ranks(request, PREVIEW_RANKS) if request else [],
     }
+
+
+def _advice(user: User, request: JobRequest, strips: list[GpuModelSummary]) -> Suggestion | None:
+    """Return what past runs say about the request, and whether the smaller number of GPUs is free now."""
+    found = right_size_advice(user, request)
+    if found is None:
+        return None
+    fitting = [strip for strip in strips if accepts_gpu_model(request.gpu_model, strip.model)]
+    free = max((strip.largest_free for strip in fitting), default=0)
+    count = found.fields.get("gpus_per_task")
+    now = " They are free now." if count and count <= free < request.gpus_per_task else ""
+    return Suggestion(
+        found.message + (now.replace("They are", "It is") if count == 1 else now), form_fields(found.fields)
+    )
 
 
 def _value_of(form: LaunchForm) -> Any:

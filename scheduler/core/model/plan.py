@@ -59,11 +59,18 @@ class AlternativeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """A verified change of a request with which the job would start now; ``fields`` are the new values."""
+    """A verified change of a request with which the job would start now; ``fields`` are the new values.
+
+    ``change`` is a phrase such as "with 4 GPUs instead of 8".
+    """
 
     kind: AlternativeKind
-    message: str
+    change: str
     fields: dict[str, int | str | bool | None] = field(default_factory=dict)
+
+    @property
+    def message(self) -> str:
+        return f"It would start now {self.change}."
 
 
 @dataclass(frozen=True, slots=True)

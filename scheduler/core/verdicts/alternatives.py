@@ -126,7 +126,7 @@ class AlternativeSearch:
                     f"with {format_gpus(value * job.milli_per_gpu)}{each} instead of "
                     f"{format_gpu_count(job.task_milli)}"
                 )
-        return Alternative(variant.kind, f"It would start now {how}.", fields)
+        return Alternative(variant.kind, how, fields)
 
     def _models(self, job: PendingRow) -> list[str]:
         """Return the other GPU models of the job's pools."""

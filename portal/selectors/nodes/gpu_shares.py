@@ -1,0 +1,72 @@
+"""Reads how many CPUs and how much memory nodes have for each of their GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from django.db.models import Count
+
+from portal.access import Requester, visible_nodes
+from portal.domain.feasibility import accepts_gpu_model
+from portal.domain.states import NodeState
+
+SHARED_MEMORY_PART = 8
+"""Shared memory is this part of the memory of a task."""
+
+
+@dataclass(frozen=True)
+class GpuShare:
+    """The CPU and memory for each GPU that every node of a pool with this model has."""
+
+    pool: str
+    model: str
+    cpu_milli: int
+    memory_mib: int
+
+
+def list_gpu_shares(requester: Requester) -> list[GpuShare]:
+    """Return the shares by pool (public id) and GPU model, in one query; nodes that take no jobs do not count."""
+    rows = (
+        visible_nodes(requester)
+        .filter(state__in=[NodeState.READY.value, NodeState.CORDONED.value], gpus__present=True)
+        .order_by()
+        .values_list("pool__public_id", "gpus__model", "cpu_milli", "memory_mib", "pk")
+        .annotate(Count("gpus"))
+    )
+    listed = list(rows)
+    on_node: dict[int, int] = {}
+    for *_, node, count in listed:
+        on_node[node] = on_node.get(node, 0) + count
+    least: dict[tuple[str, str], tuple[int, int]] = {}
+    for pool, model, cpu_milli, memory_mib, node, _ in listed:
+        share = (cpu_milli // on_node[node], memory_mib // on_node[node])
+        known = least.get((pool, model), share)
+        least[pool, model] = (min(known[0], share[0]), min(known[1], share[1]))
+    return [GpuShare(pool, model, *share) for (pool, model), share in sorted(least.items()) if min(share) > 0]
+
+
+def proportional_amounts(shares: Sequence[GpuShare], pool: str, model: str, gpus: int) -> dict[str, int]:
+    """Return CPU, memory and shared memory in proportion to GPUs of any fitting node; empty if unknown.
+
+    Whole cores and GiB where there is more than one.
+    """
+    fitting = [
+        share
+        for share in shares
+        if (not pool or share.pool == pool) and accepts_gpu_model(model, share.model)
+    ]
+    if not fitting or gpus < 1:
+        return {}
+    cpu_milli = _round_down(gpus * min(share.cpu_milli for share in fitting), 1000)
+    memory_mib = _round_down(gpus * min(share.memory_mib for share in fitting), 1024)
+    shm_mib = max(64, _round_down(memory_mib // SHARED_MEMORY_PART, 1024))
+    return {
+        "cpu_milli": max(100, cpu_milli),
+        "memory_mib": max(32, memory_mib),
+        "shm_mib": min(shm_mib, memory_mib),
+    }
+
+
+def _round_down(amount: int, step: int) -> int:
+    return amount // step * step if amount >= step else amount

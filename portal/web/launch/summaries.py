@@ -1,0 +1,34 @@
+"""One line for each folded step of the launch form."""
+
+from __future__ import annotations
+
+from portal.services.jobs.submission import JobRequest
+from portal.web.display.formatting import duration, plural
+
+MAX_COMMAND = 60
+
+
+def step_summaries(request: JobRequest) -> dict[str, str]:
+    """Return what each step of a valid form requests, by the name of the step."""
+    volumes = ", ".join(str(each.get("volume")) for each in request.volumes)
+    secrets = plural(len(request.secrets), "secret") if request.secrets else ""
+    command = " ".join(request.command)
+    command = command if len(command) <= MAX_COMMAND else command[: MAX_COMMAND - 1] + "…"
+    launcher = request.launcher if request.launcher != "none" else ""
+    limit = f"time limit {duration(request.time_limit_s)}" if request.time_limit_s else "no time limit"
+    attempts = plural(request.max_attempts, "attempt")
+    return {
+        "environment": _join(request.environment.title, launcher, command, request.code_repository),
+        "data": _join("your home", volumes, secrets),
+        "limits": _join(
+            limit,
+            "may be preempted" if request.preemptible else "not preemptible",
+            f"priority {request.priority}" if request.priority else "",
+            "" if request.max_attempts == 1 else f"at most {attempts}",
+            f"after {plural(len(request.dependencies), 'job')}" if request.dependencies else "",
+        ),
+    }
+
+
+def _join(*parts: str) -> str:
+    return ", ".join(part for part in parts if part)
