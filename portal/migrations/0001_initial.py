@@ -1985,4 +1985,29 @@ class Migration(migrations.Migration):
             model_name='volume',
             constraint=models.UniqueConstraint(condition=models.Q(('kind', 'home'), ('owner__isnull', True)), fields=('kind',), name='volume_one_declared_home'),
         ),
+        migrations.AddField(
+            model_name='job',
+            name='queue_rank',
+            field=models.IntegerField(db_default=0, default=0, help_text='Order among the waiting jobs of its owner, project and priority; smaller goes first.'),
+        ),
+        migrations.CreateModel(
+            name='SavedJobView',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('public_id', portal.models.public_id.PublicIdField(default=portal.models.public_id.new_public_id, editable=False, max_length=16, unique=True)),
+                ('name', models.CharField(max_length=60)),
+                ('query', models.CharField(help_text='Query string of the job list.', max_length=1000)),
+                ('created_at', models.DateTimeField(auto_now_add=True)),
+                ('owner', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='job_views', to=settings.AUTH_USER_MODEL)),
+                ('project', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.CASCADE, related_name='job_views', to='portal.project')),
+            ],
+            options={
+                'ordering': ['name', 'id'],
+                'constraints': [models.UniqueConstraint(fields=('owner', 'name'), name='job_view_name_once')],
+            },
+        ),
+        migrations.AddIndex(
+            model_name='trial',
+            index=models.Index(fields=['sweep', '-job'], name='trial_newest_job'),
+        ),
     ]
