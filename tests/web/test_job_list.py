@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+import datetime as dt
 import io
+import zoneinfo
 
 import pytest
 from django.urls import reverse
+from django.utils import timezone
 
-from portal.models import Job, JobAnnotation, SavedJobView, Sweep, Trial
+from portal.models import Job, JobAnnotation, JobVerdict, SavedJobView, Sweep, Trial
 from portal.web import job_list
 from tests import factories
 
@@ -181,3 +184,29 @@ def test_the_queue_has_buttons_that_move_own_jobs(dataset, client_of):
     client_of("admin").post(reverse("job-move", args=[job.public_id]), {"to": "front"})
     job.refresh_from_db()
     assert job.priority > 0
+
+
+@pytest.mark.parametrize(
+    ("p10_min", "p90_min", "expected"),
+    [(-5, 30, ">now – <"), (-30, -5, "overdue since"), (10, 30, "</time> – <time")],
+)
+def test_a_forecast_does_not_begin_in_the_past(client_of, p10_min, p90_min, expected):
+    now = timezone.now()
+    p10, p90 = (now + dt.timedelta(minutes=minutes) for minutes in (p10_min, p90_min))
+    verdicts = JobVerdict.objects.filter(job__name="depth-anything-ft")
+    verdicts.update(p10_at=p10, p50_at=p10, p90_at=p90, forecast_at=now - dt.timedelta(hours=1))
+    client = client_of("member")
+    assert expected in text(client.get(reverse("jobs"), {"q": "depth-anything-ft"}))
+    answer = client.get(reverse("queue"))
+    assert expected in text(answer)
+    (bar,) = [bar for lane, *_ in answer.context["plot"]["lanes"] if lane.gpus is None for bar in lane.bars]
+    assert bar.since >= now and bar.low >= now
+
+
+def test_times_of_a_verdict_are_in_the_zone_of_the_reader(client_of):
+    now = timezone.now()
+    message = f"Not before {now:%Y-%m-%d %H:%M} UTC <b>."
+    JobVerdict.objects.filter(job__name="depth-anything-ft").update(message=message)
+    page = text(client_of("member").get(reverse("queue")))
+    local = now.astimezone(zoneinfo.ZoneInfo("Europe/Berlin"))
+    assert f"{local:%H:%M}</time> &lt;b&gt;." in page

@@ -22,7 +22,7 @@ from portal.services.jobs.submission import (
     do_suspend_job,
 )
 
-MAX_BULK_JOBS = 200
+MAX_BULK_JOBS = 100
 
 
 @dataclass(frozen=True)
