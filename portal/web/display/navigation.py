@@ -58,6 +58,8 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
                 "job-run",
                 "job-help",
                 "job-rerun",
+                "job-change",
+                "jobs-bulk",
             ),
             in_tab_bar=True,
         ),
