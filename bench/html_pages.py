@@ -39,6 +39,8 @@ def page_requests(users: dict[str, Any]) -> list[RequestCase]:
             "/jobs/": "/jobs/",
             "/jobs/?state=waiting": "/jobs/?state=waiting",
             "/jobs/?q=run-777": "/jobs/?q=run-777",
+            "/jobs/?sort=gpus": "/jobs/?sort=gpus",
+            "/jobs/?group=0": "/jobs/?group=0",
             "/jobs/JOB/": f"/jobs/{job.public_id}/",
             "/cluster/": "/cluster/",
             "/quotas/": "/quotas/",

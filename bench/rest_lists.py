@@ -206,6 +206,22 @@ class BenchDataset:
         )
         self.users: dict[str, Any] = {"admin": persons[0], "member": persons[7]}
 
+    def _add_sweeps(self, rows: list[Any]) -> None:
+        """Make jobs the trials of sweeps of 300 in each project."""
+        from portal.models import Sweep, Trial
+
+        for project in self.projects:
+            mine = [job for job in rows if job.project_id == project.pk]
+            for first in range(0, len(mine), 300):
+                sweep = Sweep.objects.create(
+                    name="lr-search", owner=mine[first].owner, project=project, environment=self.lab,
+                    job={"name": "t"}, max_trials=300, seed=1,
+                )  # fmt: skip
+                Trial.objects.bulk_create(
+                    Trial(sweep=sweep, number=n, parameters={}, job=job)
+                    for n, job in enumerate(mine[first : first + 300])
+                )
+
     def add_jobs(self, jobs: int, *, running: int) -> None:
         """Add jobs of every state, the last ``running`` on a GPU each; the member owns one in fifty."""
         import datetime as dt
@@ -243,6 +259,7 @@ class BenchDataset:
                 )
             )
         rows = Job.objects.bulk_create(rows, batch_size=5000)
+        self._add_sweeps([job for n, job in enumerate(rows) if n % 3 == 0 and job.kind == "training"])
         JobVerdict.objects.bulk_create(
             (
                 JobVerdict(

@@ -42,6 +42,7 @@ from portal.models import (
     Project,
     Quota,
     Reservation,
+    SavedJobView,
     Schedule,
     Secret,
     Service,
@@ -204,6 +205,8 @@ def can(requester: Requester, verb: Permission, obj: Any) -> bool:
             return requester.is_admin
         case Template():
             return _can_access_template(requester, verb, obj)
+        case SavedJobView():
+            return _can_access_job_view(requester, verb, obj)
         case Node() | NodePool() | Gpu() | Topology() | Reservation() | Environment():
             return requester.is_admin or verb is Permission.VIEW
         case User():
@@ -311,6 +314,15 @@ def _can_access_template(user: User, verb: Permission, template: Template) -> bo
     if verb is Permission.VIEW:
         return own or template.scope == TemplateScope.EVERYONE
     return verb is Permission.CHANGE and own
+
+
+def _can_access_job_view(user: User, verb: Permission, view: SavedJobView) -> bool:
+    """Its owner changes it, and so do managers of the project whose members see it."""
+    own = view.owner_id == user.pk or user.is_admin
+    if verb is Permission.VIEW:
+        return own or (view.project is not None and can(user, Permission.VIEW, view.project))
+    shared = view.project is not None and can(user, Permission.MANAGE, view.project)
+    return verb is Permission.CHANGE and (own or shared)
 
 
 def has_role_or_admin(user: User, project: Project, min_role: Role) -> bool:
@@ -426,6 +438,14 @@ def visible_templates(requester: Requester) -> QuerySet[Template]:
     return Template.objects.filter(
         own | Q(scope=TemplateScope.EVERYONE.value) | Q(project_id__in=project_ids(user))
     )
+
+
+def visible_job_views(requester: Requester) -> QuerySet[SavedJobView]:
+    """Return all saved views for administrators, otherwise the user's own and those of their projects."""
+    user = require_user(requester)
+    if user.is_admin:
+        return SavedJobView.objects.all()
+    return SavedJobView.objects.filter(Q(owner=user) | Q(project_id__in=project_ids(user)))
 
 
 def visible_extensions(requester: Requester) -> QuerySet[TimeLimitExtension]:

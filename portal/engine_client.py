@@ -67,7 +67,8 @@ def query_would_start(request: dict[str, Any], wait_s: float = 1.0) -> dict[str,
     ``victims`` are the running jobs that would be evicted, with the work that they would lose.
 
     ``request`` holds the columns of a Job by name, with public ids for ``project``, ``user``, ``environment``
-    and ``pool``; missing columns have the model's default.
+    and ``pool``; missing columns have the model's default. ``replaces`` names a waiting job (public id) that it
+    would change: the request keeps the age of that job, which does not wait beside it.
     """
     return query_engine("would_start", request, wait_s)
 

@@ -101,8 +101,13 @@ def _answer(kind: str, body: dict[str, Any]) -> dict[str, Any]:
 def _preview(kind: str, body: dict[str, Any], inputs: DecisionInput) -> dict[str, Any]:
     if kind == "delays":
         return _delays(body, inputs)
+    pending = inputs.snapshot.pending
+    replaced = next((row for row in pending if row.job == body.get("replaces")), None)
+    if replaced is not None:
+        others = tuple(row for row in pending if row is not replaced)
+        inputs = replace(inputs, snapshot=replace(inputs.snapshot, pending=others))
     request = _duration_estimator.estimate(
-        build_request_row(body, inputs), body.get("template"), inputs.policy
+        build_request_row(body, inputs, replaced), body.get("template"), inputs.policy
     )
     answer = preview_request(inputs.snapshot, inputs.policy, request, _decision_cache)
     start = forecast_request(inputs.snapshot, inputs.policy, request, answer, _duration_estimator)
@@ -121,8 +126,10 @@ def _recent_inputs() -> DecisionInput:
     return _cached_inputs[1]
 
 
-def build_request_row(body: dict[str, Any], inputs: DecisionInput) -> PendingRow:
-    """Return the row of a request that is not submitted, as the last of the queue."""
+def build_request_row(
+    body: dict[str, Any], inputs: DecisionInput, replaced: PendingRow | None = None
+) -> PendingRow:
+    """Return the row of a request that is not submitted: the last of the queue, or with the age of ``replaced``."""
     columns: dict[str, Any] = {
         name: rule.default if body.get(name) is None else body[name] for name, rule in job_fields().items()
     }
@@ -133,7 +140,8 @@ def build_request_row(body: dict[str, Any], inputs: DecisionInput) -> PendingRow
         "owner__public_id": str(body["user"]),
         "pool__public_id": body.get("pool"),
         "environment_id": Environment.objects.values_list("pk", flat=True).get(public_id=body["environment"]),
-        "submitted_s": inputs.snapshot.now_s,
+        "submitted_s": inputs.snapshot.now_s if replaced is None else replaced.submitted_s,
+        "queue_rank": 0 if replaced is None else replaced.queue_rank,
         "version": 0,
         "reason": "",
         "nominated_placement": None,

@@ -41,6 +41,8 @@ class JobField:
     - ``affects_placement``: it takes part in scheduling, so the preview query and the snapshot have it.
     - ``jobs_only``: workspaces do not have it and use the default.
     - ``copied``: a resubmitted job copies it.
+    - ``changeable``: when it can be changed after submission: ``waiting`` (while the job waits), ``unstarted``
+      (while it waits for its first start), or blank (never).
     """
 
     minimum: float | None = None
@@ -61,6 +63,7 @@ class JobField:
     affects_placement: bool = False
     jobs_only: bool = False
     copied: bool = True
+    changeable: str = ""
     name: str = ""
     value_type: type = str
     nullable: bool = False
@@ -190,7 +193,7 @@ class JobSpec:
         JobField(
             minimum=1, maximum=MAX_TASKS, label="Tasks", nouns=("task", "tasks"),
             help="Identical tasks that start together; each may run on another node.",
-            affects_placement=True, jobs_only=True,
+            affects_placement=True, changeable="unstarted", jobs_only=True,
         ),
     )  # fmt: skip
     min_tasks: int | None = declare(
@@ -198,25 +201,29 @@ class JobSpec:
         JobField(
             minimum=1, maximum=MAX_TASKS, label="Minimum tasks", nouns=("task at least", "tasks at least"),
             help="The job starts with this many, and grows and shrinks while it runs.", if_null="all",
-            affects_placement=True, jobs_only=True,
+            affects_placement=True, changeable="unstarted", jobs_only=True,
         ),
     )  # fmt: skip
     gpus_per_task: int = declare(
         1,
         JobField(
-            minimum=0, maximum=64, label="GPUs", nouns=("GPU each", "GPUs each"), affects_placement=True
+            minimum=0, maximum=64, label="GPUs", nouns=("GPU each", "GPUs each"), affects_placement=True,
+            changeable="unstarted",
         ),
-    )
+    )  # fmt: skip
     milli_per_gpu: int = declare(
-        1000, JobField(minimum=1, maximum=1000, help="1000 is a whole GPU.", affects_placement=True)
-    )
-    gpu_model: str = declare("", JobField(max_length=100, affects_placement=True))
+        1000,
+        JobField(
+            minimum=1, maximum=1000, help="1000 is a whole GPU.", affects_placement=True, changeable="unstarted",
+        ),
+    )  # fmt: skip
+    gpu_model: str = declare("", JobField(max_length=100, affects_placement=True, changeable="unstarted"))
     min_gpu_memory_mib: int | None = declare(
         None,
         JobField(
             minimum=1, maximum=10_000_000, unit="mib", label="Minimum GPU memory, GiB",
             form_help="Such as 80.", form_name="min_gpu_memory_gib", form_factor=1024, section="gpu_kind",
-            nouns=("GiB of GPU memory", "GiB of GPU memory"), affects_placement=True,
+            nouns=("GiB of GPU memory", "GiB of GPU memory"), affects_placement=True, changeable="unstarted",
         ),
     )  # fmt: skip
     mig_profile: str = declare(
@@ -224,7 +231,8 @@ class JobSpec:
         JobField(
             max_length=32, pattern=r"[1-9][0-9]?g\.[1-9][0-9]{0,3}gb([+.][a-z0-9.]{1,12})?",
             error="Enter a MIG profile such as 1g.10gb.", nouns=("slice", "slices"),
-            help="MIG slices of this profile; blank: whole GPUs.", section="gpu_kind", affects_placement=True,
+            help="MIG slices of this profile; blank: whole GPUs.", section="gpu_kind",
+            affects_placement=True, changeable="unstarted",
         ),
     )  # fmt: skip
     min_compute_capability: float | None = declare(
@@ -233,6 +241,7 @@ class JobSpec:
             minimum=1.0, maximum=99.9, error="Enter a compute capability such as 8.0.",
             label="Minimum compute capability", help="Such as 8.0.", section="gpu_kind",
             nouns=("as compute capability", "as compute capability"), affects_placement=True,
+            changeable="unstarted",
         ),
     )  # fmt: skip
     topology_constraint: Mapping[str, str | None] | None = declare(None, JobField(affects_placement=True))
@@ -317,7 +326,8 @@ class JobSpec:
         0,
         JobField(
             minimum=-100, maximum=100, label="Priority", section="limits",
-            help="Higher starts first within the project; above 0 requires a manager.", affects_placement=True,
+            help="Higher starts first within the project; above 0 requires a manager.",
+            affects_placement=True, changeable="waiting",
         ),
     )  # fmt: skip
     preemptible: bool = declare(True, JobField(label="Preemptible", affects_placement=True))
@@ -325,7 +335,7 @@ class JobSpec:
         None,
         JobField(
             minimum=1, maximum=MAX_TIME_LIMIT_S, unit="s", if_null="no limit", section="limits",
-            affects_placement=True,
+            affects_placement=True, changeable="waiting",
         ),
     )  # fmt: skip
     termination_grace_s: int = declare(
@@ -478,7 +488,7 @@ class JobSpec:
     ignore_dependency_failure: bool = declare(
         False,
         JobField(
-            label="Start even if they fail", affects_placement=True, copied=False,
+            label="Start even if they fail", affects_placement=True, changeable="waiting", copied=False,
             help="Start after the dependencies however they end.",
         ),
     )  # fmt: skip

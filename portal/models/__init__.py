@@ -7,6 +7,7 @@ from portal.models.credentials import ApiToken, BrowserSession, Invitation, Magi
 from portal.models.environments import Environment, ImagePresence
 from portal.models.failure_rules import FailureRule
 from portal.models.job_requests import FileRequest, JobSignal, TimeLimitExtension
+from portal.models.job_views import SavedJobView
 from portal.models.jobs import Allocation, Attempt, Dependency, Job, JobEvent, Rendezvous, Task
 from portal.models.node_incidents import NodeIncident, OrphanContainer
 from portal.models.node_operations import AgentRollout, NodeOperation

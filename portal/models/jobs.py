@@ -117,6 +117,11 @@ class Job(models.Model):
         help_text="[{secret (by name), owner_type, variable or file}, ...]; no values.",
     )
     priority = models.IntegerField(default=JobSpec.priority)
+    queue_rank = models.IntegerField(
+        default=0,
+        db_default=0,
+        help_text="Order among the waiting jobs of its owner, project and priority; smaller goes first.",
+    )
     preemptible = models.BooleanField(default=JobSpec.preemptible)
     time_limit_s = optional_number()
     termination_grace_s = models.PositiveIntegerField(default=JobSpec.termination_grace_s)

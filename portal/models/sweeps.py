@@ -86,6 +86,7 @@ class Trial(models.Model):
             models.UniqueConstraint(fields=["sweep", "number"], name="trial_number_once"),
             one_of("state", TrialState, "trial_state"),
         ]
+        indexes = [models.Index(fields=["sweep", "-job"], name="trial_newest_job")]
 
     def __str__(self) -> str:
         return f"trial {self.number}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +11,7 @@ from django.contrib import messages
 from django.core.paginator import Paginator
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
 
@@ -47,6 +47,7 @@ from portal.services.sweeps.sweeps import (
     sweep_spec,
 )
 from portal.services.yaml_input import MAX_BYTES
+from portal.web.display.csv_download import csv_response
 from portal.web.display.sweep_charts import best_chart, curves_chart, parallel_coordinates
 from portal.web.form_fields import select_input, text_area
 from portal.web.launch.form import PublicIdChoiceField, launchable_projects
@@ -134,28 +135,20 @@ def sweep(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
 
 
 @page(AccessPolicy.SIGNED_IN)
-def trials_csv(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+def trials_csv(request: HttpRequest, user: User, public_id: str) -> HttpResponseBase:
     """Download all trials as a table."""
     row = get_sweep(user, public_id)
     names = list(row.points[0] if row.points else row.parameters)
-    answer = HttpResponse(
-        content_type="text/csv; charset=utf-8",
-        headers={"Content-Disposition": f'attachment; filename="{row.public_id}-trials.csv"'},
-    )
-    table = csv.writer(answer)
     columns = ("trial", "state", row.metric or "value", "step", "gpu_hours", *names, "job", "message")
-    table.writerow(map(_csv_cell, columns))
-    for each in list_trials(row):
-        hours: float = each.__dict__["gpu_hours"]
-        values = (each.number, each.state, each.value, each.step, f"{hours:.4f}")
-        after = (each.job.public_id if each.job else "", each.message)
-        table.writerow(map(_csv_cell, (*values, *(each.parameters.get(name) for name in names), *after)))
-    return answer
+    rows = (_trial_cells(each, names) for each in list_trials(row))
+    return csv_response(f"{row.public_id}-trials.csv", columns, rows)
 
 
-def _csv_cell(value: object) -> object:
-    """Return the value; a text that a spreadsheet would read as a formula gets an apostrophe."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+def _trial_cells(trial: Trial, names: list[str]) -> tuple[object, ...]:
+    hours: float = trial.__dict__["gpu_hours"]
+    values = (trial.number, trial.state, trial.value, trial.step, f"{hours:.4f}")
+    after = (trial.job.public_id if trial.job else "", trial.message)
+    return (*values, *(trial.parameters.get(name) for name in names), *after)
 
 
 def _listed(request: HttpRequest, rows: QuerySet[Any]) -> Any:

@@ -25,6 +25,7 @@ from portal.web import (
 from portal.web.experiments import experiments, models
 from portal.web.job import (
     actions,
+    change,
     checkpoints,
     gpu_switch,
     help_page,
@@ -66,7 +67,10 @@ urlpatterns = [
     path("launch/check/", views.preview, name="launch-check"),
     path("launch/alternatives/", views.alternatives, name="launch-alternatives"),
     path("jobs/", job_list.jobs, name="jobs"),
-    path("jobs/cancel/", job_list.bulk_cancel, name="jobs-cancel"),
+    path("jobs/bulk/", job_list.bulk, name="jobs-bulk"),
+    path("jobs/jobs.csv", job_list.jobs_csv, name="jobs-csv"),
+    path("jobs/views/", job_list.save_view, name="save-job-view"),
+    path("jobs/views/<slug:public_id>/delete/", job_list.delete_view, name="delete-job-view"),
     path("jobs/tensorboard/", job_list.open_tensorboard, name="jobs-tensorboard"),
     path("jobs/<slug:public_id>/", overview.job, name="job"),
     path("jobs/<slug:public_id>/logs/", job_logs.logs, name="job-logs"),
@@ -104,6 +108,8 @@ urlpatterns = [
     path("jobs/<slug:public_id>/run/", overview.request_page, name="job-run"),
     path("jobs/<slug:public_id>/cancel/", actions.cancel, name="job-cancel"),
     path("jobs/<slug:public_id>/hold/", actions.hold, name="job-hold"),
+    path("jobs/<slug:public_id>/change/", change.change, name="job-change"),
+    path("jobs/<slug:public_id>/move/", actions.move, name="job-move"),
     path("jobs/<slug:public_id>/suspend/", actions.suspend, name="job-suspend"),
     path("jobs/<slug:public_id>/resume/", actions.resume, name="job-resume"),
     path("jobs/<slug:public_id>/extend/", actions.request_extension, name="job-extend"),

@@ -62,8 +62,6 @@ export function startBulk() { // the bar with the common act appears with the fi
       bar.hidden = chosen === 0;
       const word = bar.querySelector("[data-bulk-count]");
       if (word) word.textContent = chosen === 1 ? "1 job" : `${chosen} jobs`;
-      const form = bar.closest("form") ?? bar.querySelector("form");
-      if (form?.matches("[data-undo]")) form.dataset.undo = chosen === 1 ? "Stopping 1 job" : `Stopping ${chosen} jobs`;
     }
   };
   document.addEventListener("change", (event) => {
@@ -73,6 +71,13 @@ export function startBulk() { // the bar with the common act appears with the fi
     if (event.target.matches("[data-bulk-all], [data-bulk]")) refresh();
   });
   document.addEventListener("htmx:afterSwap", refresh);
+  document.addEventListener("htmx:beforeSwap", ({ detail }) => { // a live change that was under way when a row was chosen
+    if (detail.requestConfig.elt.matches?.("[data-live]") && detail.target.querySelector("[data-bulk]:checked")) detail.shouldSwap = false;
+  });
+  document.addEventListener("submit", ({ target }) => { // filters change the address without a new page
+    if (target.matches("[data-query-of-page]")) target.elements.query.value = location.search;
+    if (target.id === "bulk") target.elements.back.value = location.pathname + location.search;
+  });
 }
 
 export function keepFocus() { // a fragment that is fetched anew must not throw the keyboard back to the top

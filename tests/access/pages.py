@@ -41,6 +41,7 @@ PASSWORDS = {"old": "wrong", "password": "a longer new password"}
 RUN = "0" * 32
 VERSION = {"model": "m", "version": "1", "stage": "Staging"}
 SHARE = {"user": "{person}", "access": "edit", "duration_s": "3600"}
+BULK_HOLD = {"job": "{job}", "action": "hold", "confirmed": "1"}
 SIGNAL = {"signal": "SIGUSR1"}
 
 PAGES = [
@@ -76,7 +77,10 @@ PAGES = [
     Page("create-profile", "post", "/plan/profiles/", EVERYBODY, {"new-name": "x"}, 400, writes=False),
     Page("delete-profile", "post", "/plan/profiles/{profile}/delete/", WORKERS, None, 302, denied=302),
     Page("jobs", "get", "/jobs/", EVERYBODY),
-    Page("jobs-cancel", "post", "/jobs/cancel/", CONTROLLERS, {"job": "{job}"}, 302, 302, 302),
+    Page("jobs-csv", "get", "/jobs/jobs.csv", EVERYBODY),
+    Page("jobs-bulk", "post", "/jobs/bulk/", CONTROLLERS, BULK_HOLD, 200, 200, 200),
+    Page("save-job-view", "post", "/jobs/views/", EVERYBODY, {"name": "new", "query": "?q=a"}, 302),
+    Page("delete-job-view", "post", "/jobs/views/{job_view}/delete/", CONTROLLERS, None, 302, denied=302),
     Page("job", "get", "/jobs/{running}/", INSIDE),
     Page("job-logs", "get", "/jobs/{running}/logs/", INSIDE),
     Page("job-logs", "get", "/jobs/{running_workspace}/logs/", OWNER | ADMIN),
@@ -120,6 +124,9 @@ PAGES = [
     Page("job-retry", "post", "/jobs/{ended}/retry/", CONTROLLERS, None, 302, 302, writes=False),
     Page("job-cancel", "post", "/jobs/{job}/cancel/", CONTROLLERS, None, 302),
     Page("job-hold", "post", "/jobs/{job}/hold/", CONTROLLERS, {"held": "1"}, 302),
+    Page("job-change", "get", "/jobs/{job}/change/", CONTROLLERS),
+    Page("job-change", "post", "/jobs/{job}/change/", CONTROLLERS, {"version": "1"}, 400, writes=False),
+    Page("job-move", "post", "/jobs/{job}/move/", ADMIN, {"to": "front"}, 302, denied=302),
     Page("job-suspend", "post", "/jobs/{running}/suspend/", CONTROLLERS, None, 302),
     Page("job-resume", "post", "/jobs/{job}/resume/", CONTROLLERS, None, 409, writes=False),
     Page(

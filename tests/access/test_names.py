@@ -91,6 +91,7 @@ AUDIENCE: dict[type[columns.Model], dict[str, frozenset[str]]] = {
     models.IdleExemption: {"reason": INSIDE},
     models.TimeLimitExtension: dict.fromkeys(("reason", "answer"), INSIDE),
     models.Environment: dict.fromkeys(("name", "title", "description", "image", "image_digest"), INSIDE),
+    models.SavedJobView: dict.fromkeys(("name", "query"), INSIDE),
     models.Template: dict.fromkeys(("name", "title", "description", "fields", "parameters", "sweep"), INSIDE),
     models.TemplateVersion: dict.fromkeys(("fields", "parameters", "sweep", "created_by"), INSIDE),
     models.Volume: dict.fromkeys(("name", "path", "description"), INSIDE),

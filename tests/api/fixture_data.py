@@ -31,6 +31,7 @@ from portal.models import (
     OrphanContainer,
     Project,
     Quota,
+    SavedJobView,
     Schedule,
     ScheduleRun,
     Service,
@@ -179,6 +180,9 @@ def make() -> FixtureData:
         ),
         "failed": FailedCycle.objects.create(
             first_at=timezone.now(), last_at=timezone.now(), kind="fault", message="It broke.", content=b"x"
+        ),
+        "job_view": SavedJobView.objects.create(
+            name="failed", owner=owner, project=project, query="state=failed"
         ),
         "profile": profile,
         "plan": factories.pipeline_plan(profile, pool),

@@ -38,7 +38,10 @@ def call(
     if row.if_match:
         sent["If-Match"] = row.if_match if isinstance(row.if_match, str) else worlds.etag(fixture_data)
     client = fixture_data.client("anonymous" if headers else actor)
-    body = {} if row.body is None else {"data": json.dumps(row.body), "content_type": "application/json"}
+    text = json.dumps(row.body)
+    for name, value in fixture_data.names_of(actor).items():
+        text = text.replace(f"{{{name}}}", value)
+    body = {} if row.body is None else {"data": text, "content_type": "application/json"}
     return getattr(client, row.method)(path, headers=sent, **body)
 
 

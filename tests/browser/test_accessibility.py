@@ -43,7 +43,7 @@ def test_pages_pass_axe(open_as, dataset):
     jobs = [f"/jobs/{dataset.jobs[name].public_id}/" for name in names]
     addresses = ["/", "/jobs/", "/launch/?kind=training&repeat=1", "/schedules/", "/account/", *jobs]
     addresses += [f"{jobs[0]}{tab}/" for tab in ("logs", "metrics", "run", "files", "audit")]
-    addresses += [f"{jobs[0]}files/?path=/home/m-okafor", f"{jobs[1]}scheduling/"]
+    addresses += [f"{jobs[0]}files/?path=/home/m-okafor", f"{jobs[1]}scheduling/", f"{jobs[1]}change/"]
     assert look_at(page, addresses) == ""
 
 

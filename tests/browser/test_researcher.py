@@ -245,8 +245,10 @@ def test_a_choice_of_rows_survives_live_changes(open_as, dataset):
     elsewhere(lambda: publish_on_commit("cluster", {"kind": "nodes"}))
     page.wait_for_timeout(1_000)
     expect(page.get_by_label("Select depth-anything-ft")).to_be_checked()
-    page.get_by_role("button", name="Stop selected jobs").click()
-    expect(page.get_by_text("Stopped 1 job.")).to_be_visible(timeout=10_000)
+    page.get_by_role("button", name="Stop", exact=True).click()
+    expect(page.get_by_role("heading", name="Stop 1 of 1 selected job?")).to_be_visible()
+    page.get_by_role("button", name="Stop 1 job").click()
+    expect(page.get_by_role("heading", name="1 job stopped")).to_be_visible()
 
 
 def test_a_finger_reads_the_exact_time_of_a_change(open_as, dataset):

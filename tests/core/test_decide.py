@@ -367,7 +367,8 @@ SAID = [
                 pending=[waits("j", "nlp", 1)]),
         VerdictCode.OVER_FAIR_SHARE,
         "Needs 1 GPU; 0 are free now, the largest node has 0 free. "
-        "nlp uses 4 of its fair share of 4; it starts when GPUs are released.",
+        "With it, nlp would use 5, more than its fair share of 4, so no other project releases GPUs for it; "
+        "it starts when some are free.",
     ),
 ]  # fmt: skip
 

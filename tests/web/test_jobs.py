@@ -187,16 +187,22 @@ def test_stopping_a_running_job_asks_its_node(dataset, client_of):
 
 def test_several_are_stopped_each_under_its_own_right(dataset, client_of):
     mine, theirs = dataset.jobs["depth-anything-ft"], dataset.jobs["llama-eval-suite"]
-    chosen = {"job": [mine.public_id, theirs.public_id], "back": "/jobs/?state=waiting"}
-    answer = client_of("member").post(reverse("jobs-cancel"), chosen)
-    assert answer["Location"] == "/jobs/?state=waiting"
+    chosen = {"job": [mine.public_id, theirs.public_id], "back": "/jobs/?state=waiting", "action": "stop"}
+    page = words(client_of("member").post(reverse("jobs-bulk"), chosen))
+    assert "Stop 1 of 2 selected jobs?" in page.replace("\u00a0", " ")
+    mine.refresh_from_db()
+    assert mine.state == "PENDING"
+    page = words(client_of("member").post(reverse("jobs-bulk"), {**chosen, "confirmed": "1"}))
+    assert "1 job stopped" in page.replace("\u00a0", " ") and "/jobs/?state=waiting" in page
     mine.refresh_from_db()
     theirs.refresh_from_db()
     assert (mine.state, theirs.state) == ("CANCELLED", "PENDING")
 
 
 def test_after_several_were_stopped_one_stays_here(client_of):
-    answer = client_of("member").post(reverse("jobs-cancel"), {"back": "https://evil.example/"})
+    answer = client_of("member").post(
+        reverse("jobs-bulk"), {"back": "https://evil.example/", "action": "stop"}
+    )
     assert answer["Location"] == reverse("jobs")
 
 

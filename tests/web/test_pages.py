@@ -38,7 +38,7 @@ def test_every_page_of_the_sidebar_has_its_own_key():
     assert len(set(keys)) == len(keys)
 
 
-@pytest.mark.parametrize("page", [*OPEN_TO_ALL, "jobs-cancel", "launch-check", "account-token"])
+@pytest.mark.parametrize("page", [*OPEN_TO_ALL, "jobs-bulk", "launch-check", "account-token"])
 def test_nobody_is_sent_to_the_door(client_of, page):
     answer = client_of().get(reverse(page))
     assert answer.status_code == 302

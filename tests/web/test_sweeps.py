@@ -201,7 +201,7 @@ def test_trials_show_their_gpu_hours_and_are_downloaded_as_a_table(sweep: Sweep,
     assert re.search(r'<tbody><tr>\s*<td class="fw-num">2</td>', shown)
     answer = client.get(reverse("sweep-trials-csv", args=[sweep.public_id]))
     assert answer["Content-Disposition"] == f'attachment; filename="{sweep.public_id}-trials.csv"'
-    rows = list(csv.DictReader(answer.content.decode().splitlines()))
+    rows = list(csv.DictReader(b"".join(answer.streaming_content).decode().splitlines()))
     assert [row["trial"] for row in rows] == [str(number) for number in range(25)]
     assert (rows[2]["gpu_hours"], rows[2]["loss"], rows[2]["step"]) == ("1.5000", "0.52", "2.0")
     assert (rows[2]["job"], rows[3]["gpu_hours"]) == (job.public_id, "0.0000")

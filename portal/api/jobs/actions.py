@@ -14,8 +14,9 @@ from portal.access import Permission, require_permission
 from portal.api.framework.request_parsing import StrictCharField, StrictSerializer
 from portal.api.framework.row_actions import action_route
 from portal.api.framework.views import SignedInView, operation
-from portal.api.jobs.job_requests import ID_OR_NAME, get_referenced_row
+from portal.api.jobs.job_requests import ID_OR_NAME, JobChangeBody, get_referenced_row, resolve_changes
 from portal.api.jobs.jobs import represent_current_job, represent_job
+from portal.api.jobs.preview import JobPreview, represent_preview
 from portal.api.jobs.workspaces import get_workspace, represent_workspace
 from portal.api.serializers.idle import IdleExemption
 from portal.api.serializers.jobs import JobDetail
@@ -26,10 +27,13 @@ from portal.models import Job, NodePool, User
 from portal.selectors.jobs.idle import active_exemptions, get_exemption
 from portal.selectors.jobs.jobs import get_job
 from portal.services.accounts.tokens import Scope
+from portal.services.jobs.changes import build_changed_request, preview_change
 from portal.services.jobs.gpu_switch import do_switch_gpus
+from portal.services.jobs.queue_order import MOVES, do_move_job
 from portal.services.jobs.retries import do_retry_with_fix
 from portal.services.jobs.signals import do_send_signal
 from portal.services.jobs.submission import (
+    JobRequest,
     do_cancel_job,
     do_hold_job,
     do_resubmit_job,
@@ -76,6 +80,17 @@ class SwitchBody(StrictSerializer):
 def _switch_gpus(user: User, job: Job, pool: str | None = None, **gpus: Any) -> Job:
     row = get_referenced_row(NodePool.objects.all(), pool, "pool") if pool else None
     return do_switch_gpus(user, job, pool=row, **gpus)
+
+
+class MoveBody(StrictSerializer):
+    """Where to move a job."""
+
+    to = serializers.ChoiceField(MOVES)
+
+
+def _preview_change(user: User, job: Job, **values: Any) -> tuple[JobRequest, dict[str, Any] | None]:
+    request = build_changed_request(user, job, resolve_changes(user, job, values))
+    return request, preview_change(job, request)
 
 
 def _resubmit_job(user: User, job: Job) -> Job:
@@ -131,6 +146,28 @@ ROUTES = [
         "Cancel a job",
         "The job ends as CANCELLED; a job that has already ended keeps its state. Idempotent.",
         do_cancel_job,
+    ),
+    _job_action(
+        "preview-change",
+        "jobs_preview_change",
+        "Preview a change of a waiting job",
+        "When the job would start after the change, which is not made.",
+        _preview_change,
+        represent=lambda user, _job, found: represent_preview(user, *found),
+        body=JobChangeBody,
+        response=JobPreview,
+        rate=rate_limits.JOB_SUBMITS,
+        error_statuses=[409, 422],
+    ),
+    _job_action(
+        "move",
+        "jobs_move",
+        "Move a waiting job in the queue",
+        "`up` and `down`: among the waiting jobs of its owner with the same project and priority; only its owner. "
+        "`front`: to the front of its project, by a higher priority; only administrators. Rejected with `no_move` "
+        "if it cannot move further.",
+        do_move_job,
+        body=MoveBody,
     ),
     _job_action("hold", "jobs_hold", "Hold a pending job", "", partial(do_hold_job, held=True)),
     _job_action("release", "jobs_release", "Release a held job", "", partial(do_hold_job, held=False)),

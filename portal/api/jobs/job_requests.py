@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import replace
 from typing import Any
 
@@ -303,13 +303,54 @@ def _get_template(user: User, key: str | None) -> Template | None:
     return found
 
 
-def _get_jobs(user: User, keys: list[str]) -> list[Job]:
-    """Return the distinct jobs of these ids in the given order. Raise InvalidRequest for an invisible one."""
-    seen = {job.public_id: job for job in visible_jobs(user).filter(public_id__in=keys)}
+def _get_jobs(user: User, keys: list[str], known: Iterable[Job] = ()) -> list[Job]:
+    """Return the distinct jobs of these ids in the given order. Raise InvalidRequest for an invisible one.
+
+    Those ``known`` to the user may be invisible.
+    """
+    seen = {job.public_id: job for job in (*known, *visible_jobs(user).filter(public_id__in=keys))}
     for key in keys:
         if key not in seen:
             raise InvalidRequest(fields={"dependencies": unknown_job_message(key)})
     return [seen[key] for key in dict.fromkeys(keys)]
+
+
+class JobChangeBody(StrictSerializer):
+    """New values of a waiting job; fields that are left out keep theirs."""
+
+    version = StrictIntegerField(
+        required=False,
+        min_value=0,
+        help_text="Version of the job that you saw; refused if it was changed since.",
+    )
+    project = StrictCharField(required=False, max_length=63, help_text=ID_OR_NAME)
+    pool = StrictCharField(
+        required=False, allow_null=True, max_length=63, help_text=ID_OR_NAME + " null for any pool."
+    )
+    dependencies = serializers.ListField(
+        child=StrictCharField(max_length=63),
+        required=False,
+        max_length=MAX_DEPENDENCIES,
+        help_text="Ids of all its dependencies, which are older than the job.",
+    )
+
+    def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
+        """Return the fields above and the changeable fields of ``JobSpec``."""
+        rules = (rule for rule in job_fields().values() if rule.changeable)
+        return {rule.name: build_body_field(rule) for rule in rules} | super().get_fields()
+
+
+def resolve_changes(user: User, job: Job, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a ``JobChangeBody`` with rows in place of their names, without the version."""
+    found = {name: value for name, value in values.items() if name != "version"}
+    if "project" in found:
+        found["project"] = get_referenced_row(visible_projects(user), found["project"], "project")
+    if found.get("pool"):
+        found["pool"] = get_referenced_row(NodePool.objects.all(), found["pool"], "pool")
+    if "dependencies" in found:
+        present = Job.objects.filter(dependents__job=job)
+        found["dependencies"] = tuple(_get_jobs(user, found["dependencies"], present))
+    return found
 
 
 def get_referenced_row(rows: QuerySet[Any], key: str, field: str) -> Any:

@@ -19,7 +19,7 @@ from portal.api.framework.request_parsing import (
     StrictYaml,
 )
 from portal.api.framework.views import ListQuery, SignedInView, operation
-from portal.api.jobs.job_requests import JobBody, submit_response
+from portal.api.jobs.job_requests import JobBody, JobChangeBody, resolve_changes, submit_response
 from portal.api.serializers import jobs as representations
 from portal.domain.states import JobKind, JobState
 from portal.models import Job, User
@@ -42,6 +42,7 @@ from portal.selectors.jobs.time_limits import job_extensions
 from portal.selectors.scheduling.fair_share_breakdown import list_breakdowns
 from portal.selectors.scheduling.forecasts import forecast_revisions
 from portal.services.accounts.tokens import Scope
+from portal.services.jobs.changes import do_change_job
 from portal.services.jobs.job_document import request_body, to_yaml
 from portal.services.jobs.submission import request_from_job
 from portal.valkey import rate_limits
@@ -174,6 +175,27 @@ class JobView(SignedInView):
     @_read("jobs_get", "Get a job", response=representations.JobDetail)
     def get(self, request: Request, job: str) -> HttpResponse:
         return self.json_response(represent_job(self.user, get_job(self.user, job)))
+
+    @operation(
+        "jobs_change",
+        "Change a waiting job",
+        tag="jobs",
+        scope=Scope.JOBS,
+        scope_by_job_kind=True,
+        body=JobChangeBody,
+        response=representations.JobDetail,
+        error_statuses=[409, 422],
+        detail="Priority, time limit and dependencies of a job that waits; GPU request, pool and project before its "
+        "first start. Rejected with `not_changeable` if it started meanwhile, and with `job_changed` if `version` "
+        "is outdated. jobs/{job}/preview-change/ takes the same body and changes nothing.",
+    )
+    def patch(self, request: Request, job: str) -> HttpResponse:
+        """The changed job."""
+        row = get_job(self.user, job)
+        self.require_scope_of(row)
+        changes = resolve_changes(self.user, row, self.body)
+        do_change_job(self.user, row, changes, version=self.body.get("version"))
+        return self.json_response(represent_current_job(self.user, row))
 
 
 class JobSpecView(SignedInView):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.http import HttpResponse
 from rest_framework import serializers
 from rest_framework.request import Request
@@ -13,6 +15,7 @@ from portal.api.jobs.launchers import PAGE_RANKS, RankLaunchDetail
 from portal.api.serializers.progress import CheaperSize, ScalePoint
 from portal.api.serializers.references import Reference
 from portal.domain.scaling import cheaper_size
+from portal.models import User
 from portal.selectors.jobs.jobs import visible_job_ids
 from portal.selectors.jobs.preemption_preview import (
     preemption_candidates,
@@ -23,7 +26,7 @@ from portal.services.accounts.tokens import Scope
 from portal.services.jobs.launching import preview_ranks
 from portal.services.jobs.right_size import right_size_advice
 from portal.services.jobs.start_alternatives import StartTimes, list_start_alternatives
-from portal.services.jobs.submission import preview_start, validate_request
+from portal.services.jobs.submission import JobRequest, preview_start, validate_request
 from portal.valkey import rate_limits
 
 
@@ -154,33 +157,33 @@ class JobPreviewView(SignedInView):
         """The scheduler's answer, or null when it takes longer than a second."""
         wanted = build_job_request(self.user, self.raw_body, JobPreviewBody)
         validate_request(self.user, wanted)
-        reported = preview_start(self.user, wanted) or {}
-        verdict = reported.get("verdict")
-        if verdict is not None:
-            seen = visible_job_ids(self.user, verdict.get("jobs_ahead") or [])
-            verdict = {
-                **verdict,
-                "jobs_ahead": [job for job in verdict.get("jobs_ahead") or [] if job in seen],
-            }
-        victims = preemption_candidates(self.user, reported.get("victims") or [])
-        scaling = measure_scaling(wanted)
-        return self.json_response(
-            JobPreview.compose(
-                feasible=True,
-                starts_now=reported.get("starts_now"),
-                nodes=reported.get("where", []),
-                verdict=verdict,
-                interval=StartTimes.from_answer(reported.get("interval")),
-                interval_missing=reported.get("interval_missing"),
-                victims=victims,
-                lost_gpu_seconds=total_lost_gpu_seconds(victims) if reported else None,
-                scaling=scaling,
-                cheaper=cheaper_size(scaling, wanted.total_gpus),
-                right_size=right_size_advice(self.user, wanted),
-                ranks=preview_ranks(wanted, PAGE_RANKS),
-                alternatives=reported.get("alternatives", []),
-            )
-        )
+        return self.json_response(represent_preview(self.user, wanted, preview_start(self.user, wanted)))
+
+
+def represent_preview(user: User, wanted: JobRequest, answer: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the preview of a request with the scheduler's answer; None if there is none."""
+    reported = answer or {}
+    verdict = reported.get("verdict")
+    if verdict is not None:
+        seen = visible_job_ids(user, verdict.get("jobs_ahead") or [])
+        verdict = {**verdict, "jobs_ahead": [job for job in verdict.get("jobs_ahead") or [] if job in seen]}
+    victims = preemption_candidates(user, reported.get("victims") or [])
+    scaling = measure_scaling(wanted)
+    return JobPreview.compose(
+        feasible=True,
+        starts_now=reported.get("starts_now"),
+        nodes=reported.get("where", []),
+        verdict=verdict,
+        interval=StartTimes.from_answer(reported.get("interval")),
+        interval_missing=reported.get("interval_missing"),
+        victims=victims,
+        lost_gpu_seconds=total_lost_gpu_seconds(victims) if reported else None,
+        scaling=scaling,
+        cheaper=cheaper_size(scaling, wanted.total_gpus),
+        right_size=right_size_advice(user, wanted),
+        ranks=preview_ranks(wanted, PAGE_RANKS),
+        alternatives=reported.get("alternatives", []),
+    )
 
 
 class StartAlternativesView(SignedInView):

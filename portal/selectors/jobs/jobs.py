@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from django.db.models import OuterRef, Prefetch, Q, QuerySet, Subquery, Sum
+from django.db.models import Count, Exists, OuterRef, Prefetch, Q, QuerySet, Subquery, Sum
 
 from portal.access import Requester, visible_jobs
 from portal.domain.states import LIVE_JOB_STATES, AttemptState, DesiredState, JobKind, JobState
@@ -32,6 +32,7 @@ class JobFilter:
     pool: str = ""
     search: str = ""
     tag: str = ""
+    sweep: str = ""
     live: bool | None = None
 
 
@@ -54,16 +55,43 @@ def list_jobs(requester: Requester, filters: JobFilter | None = None) -> QuerySe
         rows = rows.filter(Q(name__icontains=filters.search) | Q(public_id=filters.search))
     if filters.tag:
         rows = rows.filter(annotation__tags__contains=[filters.tag])
+    if filters.sweep:
+        rows = rows.filter(trial__sweep__public_id=filters.sweep)
     if filters.live is not None:
         living = Q(state__in=[state.value for state in LIVE_JOB_STATES])
         rows = rows.filter(living if filters.live else ~living)
     return rows
 
 
+def one_row_per_sweep(rows: QuerySet[Job]) -> QuerySet[Job]:
+    """Return the jobs without a sweep, and the newest of the jobs of each sweep."""
+    newer = rows.filter(trial__sweep=OuterRef("trial__sweep"), pk__gt=OuterRef("pk"))
+    return rows.filter(~Exists(newer))
+
+
+def count_by_state(rows: QuerySet[Job], sweeps: Iterable[int]) -> dict[int, dict[JobState, int]]:
+    """Return the number of jobs by state of each of the sweeps (ids)."""
+    found: dict[int, dict[JobState, int]] = {}
+    counted = rows.select_related(None).order_by().filter(trial__sweep__in=list(sweeps))
+    for sweep, state, number in counted.values_list("trial__sweep", "state").annotate(number=Count("pk")):
+        found.setdefault(sweep, {})[JobState(state)] = number
+    return found
+
+
 def get_job(requester: Requester, public_id: str) -> Job:
     """Return the job. Raise NotFound if it does not exist or the user may not see it."""
     rows = visible_jobs(requester).select_related(*ROW_RELATIONS, "template")
     return get_first(rows.filter(public_id=public_id), "There is no such job.")
+
+
+def get_jobs(requester: Requester, public_ids: Iterable[str]) -> list[Job]:
+    """Return the jobs in the given order, each once. Raise NotFound if the user may not see one of them."""
+    wanted = list(dict.fromkeys(public_ids))
+    rows = visible_jobs(requester).select_related(*ROW_RELATIONS, "template")
+    found = {job.public_id: job for job in rows.filter(public_id__in=wanted)}
+    if missing := next((one for one in wanted if one not in found), None):
+        raise NotFound(f"There is no job {missing[:16]}, or you may not see it.")
+    return [found[one] for one in wanted]
 
 
 _ENERGY_JOULES = Subquery(

@@ -86,7 +86,15 @@ def pending_jobs(visibility: NameVisibility, filters: QueueFilter) -> QuerySet[J
             person_turn=Window(Min(turn), partition_by=[F("project_id"), F("owner_id")]),
         )
         .order_by(
-            "project_turn", "project_id", "person_turn", "owner_id", "turn", "-priority", "submitted_at", "id"
+            "project_turn",
+            "project_id",
+            "person_turn",
+            "owner_id",
+            "-priority",
+            "queue_rank",
+            "turn",
+            "submitted_at",
+            "id",
         )
         .values_list("pk", "turn")
     )

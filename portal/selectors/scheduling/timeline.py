@@ -129,9 +129,12 @@ def next_lanes(visibility: NameVisibility, pool: str) -> list[TimelineLane]:
         if lane.lines == MAX_NEXT_JOBS:
             continue
         standing = job.verdict
-        start = standing.p50_at
-        if start is None:
+        if standing.p50_at is None:
             continue
+        now = timezone.now()
+        start = max(
+            standing.p50_at, now
+        )  # a median that has passed: it is due, and the next forecast follows
         limit = dt.timedelta(seconds=job.time_limit_s) if job.time_limit_s else None
         lane.bars.append(
             TimelineBar(
@@ -143,7 +146,7 @@ def next_lanes(visibility: NameVisibility, pool: str) -> list[TimelineLane]:
                 start + limit if limit else None,
                 lane.lines,
                 1,
-                standing.p10_at,
+                max(standing.p10_at, now) if standing.p10_at else None,
                 standing.p90_at,
             )
         )

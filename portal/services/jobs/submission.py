@@ -81,6 +81,19 @@ class JobRequest(JobSpec):
 
 def validate_request(user: User, request: JobRequest) -> None:
     """Raise NotFound or Forbidden, InvalidRequest by field, or Unsatisfiable with the nearest request."""
+    check_priority(user, request)
+    validate_of_owner(user, request)
+
+
+def check_priority(user: User, request: JobRequest) -> None:
+    """Raise Forbidden unless the user may give a job of this project its priority."""
+    if request.priority > 0 and not can(user, Permission.MANAGE, request.project):
+        message = "Only managers of the project may raise a priority above 0."
+        raise Forbidden(message, code="priority_not_allowed")
+
+
+def validate_of_owner(user: User, request: JobRequest) -> None:
+    """As ``validate_request`` for the owner of a job, whose priority somebody else may have set."""
     require_permission(user, Permission.SUBMIT, request.project)
     if request.environment.runtime == RuntimeKind.PROCESS.value:
         _check_process_runtime_enabled(user)
@@ -100,9 +113,6 @@ def validate_request(user: User, request: JobRequest) -> None:
     if not {"code_repository", "code_host_key"} & wrong.keys():
         wrong |= _code_errors(request)
     wrong |= dependency_errors(user, request.dependencies, any_end=request.ignore_dependency_failure)
-    if request.priority > 0 and not can(user, Permission.MANAGE, request.project):
-        message = "Only managers of the project may raise a priority above 0."
-        raise Forbidden(message, code="priority_not_allowed")
     if wrong:
         raise InvalidRequest(fields=wrong)
     found = no_gang_network_reason(
@@ -200,13 +210,13 @@ def _code_errors(request: JobRequest) -> dict[str, str]:
     return wrong
 
 
-def preview_start(user: User, request: JobRequest) -> dict[str, Any] | None:
+def preview_start(user: User, request: JobRequest, *, replaces: str = "") -> dict[str, Any] | None:
     """Return the scheduler's answer whether the request would start now, or None if there is none in time.
 
-    Raise Unsatisfiable if the scheduler finds that the cluster can never run it; it checks more than
-    ``validate_request``.
+    ``replaces`` is the waiting job (public id) that the request would change. Raise Unsatisfiable if the
+    scheduler finds that the cluster can never run it; it checks more than ``validate_request``.
     """
-    answer = query_would_start(preview_query_body(user, request))
+    answer = query_would_start(preview_query_body(user, request) | {"replaces": replaces})
     if answer is None or "error" in answer:
         return None
     if answer["unsatisfiable"]:
@@ -218,7 +228,7 @@ def preview_start(user: User, request: JobRequest) -> dict[str, Any] | None:
 
 def preview_query_body(user: User, request: JobRequest) -> dict[str, Any]:
     """Return the request as a query to the scheduler: columns of a Job by name, rows by public id."""
-    columns = _job_columns(request)
+    columns = job_columns(request)
     body = {name: json_value(columns[name]) for name in placement_fields(type(request))}
     body |= {name: columns[name].public_id for name in ("project", "environment")}
     body["pool"] = request.pool.public_id if request.pool else None
@@ -251,7 +261,7 @@ def create_jobs(user: User, requests: Sequence[JobRequest], *, image_digest: str
             Job(
                 owner=user,
                 image_digest=image_digest or each.environment.image_digest,
-                **_job_columns(each),
+                **job_columns(each),
             )
             for each in requests
         )
@@ -357,7 +367,7 @@ def request_from_job(job: Job) -> JobRequest:
     return JobRequest(**copied, **rows)
 
 
-def _job_columns(request: JobRequest) -> dict[str, Any]:
+def job_columns(request: JobRequest) -> dict[str, Any]:
     """Return the request as columns of Job, with lists and dictionaries copied."""
     rows = ("dependencies", "avoid_nodes")
     columns = {key: getattr(request, key) for key in JobRequest.__dataclass_fields__ if key not in rows}

@@ -59,6 +59,19 @@ class JobRow:
     gpu_models: list[str] = field(default_factory=list)
     may_control: bool = False
     mine: bool = False
+    group: Any = None
+    """The sweep for whose jobs it stands in the job list (``portal.web.job_list.SweepGroup``)."""
+    is_member: bool = False
+    """True below the row of its sweep."""
+
+    @property
+    def verdict(self) -> JobVerdict | None:
+        """Why a waiting job that is not held does not start."""
+        return current_verdict(self.job) if self.job.state == JobState.PENDING and not self.job.held else None
+
+    @property
+    def verdict_numbers(self) -> list[tuple[str, Any]]:
+        return verdict_details(self.verdict) if self.verdict else []
 
     @property
     def ended(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
+import re
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
@@ -205,6 +206,27 @@ def clock_span(context: Context, low: dt.datetime, high: dt.datetime) -> SafeStr
     same = low.astimezone(here).date() == high.astimezone(here).date()
     later = _time(context, high, f"{high.astimezone(here):%H:%M}") if same else clock(context, high)
     return format_html("{} – {}", clock(context, low), later)
+
+
+@register.simple_tag(takes_context=True)
+def start_span(context: Context, low: dt.datetime, high: dt.datetime) -> SafeString:
+    """Render when a job is expected to start; times that have passed are not shown."""
+    now = timezone.now()
+    if high < now:
+        return format_html('<span class="fw-warn-t">overdue since {}</span>', clock(context, high))
+    return clock_span(context, low, high) if low > now else format_html("now – {}", clock(context, high))
+
+
+@register.simple_tag(takes_context=True)
+def local_times(context: Context, message: str) -> SafeString:
+    """Render a message of the scheduler with its times, which are in UTC, in the reader's zone."""
+    parts = _UTC_TIME.split(message)
+    times = [clock(context, dt.datetime.strptime(f"{text}Z", "%Y-%m-%d %H:%M%z")) for text in parts[1::2]]
+    texts = [escape(text) for text in parts[::2]]
+    return SafeString("".join(text + at for text, at in zip(texts, [*times, ""], strict=True)))
+
+
+_UTC_TIME = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d) UTC")
 
 
 @register.simple_tag(takes_context=True)

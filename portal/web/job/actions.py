@@ -5,12 +5,15 @@ from __future__ import annotations
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.urls import reverse
 
 from portal.access import AccessPolicy
 from portal.domain.states import JobState
+from portal.errors import InvalidRequest
 from portal.models import TimeLimitExtension, User
 from portal.selectors.jobs.idle import get_exemption
 from portal.selectors.jobs.jobs import get_job
+from portal.services.jobs.queue_order import MOVES, do_move_job
 from portal.services.jobs.retries import do_retry_with_fix
 from portal.services.jobs.signals import do_send_signal
 from portal.services.jobs.submission import (
@@ -55,6 +58,21 @@ def _report_end(request: HttpRequest, name: str, state: str) -> None:
 def hold(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     do_hold_job(user, get_job(user, public_id), request.POST.get("held") == "1")
     return redirect("job", public_id)
+
+
+@action(AccessPolicy.SIGNED_IN)
+def move(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    """Move a waiting job in the queue: up, down or front."""
+    job, to = get_job(user, public_id), request.POST.get("to", "")
+    if to not in MOVES:
+        raise InvalidRequest("There is no such move.")
+    with refusals_as_messages(request):
+        job = do_move_job(user, job, to)
+        if to == "front":
+            messages.success(
+                request, f"{job.name} is at the front of {job.project.name}, with priority {job.priority}."
+            )
+    return redirect(f"{reverse('queue')}{request.POST.get('query', '')[:300]}#job-{public_id}")
 
 
 @action(AccessPolicy.SIGNED_IN)

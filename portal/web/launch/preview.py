@@ -100,9 +100,7 @@ def preview_launch(
     )
     if answer is None or "error" in answer:
         return _preview_from_free_gpus(request, strips)
-    return replace(
-        _preview_from_engine(answer), victims=preemption_candidates(user, answer.get("victims") or [])
-    )
+    return preview_from_engine(user, answer)
 
 
 def start_suggestions(user: User, request: JobRequest) -> list[Suggestion]:
@@ -124,7 +122,13 @@ def errors_by_form_field(errors: dict[str, str]) -> dict[str, str]:
     return {rules[name].form_name if name in rules else name: message for name, message in errors.items()}
 
 
-def _preview_from_engine(answer: dict[str, Any]) -> LaunchPreview:
+def preview_from_engine(user: User, answer: dict[str, Any]) -> LaunchPreview:
+    """Return the scheduler's answer as a preview, with the jobs that would be preempted."""
+    victims = preemption_candidates(user, answer.get("victims") or [])
+    return replace(_preview_from_answer(answer), victims=victims)
+
+
+def _preview_from_answer(answer: dict[str, Any]) -> LaunchPreview:
     ways = [
         Suggestion(str(way["message"]), form_fields(dict(way.get("fields") or {})))
         for way in answer.get("alternatives", [])

@@ -111,6 +111,7 @@ class SchedulingSession:
         keys, questions = self.cache.shape_ids, self.cache.quota_class_ids
         gang = self._new_gang(row, runs_in)
         gang.effective_submit_s = effective_submit_s(row, self.policy)
+        gang.queue_rank = row.queue_rank
         gang.shape_id = keys.setdefault(_shape_key(gang), len(keys))
         gang.time_dependent = _is_time_dependent(row)
         owner = gang.user if gang.leaf_project in counted else None

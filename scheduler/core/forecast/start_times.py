@@ -51,7 +51,7 @@ from scheduler.core.model.snapshot import (
 )
 from scheduler.core.session.admin_reservations import reservation_blocks
 from scheduler.core.session.gang import build_task_shape
-from scheduler.core.session.job_queue import effective_submit_s
+from scheduler.core.session.job_queue import queue_ages_s
 from scheduler.core.shares.quota_ledger import PoolLedger
 
 GOLDEN = 0.618_033_988_749_895
@@ -117,14 +117,16 @@ class QueueForecast:
         self._smallest_gpu_mib = min((gpu.memory_mib for node in nodes for gpu in node.gpus), default=1)
         self._reservations = _upcoming_reservations(after, {node.id for node in nodes})
         verdicts = {verdict.job: verdict for verdict in plan.verdicts}
-        rows = sorted(
-            (
-                row
-                for row in after.pending
-                if _is_queued(row) and queue_pool_of(row, verdicts.get(row.job)) == pool
-            ),
-            key=lambda row: (-row.priority, effective_submit_s(row, policy), row.job),
+        queued = [
+            row
+            for row in after.pending
+            if _is_queued(row) and queue_pool_of(row, verdicts.get(row.job)) == pool
+        ]
+        ages_s = queue_ages_s(queued, policy)
+        ordered = sorted(
+            zip(queued, ages_s, strict=True), key=lambda pair: (-pair[0].priority, pair[1], pair[0].job)
         )
+        rows = [row for row, _ in ordered]
         self._demands: dict[tuple[object, ...], GangDemand] = {}
         asked = [self._demand(row) for row in rows]
         shapes = dict.fromkeys(shape for tasks, _ in asked for shape, _ in tasks)

@@ -318,6 +318,7 @@ class PendingRow:
     launcher: str | None = None  # set if tasks must reach each other, in a pool with host network
     preferred_nodes: tuple[str, ...] = ()
     """The name of a node for each rank; used if they can take all its tasks. Empty is no preference."""
+    queue_rank: int = 0  # order among jobs of its user, project and priority; smaller goes first
 
     @property
     def task_request(self) -> TaskRequest:

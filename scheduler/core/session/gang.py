@@ -162,9 +162,10 @@ class Gang:
     groups: dict[str, TaskGroup]
     homogeneous: bool  # one group of equal tasks, none of which runs yet
     effective_submit_s: float = 0.0  # submit time as the queue orders it
+    queue_rank: int = 0
     pending_row: PendingRow | None = None
     running_row: RunningRow | None = None
-    sort_key: tuple[int, float, str] | None = None  # cached while the gang is unchanged
+    sort_key: tuple[int, int, float, str] | None = None  # cached while the gang is unchanged
     dirty: bool = False  # a task changed its state in this decision
     pinned: bool = False  # started on slots that an earlier plan nominated: not evicted
     tasks: list[GangTask] = field(default_factory=list)

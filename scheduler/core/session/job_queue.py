@@ -1,9 +1,9 @@
 """Queues in fair order: pending gangs of one pool, and eviction candidates in reverse order.
 
 Siblings are ordered by ``sibling_order``. Within a project: priority; then the user with the least past usage;
-then gangs below their minimum before those at it before those that grow; then
-age. The order is updated after each start. Candidates come in reverse order of the project tree, and within a
-project in the policy's victim order.
+then gangs below their minimum before those at it before those that grow; then the order that the user gave to
+their own jobs (``queue_rank``); then age. The order is updated after each start. Candidates come in reverse order
+of the project tree, and within a project in the policy's victim order.
 
 The age of a job is ``submitted + A x GPUs + P x predicted duration``, with A = ``size_penalty_s_per_gpu``
 (seconds per GPU) and P = ``predicted_duration_weight``. The shift is constant, so a job is passed only by jobs
@@ -32,10 +32,25 @@ def effective_submit_s(row: PendingRow, policy: Policy) -> float:
     return row.submitted_s + shift_s
 
 
-def gang_sort_key(gang: Gang) -> tuple[int, float, str]:
+def queue_ages_s(rows: Sequence[PendingRow], policy: Policy) -> list[float]:
+    """Return ``effective_submit_s`` of the rows, exchanged among the jobs of a user as ``queue_rank`` orders them."""
+    ages_s = [effective_submit_s(row, policy) for row in rows]
+    if not any(row.queue_rank for row in rows):
+        return ages_s
+    groups: dict[tuple[ProjectId, UserId, int], list[int]] = {}
+    for at, row in enumerate(rows):
+        groups.setdefault((row.project, row.user, row.priority), []).append(at)
+    for group in groups.values():
+        ordered = sorted(group, key=lambda at: (rows[at].queue_rank, ages_s[at], rows[at].job))
+        for at, age_s in zip(ordered, sorted(ages_s[at] for at in group), strict=True):
+            ages_s[at] = age_s
+    return ages_s
+
+
+def gang_sort_key(gang: Gang) -> tuple[int, int, float, str]:
     """Return the sort key of a gang among those of its user and priority; smaller goes first."""
     if gang.dirty or gang.sort_key is None:
-        gang.sort_key = (gang.size_level, gang.effective_submit_s, gang.job)
+        gang.sort_key = (gang.size_level, gang.queue_rank, gang.effective_submit_s, gang.job)
     return gang.sort_key
 
 

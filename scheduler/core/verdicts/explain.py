@@ -429,8 +429,9 @@ class Explainer:
         )
         if space.is_insufficient and others_hold and held + job.required_milli > share:
             message = (
-                f"{space.message} {pool_state.tree.name[leaf]} uses {format_gpu_count(held)} of its fair share of "
-                f"{format_gpu_count(share)}; it starts when GPUs are released."
+                f"{space.message} With it, {pool_state.tree.name[leaf]} would use "
+                f"{format_gpu_count(held + job.required_milli)}, more than its fair share of "
+                f"{format_gpu_count(share)}, so no other project releases GPUs for it; it starts when some are free."
             )
             return Reason(VerdictCode.OVER_FAIR_SHARE, message, numbers)
         return Reason(VerdictCode.INSUFFICIENT_RESOURCES, space.message, numbers)

@@ -1,0 +1,180 @@
+"""REST: actions on several jobs, and saved views of the job list."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import HttpResponse
+from django.urls import path
+from rest_framework import serializers
+from rest_framework.request import Request
+
+from portal.access import visible_job_views, visible_projects
+from portal.api.framework.pagination import OLDEST
+from portal.api.framework.request_parsing import (
+    NonBlankCharField,
+    StrictBooleanField,
+    StrictCharField,
+    StrictSerializer,
+)
+from portal.api.framework.responses import ResponseSerializer
+from portal.api.framework.views import SignedInView, operation
+from portal.api.jobs.job_requests import ID_OR_NAME, build_body_field, get_referenced_row
+from portal.api.serializers.references import Reference, UserReference
+from portal.domain.job_spec import job_fields
+from portal.errors import InvalidRequest
+from portal.models import SavedJobView, User
+from portal.selectors.jobs.jobs import get_jobs
+from portal.selectors.lookup import get_first
+from portal.services.accounts.tokens import Scope
+from portal.services.jobs.bulk import BULK_ACTIONS, MAX_BULK_JOBS, check_bulk, do_bulk
+from portal.services.jobs.views import do_delete_view, do_save_view
+from portal.valkey import rate_limits
+
+
+class BulkBody(StrictSerializer):
+    """An action on several jobs."""
+
+    action = serializers.ChoiceField(list(BULK_ACTIONS))
+    jobs = serializers.ListField(
+        child=StrictCharField(max_length=16), min_length=1, max_length=MAX_BULK_JOBS, help_text="Ids."
+    )
+    project = StrictCharField(
+        required=False, max_length=63, help_text=ID_OR_NAME + " The project to which `move` moves them."
+    )
+    dry_run = StrictBooleanField(
+        required=False, default=False, help_text="true: only report which jobs could be changed."
+    )
+
+    def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
+        """Return the fields above and the priority of a job, which the action `priority` sets."""
+        return {"priority": build_body_field(job_fields()["priority"])} | super().get_fields()
+
+
+class BulkJobResult(ResponseSerializer):
+    """The result for one job."""
+
+    job = Reference(help_text="The job; of an ended job that was requeued, the new one.")
+    changed = serializers.BooleanField(help_text="In a dry run, whether it could be changed.")
+    refusal = serializers.CharField(allow_blank=True, help_text="Why it was not changed.")
+
+
+class BulkResults(ResponseSerializer):
+    """The results in the order of the request."""
+
+    changed = serializers.IntegerField(help_text="Number of jobs that were, or could be, changed.")
+    results = BulkJobResult(many=True)
+
+
+class JobsBulkView(SignedInView):
+    @operation(
+        "jobs_bulk",
+        "Change several jobs",
+        tag="jobs",
+        scope=Scope.JOBS,
+        scope_by_job_kind=True,
+        body=BulkBody,
+        response=BulkResults,
+        rate=rate_limits.JOB_SUBMITS,
+        error_statuses=[404, 422],
+        detail="Each job is changed, or refused with a reason, on its own. `requeue` returns a running job to the "
+        "queue with its age, and submits an ended one again. `priority` and `move` change waiting jobs.",
+    )
+    def post(self, request: Request) -> HttpResponse:
+        """Whether each job was changed."""
+        body = self.body
+        jobs = get_jobs(self.user, body["jobs"])
+        for job in jobs:
+            self.require_scope_of(job)
+        value = self._value(BULK_ACTIONS[body["action"]].parameter)
+        dry = body["dry_run"]
+        results = (
+            check_bulk(self.user, jobs, body["action"])
+            if dry
+            else do_bulk(self.user, jobs, body["action"], value)
+        )
+        changed = sum(each.changed for each in results)
+        return self.json_response(BulkResults.compose(changed=changed, results=results))
+
+    def _value(self, parameter: str) -> Any:
+        if parameter and parameter not in self.body:
+            raise InvalidRequest(fields={parameter: "This field is required."})
+        if parameter == "project":
+            return get_referenced_row(visible_projects(self.user), self.body["project"], "project")
+        return self.body[parameter] if parameter else None
+
+
+class SavedJobViewBody(StrictSerializer):
+    """A view to save."""
+
+    name = NonBlankCharField(max_length=60)
+    query = StrictCharField(allow_blank=True, max_length=1000, help_text="Query string of the page /jobs/.")
+    project = StrictCharField(
+        required=False,
+        allow_null=True,
+        max_length=63,
+        help_text=ID_OR_NAME + " Its members see the view, too.",
+    )
+
+
+class SavedJobViewDetail(ResponseSerializer):
+    """A saved view of the job list."""
+
+    id = serializers.CharField(source="public_id")
+    name = serializers.CharField()
+    query = serializers.CharField(allow_blank=True)
+    owner = UserReference()
+    project = Reference(allow_null=True)
+
+
+def get_view(user: User, public_id: str) -> SavedJobView:
+    """Return a saved view. Raise NotFound if there is none that the user may see."""
+    rows = visible_job_views(user).select_related("owner", "project")
+    return get_first(rows.filter(public_id=public_id), "There is no such view.")
+
+
+class JobViewsView(SignedInView):
+    @operation(
+        "job_views_list", "List saved views", tag="jobs", scope=Scope.READ, response=[SavedJobViewDetail]
+    )
+    def get(self, request: Request) -> HttpResponse:
+        rows = visible_job_views(self.user).select_related("owner", "project")
+        return self.paginated_response(rows, SavedJobViewDetail.represent, OLDEST)
+
+    @operation(
+        "job_views_save",
+        "Save a view",
+        tag="jobs",
+        scope=Scope.JOBS,
+        body=SavedJobViewBody,
+        response=SavedJobViewDetail,
+        status=201,
+        idempotent=True,
+    )
+    def post(self, request: Request) -> HttpResponse:
+        """The saved view."""
+        body, key = self.body, self.body.get("project")
+
+        def work() -> dict[str, Any]:
+            project = get_referenced_row(visible_projects(self.user), key, "project") if key else None
+            view = do_save_view(self.user, name=body["name"], query=body["query"], project=project)
+            return SavedJobViewDetail.represent(get_view(self.user, view.public_id))
+
+        return self.idempotent_response(work)
+
+
+class JobViewView(SignedInView):
+    @operation(
+        "job_views_delete", "Delete a saved view", tag="jobs", scope=Scope.JOBS, response=None, status=204
+    )
+    def delete(self, request: Request, view: str) -> HttpResponse:
+        """It is deleted."""
+        do_delete_view(self.user, get_view(self.user, view))
+        return self.no_content()
+
+
+ROUTES = [
+    path("jobs/bulk/", JobsBulkView.as_view()),
+    path("job-views/", JobViewsView.as_view()),
+    path("job-views/<slug:view>/", JobViewView.as_view()),
+]

@@ -1,0 +1,176 @@
+"""Changes of a waiting job: priority, time limit, dependencies, GPU request and project."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from django.db import transaction
+
+from portal.access import Permission, can, require_permission
+from portal.domain.formatting import format_duration
+from portal.domain.job_spec import job_fields
+from portal.domain.states import DesiredState, JobKind, JobState
+from portal.errors import Conflict, InvalidRequest
+from portal.live_events import publish_all_on_commit
+from portal.models import Dependency, Job, JobEvent, User
+from portal.outbox import trigger_cycle
+from portal.services.audit import record_action
+from portal.services.jobs.dependencies import lock_dependencies
+from portal.services.jobs.feasibility import known_gpu_models
+from portal.services.jobs.submission import (
+    JobRequest,
+    check_priority,
+    job_columns,
+    preview_start,
+    validate_of_owner,
+)
+from portal.services.lifecycle.state_events import job_topic_events
+
+WAITING_FIELDS = tuple(name for name, rule in job_fields().items() if rule.changeable)
+UNSTARTED_FIELDS = {
+    *(name for name, rule in job_fields().items() if rule.changeable == "unstarted"),
+    "pool",
+    "project",
+}
+CHANGEABLE_FIELDS = (*WAITING_FIELDS, "pool", "project", "dependencies")
+_ROLE_AMOUNTS = {"tasks", "min_tasks", "gpus_per_task"}
+_LABELS = {name: name.removesuffix("_s").removesuffix("_mib").replace("_", " ") for name in CHANGEABLE_FIELDS}
+_NOT_CHANGEABLE = "not_changeable"
+
+
+def change_refusal(job: Job, names: Iterable[str] = ()) -> str | None:
+    """Return why these fields of the job cannot be changed now, or None."""
+    names = set(names)
+    if job.kind == JobKind.SERVICE.value:
+        return "It is a replica of a service; update the service."
+    if job.state == JobState.RUNNING:
+        return "It has started; only a waiting job can be changed."
+    if job.state != JobState.PENDING or job.desired_state != DesiredState.RUN:
+        return "It no longer waits; only a waiting job can be changed."
+    if job.attempt_count and (fixed := names & UNSTARTED_FIELDS):
+        return f"It has already run, so its {_field_names(fixed)} cannot be changed; launch a similar job."
+    if job.roles and (fixed := names & _ROLE_AMOUNTS):
+        return f"Its roles determine its {_field_names(fixed)}; launch a similar job."
+    if "project" in names and hasattr(job, "trial"):
+        return "It belongs to a sweep, whose jobs stay in one project."
+    return None
+
+
+def build_changed_request(user: User, job: Job, changes: Mapping[str, Any]) -> JobRequest:
+    """Return the request of the job with the changes, which are values by name of ``CHANGEABLE_FIELDS``.
+
+    Raise Conflict if it cannot be changed now, and what ``validate_request`` raises for the result.
+    """
+    require_permission(user, Permission.CONTROL, job)
+    present = request_of_waiting_job(job)
+    if changes.get("gpu_model"):
+        changes = {**changes, "gpu_model": known_gpu_models(changes["gpu_model"])}
+    changed = {name: value for name, value in changes.items() if getattr(present, name) != value}
+    if refusal := change_refusal(job, changed):
+        raise Conflict(refusal, code=_NOT_CHANGEABLE)
+    request = replace(present, **changed)
+    if "project" in changed:
+        require_permission(user, Permission.SUBMIT, request.project)
+    if not can(job.owner, Permission.SUBMIT, request.project):
+        message = f"{job.owner.username} may not run jobs in {request.project.name}."
+        raise Conflict(message, code="owner_not_permitted")
+    if {"priority", "project"} & changed.keys():
+        check_priority(user, request)
+    if newer := next((one for one in request.dependencies if one.pk >= job.pk), None):
+        message = f"{newer.name} is not older than this job; a job can only start after older ones."
+        raise InvalidRequest(fields={"dependencies": message})
+    checks_dependencies = {"dependencies", "ignore_dependency_failure"} & changed.keys()
+    validate_of_owner(job.owner, request if checks_dependencies else replace(request, dependencies=()))
+    return request
+
+
+def request_of_waiting_job(job: Job) -> JobRequest:
+    """Return the whole request of a job, with its dependencies."""
+    values = {name: getattr(job, name) for name in job_fields()}
+    rows = {name: getattr(job, name) for name in ("project", "environment", "pool", "template")}
+    depends_on = tuple(Job.objects.filter(dependents__job=job).order_by("pk"))
+    return JobRequest(**values, **rows, dependencies=depends_on)
+
+
+def preview_change(job: Job, request: JobRequest) -> dict[str, Any] | None:
+    """Return the scheduler's answer when the job would start after the change; None if there is none in time."""
+    return preview_start(job.owner, request, replaces=job.public_id)
+
+
+def do_change_job(user: User, job: Job, changes: Mapping[str, Any], *, version: int | None = None) -> Job:
+    """Change a waiting job. ``version`` is that of the job which the user saw; by default that of ``job``.
+
+    Raise Conflict if the job started or was changed meanwhile.
+    """
+    request, present = build_changed_request(user, job, changes), request_of_waiting_job(job)
+    changed = [name for name in changes if getattr(present, name) != getattr(request, name)]
+    if not changed:
+        return job
+    if UNSTARTED_FIELDS.difference({"project"}).intersection(changed):
+        preview_change(job, request)  # raises if the cluster can never run it
+    added = [one for one in request.dependencies if one not in present.dependencies]
+    with transaction.atomic():
+        # older jobs are locked first
+        lock_dependencies(user, added, any_end=request.ignore_dependency_failure)
+        rows = Job.objects.select_for_update(of=("self",), no_key=True)
+        locked = rows.select_related("project", "owner").get(pk=job.pk)
+        if refusal := change_refusal(locked, changed):
+            raise Conflict(f"Not changed. {refusal}", code=_NOT_CHANGEABLE)
+        if locked.version != (job.version if version is None else version):
+            raise Conflict(
+                "Not changed. The job was changed meanwhile; look at it again.", code="job_changed"
+            )
+        before, after = (
+            {name: _plain(getattr(side, name)) for name in changed} for side in (present, request)
+        )
+        _save(locked, request, changed, added)
+        texts = [
+            f"{_LABELS[name]} from {_text(name, before[name])} to {_text(name, after[name])}"
+            for name in changed
+        ]
+        message = f"Changed by {user.username}: {', '.join(texts)}."[:1000]
+        details = {"before": before, "after": after}
+        JobEvent.objects.create(
+            job=locked, kind="changed", actor=user.username, message=message, details=details
+        )
+        record_action(user, "job.change", locked, before=before, after=after)
+        publish_all_on_commit(job_topic_events(locked))
+        trigger_cycle("change")
+    return locked
+
+
+def _save(job: Job, request: JobRequest, changed: Collection[str], added: Collection[Job]) -> None:
+    columns = job_columns(request)
+    saved = [name for name in changed if name != "dependencies"]
+    for name in saved:
+        setattr(job, name, columns[name])
+    job.version += 1
+    if {"priority", "project"} & set(changed):
+        job.queue_rank = 0  # it orders jobs of one project and priority
+    if UNSTARTED_FIELDS & set(changed):
+        job.nominated_placement = None
+    job.save(update_fields=[*saved, "version", "queue_rank", "nominated_placement"])
+    if "dependencies" in changed:
+        Dependency.objects.filter(job=job).exclude(depends_on__in=request.dependencies).delete()
+        Dependency.objects.bulk_create(Dependency(job=job, depends_on=one) for one in added)
+
+
+def _plain(value: Any) -> Any:
+    """Return the value of a field as JSON; rows by name, jobs by public id."""
+    if isinstance(value, tuple):
+        return [one.public_id for one in value]
+    return getattr(value, "name", value)
+
+
+def _text(name: str, value: Any) -> str:
+    if value is None or value == "" or value == []:
+        return "none"
+    if isinstance(value, list):
+        return " ".join(value)
+    return format_duration(value) if name == "time_limit_s" else str(value)
+
+
+def _field_names(names: Iterable[str]) -> str:
+    return " and ".join(_LABELS[name] for name in sorted(names))

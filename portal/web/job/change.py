@@ -1,0 +1,144 @@
+"""Change a waiting job in place: a form, a preview of the start, and the change."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from django import forms
+from django.contrib import messages
+from django.db.models import Q
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+
+from portal.access import AccessPolicy, Permission, require_permission, visible_jobs
+from portal.domain.job_spec import JobSpec, job_fields
+from portal.domain.states import LIVE_JOB_STATES
+from portal.errors import Conflict, FairwayError, InvalidRequest, Unsatisfiable
+from portal.models import Gpu, Job, NodePool, User
+from portal.selectors.jobs.jobs import get_job, visible_job_ids
+from portal.services.jobs.changes import (
+    CHANGEABLE_FIELDS,
+    WAITING_FIELDS,
+    build_changed_request,
+    change_refusal,
+    do_change_job,
+    preview_change,
+)
+from portal.web.display.job_rows import current_verdict
+from portal.web.job.overview import job_page_context
+from portal.web.launch.form import GPU_FRACTIONS, LaunchForm
+from portal.web.launch.preview import (
+    LaunchPreview,
+    errors_by_form_field,
+    preview_from_engine,
+    preview_unsatisfiable,
+)
+from portal.web.launch.spec_fields import build_spec_fields, form_values, request_values
+from portal.web.sign_in import add_service_errors
+from portal.web.views import form_page
+
+MAX_DEPENDENCY_CHOICES = 20
+LAUNCH_FIELDS = ("time_limit_s", "gpu_model", "mig_profile", "milli_per_gpu", "pool", "dependencies")
+
+
+class ChangeForm(forms.Form):
+    """The fields of the launch form that can be changed now."""
+
+    version = forms.IntegerField(widget=forms.HiddenInput)
+
+    def __init__(self, user: User, job: Job, data: Any = None) -> None:
+        seen, present = visible_jobs(user), Job.objects.filter(dependents__job=job)
+        named = visible_job_ids(user, [one.public_id for one in present])
+        self.hidden_dependencies = [one for one in present if one.public_id not in named]
+        initial = form_values(JobSpec, {name: getattr(job, name) for name in WAITING_FIELDS}) | {
+            "version": job.version,
+            "ignore_dependency_failure": job.ignore_dependency_failure,
+            "pool": job.pool.public_id if job.pool else "",
+            "dependencies": [one.public_id for one in present],
+        }
+        super().__init__(data, initial=initial, label_suffix="")
+        self.fields |= {name: copy.deepcopy(LaunchForm.base_fields[name]) for name in LAUNCH_FIELDS}
+        self.fields |= build_spec_fields(JobSpec)
+        older = seen.filter(owner=user, state__in=LIVE_JOB_STATES, pk__lt=job.pk).order_by("-pk")
+        chosen = Q(pk__in=present) | Q(pk__in=older.values("pk")[:MAX_DEPENDENCY_CHOICES])
+        self.fields["dependencies"].queryset = seen.filter(chosen)  # type: ignore[attr-defined]
+        self.fields["pool"].queryset = NodePool.objects.order_by("name")  # type: ignore[attr-defined]
+        slices = Gpu.objects.filter(present=True).values_list("mig_profile", flat=True).distinct()
+        profiles = sorted({*slices, job.mig_profile} - {""})
+        self.fields["mig_profile"].choices = [("", "Whole GPUs"), *((each, each) for each in profiles)]  # type: ignore[attr-defined]
+        if job.milli_per_gpu not in dict(GPU_FRACTIONS):
+            share = (job.milli_per_gpu, f"{job.milli_per_gpu / 10:g} % of a GPU")
+            self.fields["milli_per_gpu"].choices = [*GPU_FRACTIONS, share]  # type: ignore[attr-defined]
+        if not profiles:
+            del self.fields["mig_profile"]
+        self.order_fields(["version", "priority", "time_limit_s", "tasks", "min_tasks", "gpus_per_task"])
+        rules = {rule.form_name: name for name, rule in job_fields().items()}
+        for name in list(self.fields):
+            field = rules.get(name, name)
+            if name != "version" and (field not in CHANGEABLE_FIELDS or change_refusal(job, [field])):
+                del self.fields[name]
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """The values of a valid form, by name of ``CHANGEABLE_FIELDS``."""
+        rows = {
+            name: self.cleaned_data[name] for name in ("pool", "dependencies") if name in self.cleaned_data
+        }
+        if "dependencies" in rows:
+            together = {*rows["dependencies"], *self.hidden_dependencies}
+            rows["dependencies"] = tuple(sorted(together, key=lambda one: one.pk))
+        return request_values(JobSpec, self.cleaned_data) | rows
+
+
+@form_page(AccessPolicy.SIGNED_IN)
+def change(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    """Show the form; return the preview to htmx; save the change of a submitted form."""
+    job = get_job(user, public_id)
+    require_permission(user, Permission.CONTROL, job)
+    if refusal := change_refusal(job):
+        messages.error(request, f"Not changed. {refusal}" if request.method == "POST" else refusal)
+        return redirect("job", public_id)
+    posted = request.POST if request.method == "POST" else None
+    form, status = ChangeForm(user, job, posted), 200
+    if request.headers.get("HX-Request"):
+        context = {"job": job, "check": _preview(user, job, form), "verdict": current_verdict(job)}
+        return render(request, "job/change_preview.html", context)
+    if posted is not None:
+        if form.is_valid() and _save(request, user, job, form):
+            return redirect("job", public_id)
+        status = 400
+    context = job_page_context(user, job) | {"form": form, "verdict": current_verdict(job), "tab": "change"}
+    return render(request, "job/change.html", context, status=status)
+
+
+def _save(request: HttpRequest, user: User, job: Job, form: ChangeForm) -> bool:
+    """Save the change, or add what is wrong to the form. A job that started meanwhile is left as it is."""
+    try:
+        do_change_job(user, job, form.changes, version=form.cleaned_data["version"])
+    except Conflict as refused:
+        messages.error(request, refused.message)
+        return True
+    except FairwayError as wrong:
+        if isinstance(wrong, InvalidRequest):
+            wrong.fields = errors_by_form_field(wrong.fields)
+        add_service_errors(form, wrong)
+    else:
+        messages.success(request, f"{job.name} is changed; the next cycle considers it anew.")
+        return True
+    return False
+
+
+def _preview(user: User, job: Job, form: ChangeForm) -> LaunchPreview:
+    if not form.is_valid():
+        errors = {name: " ".join(map(str, found)) for name, found in form.errors.items()}
+        return LaunchPreview("wrong", "Not ready yet", " ".join(errors.values()), field_errors=errors)
+    try:
+        answer = preview_change(job, build_changed_request(user, job, form.changes))
+    except Unsatisfiable as never:
+        return preview_unsatisfiable(never)
+    except FairwayError as refused:
+        return LaunchPreview("wrong", "Not possible", refused.message)
+    if answer is None:
+        return LaunchPreview("unknown", "No preview", "The scheduler did not answer in time.")
+    return preview_from_engine(user, answer)
