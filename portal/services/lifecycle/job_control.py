@@ -45,6 +45,7 @@ from portal.services.lifecycle.attempt_end import (
     survives_without,
     surviving_tasks,
 )
+from portal.services.lifecycle.job_notices import reclaim_warnings
 from portal.services.lifecycle.state_events import (
     attempt_event,
     attempt_topic_event,
@@ -61,6 +62,7 @@ from portal.services.lifecycle.transitions import (
     transition_attempts,
     transition_job,
 )
+from portal.services.notices.write import write_notices
 
 
 @dataclass(frozen=True)
@@ -691,6 +693,8 @@ def _request_stops_locked(requests: Sequence[tuple[Attempt, StopRequest]], actor
             news.append(attempt_topic_event(attempt, "attempt_state", attempt.message))
     if asked:
         Attempt.objects.bulk_update(asked, _STOP_FIELDS)
+        sent = [attempt for attempt in asked if attempt.start_sent_at is not None]
+        write_notices(reclaim_warnings((each, each.stop_reason, each.message) for each in sent))
         JobEvent.objects.bulk_create(events)
         publish_all_on_commit(news)
     jobs = {attempt.pk: attempt.job.public_id for attempt, _ in requests}
