@@ -44,7 +44,7 @@ from portal.api.jobs import (
     workspaces,
 )
 from portal.api.monitoring import health, metrics
-from portal.api.projects import projects, quotas, secrets, usage, users
+from portal.api.projects import notices, projects, quotas, secrets, usage, users
 from portal.api.scheduling import policy, scheduler
 
 V1: list[URLPattern | URLResolver] = [
@@ -57,6 +57,7 @@ V1: list[URLPattern | URLResolver] = [
     path("projects/<slug:project>/members/<slug:user>/", projects.MemberView.as_view()),
     *quotas.ROUTES,
     *secrets.ROUTES,
+    *notices.ROUTES,
     path("jobs/preview/", preview.JobPreviewView.as_view()),
     path("jobs/", jobs.JobsView.as_view()),
     path("jobs/<slug:job>/", jobs.JobView.as_view()),

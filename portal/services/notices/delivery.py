@@ -1,7 +1,8 @@
 """Sends notices by e-mail and webhook, and retries until each delivery is sent or given up.
 
-A delivery is claimed before it is sent, so that no other process sends it; the claim of a process that dies lapses. If it dies after the server accepted the message, the
-message is sent again with the same Message-ID or ``Fairway-Delivery``: delivery is at least once.
+A delivery is claimed before it is sent, so that no other process sends it; the claim of a process that dies lapses.
+If it dies after the server accepted the message, the message is sent again with the same Message-ID or
+``Fairway-Delivery``: delivery is at least once.
 """
 
 from __future__ import annotations

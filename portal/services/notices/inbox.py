@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from django.db import transaction
 from django.db.models import Q, QuerySet
@@ -20,10 +19,11 @@ from portal.domain.notices import (
     NoticeKind,
 )
 from portal.domain.policy_settings import NOTICE_RETENTION, default_value
-from portal.errors import Conflict, InvalidRequest, NotFound
+from portal.errors import Conflict, InvalidRequest
 from portal.live_events import publish_on_commit
 from portal.models import Notice, NoticeDelivery, NoticePreferences, User
 from portal.outbox import enqueue_task
+from portal.selectors.lookup import get_first
 from portal.selectors.scheduling.settings import cluster_settings
 from portal.services.audit import record_action
 from portal.services.notices.write import NoticeDraft, available_channels, recipients, write_notices
@@ -37,7 +37,7 @@ def do_mark_read(user: User, notices: QuerySet[Notice]) -> int:
     with transaction.atomic():
         count = notices.filter(recipient=user, read_at__isnull=True).update(read_at=Now())
         if count:
-            publish_on_commit(f"user.{user.public_id}", {"kind": "notices_read"})
+            publish_on_commit(f"inbox.{user.public_id}", {"kind": "notices_read"})
     return count
 
 
@@ -93,10 +93,13 @@ def do_send_test(user: User, channel: Channel) -> Notice:
 def do_retry_delivery(user: User, public_id: str) -> None:
     """Try a delivery of one's own again that failed, now; a claim of a sender stays. Raise NotFound."""
     with transaction.atomic():
-        rows = NoticeDelivery.objects.exclude(state=DeliveryState.SENT.value).exclude(last_error="")
-        values: dict[str, Any] = {"state": DeliveryState.PENDING.value, "due_at": Now(), "finished_at": None}
-        if not rows.filter(notice__recipient=user, public_id=public_id).update(**values):
-            raise NotFound("There is no delivery that could be tried again.")
+        own = NoticeDelivery.objects.select_for_update(of=("self",), no_key=True).filter(
+            notice__recipient=user
+        )
+        failed = own.exclude(state=DeliveryState.SENT.value).exclude(last_error="")
+        row = get_first(failed.filter(public_id=public_id), "There is no such delivery to try again.")
+        row.state, row.due_at, row.finished_at = DeliveryState.PENDING.value, timezone.now(), None
+        row.save(update_fields=["state", "due_at", "finished_at"])
         enqueue_task("scheduler.deliver_notices", [], "nodes")
 
 

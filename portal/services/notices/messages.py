@@ -101,7 +101,7 @@ _PAYLOADS = {Channel.WEBHOOK: _generic, Channel.SLACK: _slack, Channel.TEAMS: _t
 
 
 def signature(secret: str, body: bytes) -> str:
-    """Return ``t=<seconds>,v1=<hex>``: HMAC-SHA-256 over ``<seconds>.<body>``, so that receivers can refuse replays."""
+    """Return ``t=<seconds>,v1=<hex>``: HMAC-SHA-256 over ``<seconds>.<body>``; old ones are replays."""
     at_s = int(time.time())
     digest = hmac.new(secret.encode(), f"{at_s}.".encode() + body, hashlib.sha256).hexdigest()
     return f"t={at_s},v1={digest}"

@@ -85,7 +85,7 @@ def write_notices(drafts: Sequence[NoticeDraft], only: Channel | None = None) ->
             "title": notice.title,
             "message": notice.message,
         }
-        news.append((f"user.{user.public_id}", frame | {"desktop": on_desktop}))
+        news.append((f"inbox.{user.public_id}", frame | {"desktop": on_desktop}))
     Notice.objects.bulk_create(notices)
     NoticeDelivery.objects.bulk_create(deliveries)
     publish_all_on_commit(news)
