@@ -268,4 +268,6 @@ if SMTP_URL:
     EMAIL_HOST, EMAIL_PORT = _smtp["EMAIL_HOST"], _smtp["EMAIL_PORT"] or 25
     EMAIL_HOST_USER, EMAIL_HOST_PASSWORD = _smtp["EMAIL_HOST_USER"] or "", _smtp["EMAIL_HOST_PASSWORD"] or ""
     EMAIL_USE_TLS, EMAIL_USE_SSL = _smtp.get("EMAIL_USE_TLS", False), _smtp.get("EMAIL_USE_SSL", False)
+SMTP_PASSWORD_FILE = env.str("FAIRWAY_SMTP_PASSWORD_FILE", "")
+"""Holds the password instead of SMTP_URL; only worker-nodes, which sends, reads it."""
 DEFAULT_FROM_EMAIL = env.str("FAIRWAY_MAIL_FROM", "fairway@localhost")

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from queue import SimpleQueue
 
 from django.conf import settings
@@ -179,8 +180,8 @@ def _poster(hook: NoticeWebhook | None, rows: Sequence[NoticeDelivery], allow_pr
 
 def _send_mails(messages: Sequence[Sequence[NoticeDelivery]], deadline_s: float, report: Report) -> None:
     """Send e-mails over one connection. If the server fails, the others wait for the next attempt, too."""
-    connection = get_connection(_SMTP_BACKEND, timeout=SMTP_TIMEOUT_S)
-    failure: str | None = ""
+    password, failure = _smtp_password()
+    connection = get_connection(_SMTP_BACKEND, timeout=SMTP_TIMEOUT_S, password=password)
     for rows in messages:
         error: str | None = failure
         permanent = False
@@ -195,6 +196,15 @@ def _send_mails(messages: Sequence[Sequence[NoticeDelivery]], deadline_s: float,
         connection.close()
     except (OSError, smtplib.SMTPException) as problem:
         log.debug("the mail server did not say goodbye: %s", problem)
+
+
+def _smtp_password() -> tuple[str | None, str]:
+    """Return the password, None for that of the address, and why there is none."""
+    try:
+        path = settings.SMTP_PASSWORD_FILE
+        return (Path(path).read_text().strip() if path else None), ""
+    except OSError as problem:
+        return None, f"The password of the mail server cannot be read: {problem.strerror}."
 
 
 def _send_mail(connection: BaseEmailBackend, rows: Sequence[NoticeDelivery]) -> tuple[str, bool, bool]:

@@ -108,4 +108,4 @@ def signature(secret: str, body: bytes) -> str:
 
 
 def _url(path: str) -> str:
-    return settings.PORTAL_URL.rstrip("/") + path
+    return f"{settings.PORTAL_URL.rstrip('/')}{path}"
