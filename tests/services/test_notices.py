@@ -359,6 +359,13 @@ def test_a_sender_that_is_killed_loses_nothing_and_repeats_only_what_it_did_not_
     assert [mail["Message-ID"] for mail in mailbox.received] == [mailbox.received[0]["Message-ID"]] * mails
 
 
+def test_the_task_delivers_in_a_thread_of_its_own(dataset, mailbox):
+    notify(dataset["owner"])
+    delivery.start_delivery()
+    with delivery._pass_lock:  # it has ended
+        assert [mail["Subject"] for mail in mailbox.received] == ["vit-h failed"]
+
+
 def test_two_senders_at_the_same_time_send_each_message_once(dataset, mailbox):
     for number in range(20):
         notify(dataset["owner"], f"job {number} failed")

@@ -22,10 +22,11 @@ from queue import SimpleQueue
 from django.conf import settings
 from django.core.mail import get_connection
 from django.core.mail.backends.base import BaseEmailBackend
-from django.db import close_old_connections, transaction
+from django.db import connection, transaction
 from django.db.models import F, Q
 from django.db.models.functions import Now
 
+from portal.database.pool_middleware import release_connection
 from portal.domain.end_states import backoff_s
 from portal.domain.notices import (
     MAIL_CHANNELS,
@@ -82,7 +83,7 @@ def _deliver_and_unlock() -> None:
     except Exception:
         log.exception("notices were not delivered; claimed ones are tried again in %s s", CLAIM_S)
     finally:
-        close_old_connections()
+        connection.close()
         _pass_lock.release()
 
 
@@ -92,6 +93,7 @@ def deliver_notices() -> int:
     if not rows:
         return 0
     groups = _groups(rows)
+    release_connection()  # do not hold a database connection during remote calls
     deadline_s = time.monotonic() + PASS_LIMIT_S
     outcomes: SimpleQueue[Outcome | None] = SimpleQueue()
 
@@ -106,6 +108,7 @@ def deliver_notices() -> int:
         for _ in groups:
             while (outcome := outcomes.get()) is not None:
                 _record(outcome)
+                release_connection()
     for each in running:
         each.result()
     return len(rows)
@@ -181,19 +184,19 @@ def _poster(hook: NoticeWebhook | None, rows: Sequence[NoticeDelivery], allow_pr
 def _send_mails(messages: Sequence[Sequence[NoticeDelivery]], deadline_s: float, report: Report) -> None:
     """Send e-mails over one connection. If the server fails, the others wait for the next attempt, too."""
     password, failure = _smtp_password()
-    connection = get_connection(_SMTP_BACKEND, timeout=SMTP_TIMEOUT_S, password=password)
+    server = get_connection(_SMTP_BACKEND, timeout=SMTP_TIMEOUT_S, password=password)
     for rows in messages:
         error: str | None = failure
         permanent = False
         if time.monotonic() > deadline_s:
             error = failure or None
         elif not failure:
-            error, permanent, lost = _send_mail(connection, rows)
+            error, permanent, lost = _send_mail(server, rows)
             failure = error if lost else ""
         for row in rows:
             report(Outcome(row, error, permanent))
     try:
-        connection.close()
+        server.close()
     except (OSError, smtplib.SMTPException) as problem:
         log.debug("the mail server did not say goodbye: %s", problem)
 
@@ -207,16 +210,16 @@ def _smtp_password() -> tuple[str | None, str]:
         return None, f"The password of the mail server cannot be read: {problem.strerror}."
 
 
-def _send_mail(connection: BaseEmailBackend, rows: Sequence[NoticeDelivery]) -> tuple[str, bool, bool]:
+def _send_mail(server: BaseEmailBackend, rows: Sequence[NoticeDelivery]) -> tuple[str, bool, bool]:
     """Return the error, whether it is permanent, and whether the server is lost for the others."""
     recipient = rows[0].notice.recipient
     address = recipient.email
     if not (address and recipient.is_active):
         return "The account is inactive or has no e-mail address.", True, False
     try:
-        connection.open()
+        server.open()
         failpoint("notice.before_send")
-        connection.send_messages([build_email(rows, address)])
+        server.send_messages([build_email(rows, address)])
         failpoint("notice.sent")
     except smtplib.SMTPRecipientsRefused as refused:
         code, text = next(iter(refused.recipients.values()))
