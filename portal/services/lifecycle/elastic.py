@@ -37,11 +37,10 @@ from portal.services.lifecycle.job_control import (
     lock_attempts,
     request_stops,
 )
-from portal.services.lifecycle.job_notices import reclaim_warnings
+from portal.services.lifecycle.job_notices import warn_of_reclaim
 from portal.services.lifecycle.rendezvous import join_rendezvous
 from portal.services.lifecycle.state_events import attempt_event, attempt_topic_event, record_event
 from portal.services.lifecycle.transitions import save_fields, set_task_state
-from portal.services.notices.write import write_notices
 
 _PREEMPTOR_TEXT = {
     EndReason.PREEMPTED: "for {job}, which has a higher priority",
@@ -152,7 +151,7 @@ def request_task_evictions(evictions: Sequence[TaskEviction], *, actor: str = ""
             record_event(attempt, "shrinks", leave.reason.value, message, actor)
             shrunk.append((attempt, leave.reason.value, message))
             bump_job_version(attempt.job)
-        write_notices(reclaim_warnings(shrunk))
+        warn_of_reclaim(shrunk)
     return [*kept, *wanted]
 
 

@@ -10,7 +10,7 @@ from portal.domain.notices import NoticeKind
 from portal.domain.reasons import EndReason
 from portal.domain.states import JobKind, JobState
 from portal.models import Attempt, Job
-from portal.services.notices.write import NoticeDraft
+from portal.services.notices.write import NoticeDraft, write_notices
 
 _END_TITLES = {
     JobState.COMPLETED: (NoticeKind.JOB_ENDED, "{} completed"),
@@ -50,19 +50,21 @@ def state_notice(job: Job, before: JobState, actor: str) -> list[NoticeDraft]:
     return [NoticeDraft(kind, job.owner_id, title.format(job.name), job.message, job=job)]
 
 
-def reclaim_warnings(stops: Iterable[tuple[Attempt, str, str]]) -> list[NoticeDraft]:
-    """Return the notices of running attempts that lose GPUs, given each reason and message."""
-    return [
-        NoticeDraft(
-            NoticeKind.RECLAIM_WARNING,
-            attempt.job.owner_id,
-            f"GPUs of {attempt.job.name} are taken back",
-            f"{message} Stopped tasks have {attempt.job.termination_grace_s} s to save their work.",
-            job=attempt.job,
-        )
-        for attempt, reason, message in stops
-        if reason in PREEMPTION_REASONS
-    ]
+def warn_of_reclaim(stops: Iterable[tuple[Attempt, str, str]]) -> None:
+    """Notify the owners of running attempts that lose GPUs, given each reason and message."""
+    write_notices(
+        [
+            NoticeDraft(
+                NoticeKind.RECLAIM_WARNING,
+                attempt.job.owner_id,
+                f"GPUs of {attempt.job.name} are taken back",
+                f"{message} Stopped tasks have {attempt.job.termination_grace_s} s to save their work.",
+                job=attempt.job,
+            )
+            for attempt, reason, message in stops
+            if reason in PREEMPTION_REASONS
+        ]
+    )
 
 
 def _is_managed(job: Job) -> bool:
