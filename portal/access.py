@@ -37,6 +37,7 @@ from portal.models import (
     Membership,
     Node,
     NodePool,
+    Notice,
     OrphanContainer,
     PipelinePlan,
     Project,
@@ -521,6 +522,11 @@ def visible_secrets(requester: Requester) -> QuerySet[Secret]:
     user = require_user(requester)
     shared = {"project__isnull": False} if user.is_admin else {"project__in": project_ids(user, Role.MEMBER)}
     return Secret.objects.filter(Q(owner=user) | Q(**shared)).select_related("project")
+
+
+def own_notices(requester: Requester) -> QuerySet[Notice]:
+    """Return the notices to the user; administrators do not read those of others."""
+    return Notice.objects.filter(recipient=require_user(requester))
 
 
 def usable_secrets(owner: User, project: Project) -> QuerySet[Secret]:

@@ -3,7 +3,8 @@
 A lost message delays a page by about a minute, because pages also poll. The time of each announcement is
 stored first, for pages that have not subscribed yet (``portal.valkey.announcements``).
 
-Topics contain public ids only: ``job.<id>``, ``user.<id>``, ``project.<id>``, ``node.<id>``, ``cluster``.
+Topics contain public ids only: ``job.<id>``, ``user.<id>``, ``inbox.<user id>``, ``project.<id>``,
+``node.<id>``, ``cluster``.
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ from portal.services.jobs.files import delete_old_file_requests
 from portal.services.jobs.logs import delete_expired_logs
 from portal.services.lifecycle import job_control
 from portal.services.nodes import network_links, nodes, operations, quarantine
+from portal.services.notices.inbox import delete_old_notices
 from portal.services.workspaces.terminals import delete_old_terminals
 from scheduler.failed_cycles import delete_old_failed_cycles
 from scheduler.forecast.forecast_store import RETENTION, score_started
@@ -193,3 +194,4 @@ def delete_old_rows() -> None:
     delete_old_terminals()
     delete_old_file_requests()
     delete_expired_logs()
+    delete_old_notices()

@@ -18,6 +18,7 @@ from portal.outbox import has_queued_messages
 from portal.services.cluster.demo import replenish_demo_jobs
 from portal.services.jobs.dependencies import cancel_dependents
 from portal.services.jobs.failures import identify_failures
+from portal.services.notices.delivery import start_delivery
 from portal.services.schedules import submit_due_jobs
 from portal.services.serving.advance import advance_active_services, advance_service
 from portal.services.sweeps.advance import advance_active_sweeps, advance_sweep
@@ -182,6 +183,7 @@ _DIRECT_TASKS: dict[str, Callable[..., object]] = {
     "scheduler.schedules": submit_due_jobs,
     "scheduler.advance_service": advance_service,
     "scheduler.advance_services": advance_active_services,
+    "scheduler.deliver_notices": start_delivery,
     "scheduler.demo": replenish_demo_jobs,
     "scheduler.trim": periodic.delete_old_rows,
 }

@@ -42,6 +42,7 @@ PROFILES_EVERY_S = 5.0
 SWEEPS_EVERY_S = 20.0
 SERVICES_EVERY_S = 5.0
 SCHEDULES_EVERY_S = 5.0
+NOTICES_EVERY_S = 10.0
 
 app.conf.beat_schedule = {
     name: {"task": task, "schedule": every_s, "options": {"queue": queue, "expires": every_s}}
@@ -58,6 +59,7 @@ app.conf.beat_schedule = {
         ("sweeps", "scheduler.advance_sweeps", SWEEPS_EVERY_S, "nodes"),
         ("schedules", "scheduler.schedules", SCHEDULES_EVERY_S, "nodes"),
         ("services", "scheduler.advance_services", SERVICES_EVERY_S, "nodes"),
+        ("notices", "scheduler.deliver_notices", NOTICES_EVERY_S, "nodes"),
     )
 }
 

@@ -47,7 +47,7 @@ from portal.api.jobs import (
     workspaces,
 )
 from portal.api.monitoring import health, metrics
-from portal.api.projects import projects, quotas, secrets, usage, users
+from portal.api.projects import notices, projects, quotas, secrets, usage, users
 from portal.api.scheduling import policy, scheduler
 
 V1: list[URLPattern | URLResolver] = [
@@ -62,6 +62,7 @@ V1: list[URLPattern | URLResolver] = [
     *capacity.ROUTES,
     *quotas.ROUTES,
     *secrets.ROUTES,
+    *notices.ROUTES,
     path("jobs/preview/", preview.JobPreviewView.as_view()),
     path("jobs/preview/alternatives/", preview.StartAlternativesView.as_view()),
     path("jobs/", jobs.JobsView.as_view()),

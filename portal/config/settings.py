@@ -258,3 +258,16 @@ SUPPORT_ADDRESS = env.str("FAIRWAY_SUPPORT_ADDRESS", "")
 """The mail address of "Ask for help" on a job's page; blank: no mail button."""
 LOG_RETENTION_DAYS = env.int("FAIRWAY_LOG_RETENTION_DAYS", 0)
 """Logs of jobs that ended more days ago are removed; 0 keeps them forever."""
+
+SMTP_URL = env.str("FAIRWAY_SMTP_URL", "")
+"""smtp://, smtp+tls:// (STARTTLS) or smtp+ssl://, with user, password, host and port; blank: no e-mail is sent."""
+if SMTP_URL:
+    _smtp = env.email_url_config(SMTP_URL)
+    if not _smtp["EMAIL_HOST"]:
+        raise ImproperlyConfigured("FAIRWAY_SMTP_URL names no host.")
+    EMAIL_HOST, EMAIL_PORT = _smtp["EMAIL_HOST"], _smtp["EMAIL_PORT"] or 25
+    EMAIL_HOST_USER, EMAIL_HOST_PASSWORD = _smtp["EMAIL_HOST_USER"] or "", _smtp["EMAIL_HOST_PASSWORD"] or ""
+    EMAIL_USE_TLS, EMAIL_USE_SSL = _smtp.get("EMAIL_USE_TLS", False), _smtp.get("EMAIL_USE_SSL", False)
+SMTP_PASSWORD_FILE = env.str("FAIRWAY_SMTP_PASSWORD_FILE", "")
+"""Holds the password instead of SMTP_URL; only worker-nodes, which sends, reads it."""
+DEFAULT_FROM_EMAIL = env.str("FAIRWAY_MAIL_FROM", "fairway@localhost")

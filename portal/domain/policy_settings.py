@@ -51,6 +51,8 @@ GPU_HOUR_PRICE = "gpu_hour_price"
 PRICE_CURRENCY = "price_currency"
 GRID_CO2 = "grid_co2_g_per_kwh"
 CODE_SIZE_LIMIT = "code_size_limit_mib"
+NOTICE_RETENTION = "notice_retention_days"
+WEBHOOK_PRIVATE_ADDRESSES = "webhook_private_addresses"
 
 _DECISION_NUMBERS = (
     NumberSetting(
@@ -416,6 +418,16 @@ _OTHER_NUMBERS = (
         affects_decisions=False,
     ),
     NumberSetting(
+        NOTICE_RETENTION,
+        "days",
+        1,
+        3_650,
+        90,
+        "Age at which notices that their users have read are deleted, in days; default 90. Raise it if users look "
+        "for old notices.",
+        per_pool=False,
+    ),
+    NumberSetting(
         TASK_DISK_LIMIT,
         "MiB",
         0.0,
@@ -470,6 +482,14 @@ _OTHER_CHOICES = (
         ("EUR", "USD", "GBP", "CHF", "CNY", "JPY", "INR"),
         "EUR",
         "Currency of gpu_hour_price in reports; default EUR.",
+        per_pool=False,
+    ),
+    ChoiceSetting(
+        WEBHOOK_PRIVATE_ADDRESSES,
+        ("allow", "refuse"),
+        "refuse",
+        "Whether webhooks of users may reach private and loopback addresses: refuse (default) or allow. Link-local "
+        "addresses are always refused. Choose allow if the chat server is inside the network and users are trusted.",
         per_pool=False,
     ),
     ChoiceSetting(

@@ -13,6 +13,7 @@ from portal.models.node_incidents import NodeIncident, OrphanContainer
 from portal.models.node_operations import AgentRollout, NodeOperation
 from portal.models.nodes import Gpu, GpuLink, Node, NodeLink, NodePool, Reservation, ReservationNode, Topology
 from portal.models.notebooks import NotebookListing
+from portal.models.notices import Notice, NoticeDelivery, NoticePreferences, NoticeWebhook
 from portal.models.plans import LayerProfile, PipelinePlan, ProfileRun
 from portal.models.projects import Membership, Project, Quota, QuotaChange
 from portal.models.reproduction import EnvironmentRecord, JobAnnotation, Rerun

@@ -20,7 +20,17 @@ from portal.models import User
 from portal.web.views import page
 
 PAGES = (
-    *("jobs", "time", "checkpoints", "training", "pipeline-plans", "sweeps", "schedules", "experiments"),
+    *(
+        "jobs",
+        "time",
+        "notices",
+        "checkpoints",
+        "training",
+        "pipeline-plans",
+        "sweeps",
+        "schedules",
+        "experiments",
+    ),
     *("services", "templates", "scheduling", "policy", "nodes", "operations", "reliability", "api", "cli"),
     "glossary",
 )

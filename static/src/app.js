@@ -6,6 +6,7 @@ import { forgetSentDraft } from "./drafts.js";
 import { openPalette, startPalette } from "./command_palette.js";
 import { applyProperties } from "./css_properties.js";
 import { startAutoSubmit, startBulk, startCopy, keepFocus, keepFiltersInAddress, keepScrollAndOpenState, startRunLinks, startTabs } from "./page_behaviors.js";
+import { showDesktopPermission, startNotices } from "./notices.js";
 import { startThemeSwitch } from "./theme-switch.js";
 import { startTimes } from "./relative_times.js";
 import { startTips } from "./tooltips.js";
@@ -14,6 +15,7 @@ import { startUndo } from "./delayed_submit.js";
 async function initialize(swapped) {
   const root = swapped.parentElement ?? swapped; // a swapped element may be the part itself
   applyProperties(root);
+  showDesktopPermission(root);
   if (root.querySelector("[data-plot]")) (await import("./charts.js")).drawCharts(root);
   if (root.querySelector("[data-run-charts]")) (await import("./run_charts.js")).drawRunCharts(root);
   if (root.querySelector("[data-log]")) (await import("./logs.js")).followLogs(root);
@@ -40,6 +42,7 @@ startTimes();
 startTips();
 forgetSentDraft();
 initialize(document.body);
+startNotices();
 startLive();
 keepFocus();
 keepScrollAndOpenState();

@@ -88,7 +88,8 @@ function handleMessage({ topic: named, data, error, subscribed }) {
   lastMessageAt = Date.now();
   if (subscribed) markSubscribed();
   if (error || !named) return;
-  const topic = named === `user.${document.body.dataset.me}` ? "user.me" : named;
+  const { me } = document.body.dataset;
+  const topic = named === `user.${me}` || named === `inbox.${me}` ? named.replace(me, "me") : named;
   if (data?.kind === "sample") { sampled = Date.now(); lag = data.lag_s ?? 0; }
   for (const act of listeners.get(topic) ?? []) act(data);
   if (VALUE_KINDS.has(data?.kind)) return;

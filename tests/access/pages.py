@@ -58,6 +58,16 @@ PAGES = [
     Page("remove-secret", "post", "/account/secrets/own/delete/", OWNER, None, 302, 302, 302),
     Page("account-sessions-end", "post", "/account/sessions/end/", EVERYBODY, None, 302, writes=False),
     Page("fair-share", "get", "/fair-share/", EVERYBODY),
+    Page("inbox", "get", "/inbox/", EVERYBODY),
+    Page("inbox-count", "get", "/inbox/count/", EVERYBODY),
+    Page("read-notices", "post", "/inbox/read/", EVERYBODY, None, 302),
+    Page("open-notice", "post", "/inbox/{notice}/open/", OWNER, None, 302, 404),
+    Page("save-notice-preferences", "post", "/inbox/preferences/", EVERYBODY, {"digest_at": "08:00"}, 302),
+    Page(
+        "save-notice-webhook", "post", "/inbox/channels/slack/", EVERYBODY, {"url": "https://a.example/"}, 302
+    ),
+    Page("test-notice", "post", "/inbox/channels/desktop/test/", EVERYBODY, None, 302),
+    Page("retry-delivery", "post", "/inbox/deliveries/{delivery}/retry/", OWNER, None, 302, 302, 302),
     Page("launch", "get", "/launch/", EVERYBODY),
     Page("launch", "post", "/launch/", EVERYBODY, {"name": "incomplete"}, 400, writes=False),
     Page("launch-check", "post", "/launch/check/", EVERYBODY, {"name": "incomplete"}, writes=False),

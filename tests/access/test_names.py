@@ -100,6 +100,9 @@ AUDIENCE: dict[type[columns.Model], dict[str, frozenset[str]]] = {
     models.Invitation: dict.fromkeys(("full_name", "email"), MANAGERS),
     models.ApiToken: {"name": SELF},
     models.FileRequest: {"path": SELF},
+    models.Notice: dict.fromkeys(("title", "message"), SELF),
+    models.NoticeDelivery: {"last_error": SELF},
+    models.NoticeWebhook: {"host": SELF},
     models.NodeIncident: {"message": ADMIN},
     models.GpuAlert: dict.fromkeys(("subject", "note"), ADMIN),
     models.ClusterSettings: {"scheduler_alert": ADMIN},
@@ -161,6 +164,10 @@ OTHERS: dict[str, str] = {
     "Lease": "name holder",
     "NodeOperation": "kind steps reason program_sha256",
     "NodeIncident": "kind",
+    "Notice": "kind",
+    "NoticeDelivery": "channel state",
+    "NoticePreferences": "channels",
+    "NoticeWebhook": "channel encrypted_url encrypted_secret",
     "OutboxMessage": "name arguments queue",
     "AttemptProgress": "workload_fingerprint scaling_fingerprint gpu_model",
     "Project": "policy egress_allow",
@@ -319,6 +326,10 @@ def _owner_of(fixture_data: FixtureData, row: Any) -> str:
     person = row if isinstance(row, models.User) else None
     if isinstance(row, models.ApiToken | models.Secret):
         person = row.owner
+    if isinstance(row, models.Notice | models.NoticeDelivery):
+        person = row.recipient if isinstance(row, models.Notice) else row.notice.recipient
+    if isinstance(row, models.NoticeWebhook):
+        person = row.user
     return next((actor for actor, user in fixture_data.people.items() if user == person), "")
 
 

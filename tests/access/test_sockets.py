@@ -28,6 +28,8 @@ TOPICS = {
     "cluster": EVERYBODY,
     "user.me": EVERYBODY,
     "user.{member}": OWNER,
+    "inbox.me": EVERYBODY,
+    "inbox.{member}": OWNER,
     "node.{node}": EVERYBODY,
     "job.{running}": INSIDE,
     "project.{project}": INSIDE,
@@ -55,7 +57,7 @@ def test_who_may_watch(name: str, fixture_data: FixtureData) -> None:
             initial_frame(user, topic)
         except FairwayError as refusal:
             code = refusal.code
-        hidden = actor in OUTSIDE or name.startswith("user")
+        hidden = actor in OUTSIDE or name.startswith(("user", "inbox"))
         expected = "allowed" if actor in TOPICS[name] else "not_found" if hidden else "forbidden"
         assert code == expected, actor
 

@@ -11,6 +11,7 @@ from django.db import transaction
 from django.test import Client
 from django.utils import timezone
 
+from portal.domain.notices import Channel
 from portal.models import (
     AgentRollout,
     AttemptObservation,
@@ -28,6 +29,8 @@ from portal.models import (
     Node,
     NodeOperation,
     NotebookListing,
+    Notice,
+    NoticeDelivery,
     OrphanContainer,
     Project,
     Quota,
@@ -55,6 +58,7 @@ from portal.services.images.registries import do_save_login
 from portal.services.jobs.logs import write_log_bytes
 from portal.services.jobs.submission import do_cancel_job
 from portal.services.lifecycle.job_control import RankPlacement, start_attempt
+from portal.services.notices.webhooks import do_save_webhook
 from portal.services.projects.projects import QuotaValues, do_change_quota, do_remove_member
 from portal.services.projects.secrets import do_save_secret
 from portal.services.workspaces.access import create_attempt_secret
@@ -139,6 +143,8 @@ def make() -> FixtureData:
         code="site_rule", title="t", cause="c.", fix="f.", pattern="license", changed_by="admin-x"
     )
     do_save_secret(people["manager"], project, "shared", "never shown")
+    do_save_webhook(owner, Channel.WEBHOOK, "https://hooks.example.org/notices")
+    notice = Notice.objects.create(recipient=owner, kind="job_failed", title="train failed", in_inbox=True)
     profile = factories.layer_profile(owner, project)
     rows: dict[str, Any] = {
         "reservation": reservation,
@@ -183,6 +189,10 @@ def make() -> FixtureData:
         ),
         "job_view": SavedJobView.objects.create(
             name="failed", owner=owner, project=project, query="state=failed"
+        ),
+        "notice": notice,
+        "delivery": NoticeDelivery.objects.create(
+            notice=notice, channel="webhook", state="failed", due_at=timezone.now(), last_error="It broke."
         ),
         "profile": profile,
         "plan": factories.pipeline_plan(profile, pool),

@@ -111,6 +111,8 @@ TESTED_ELSEWHERE = {
     "gpu_sharing_requires_mps": "scheduler/test_snapshot.py",
     "use_predictions": "scheduler/test_duration_estimates.py",
     "stall_timeout_s": "services/test_stalls.py",
+    "notice_retention_days": "services/test_notices.py",
+    "webhook_private_addresses": "services/test_notices.py",
     "code_time_limit_s": "scheduler/test_code.py",
     "code_size_limit_mib": "scheduler/test_code.py",
     "time_limit_warning_s": "scheduler/test_time_limits.py",

@@ -20,7 +20,7 @@ from portal.valkey.sample_cache import CLUSTER_KEY, latest_frames
 TAIL_LINES = 200
 _Row = TypeVar("_Row", bound=Model)
 _TOPIC_PATTERN = re.compile(
-    r"(cluster)|user\.(me|[a-z0-9]{1,16})|(node|job|project)\.([a-z0-9]{1,16})|logs\.([a-z0-9]{1,16})\.(\d{1,5})"
+    r"(cluster)|(user|inbox)\.(me|[a-z0-9]{1,16})|(node|job|project)\.([a-z0-9]{1,16})|logs\.([a-z0-9]{1,16})\.(\d{1,5})"
 )
 
 
@@ -40,13 +40,13 @@ def parse_topic(name: str, user: User) -> Topic:
     match = _TOPIC_PATTERN.fullmatch(name)
     if match is None:
         raise NotFound("There is no such topic.")
-    cluster, account, kind, public_id, log_job, rank = match.groups()
+    cluster, own, account, kind, public_id, log_job, rank = match.groups()
     if cluster:
         return Topic(name, "cluster", "cluster")
     if account:
         if account not in ("me", user.public_id):
             raise NotFound
-        return Topic(name, f"user.{user.public_id}", "user", user.public_id)
+        return Topic(name, f"{own}.{user.public_id}", own, user.public_id)
     if log_job:
         return Topic(name, f"logs.{log_job}.{int(rank)}", "logs", log_job, int(rank))
     return Topic(name, name, kind, public_id)

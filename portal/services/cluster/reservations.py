@@ -26,6 +26,7 @@ from portal.outbox import trigger_cycle
 from portal.selectors.lookup import get_rows_by_key
 from portal.services.audit import record_action
 from portal.services.lifecycle import elastic
+from portal.services.notices.write import notify_users_of_nodes
 
 MAX_DURATION = dt.timedelta(days=400)
 MAX_LEAD_TIME = dt.timedelta(days=2 * 366)
@@ -74,7 +75,10 @@ def do_save_reservation(
         saved.projects.set(spec.projects)
         _set_nodes(saved, spec.nodes)
         act = "reservation.create" if row is None else "reservation.change"
-        record_action(actor, act, saved, before=before, after=_audit_values(saved), reason=saved.reason)
+        after = _audit_values(saved)
+        record_action(actor, act, saved, before=before, after=after, reason=saved.reason)
+        if before != after:
+            _notify_of_maintenance(saved, spec.nodes)
         _publish(saved)
     return saved
 
@@ -108,6 +112,7 @@ def _set_cancelled(actor: User, row: Reservation, cancelled: bool) -> Reservatio
         else:
             _set_nodes(saved, [one.node for one in saved.reservation_nodes.select_related("node")])
             record_action(actor, "reservation.restore", saved, after=_audit_values(saved))
+        _notify_of_maintenance(saved, [one.node for one in saved.reservation_nodes.select_related("node")])
         _publish(saved)
     return saved
 
@@ -264,6 +269,24 @@ def _audit_values(row: Reservation) -> dict[str, Any]:
         "ends_at": row.ends_at.astimezone(dt.UTC).isoformat(),
         "drain_at_start": row.drain_at_start,
     }
+
+
+def _notify_of_maintenance(row: Reservation, nodes: Sequence[Node]) -> None:
+    """Notify users with jobs on the nodes of a maintenance that is planned, changed or cancelled."""
+    if row.projects.exists():
+        return
+    names = ", ".join(node.name for node in nodes[:5]) + (", …" if len(nodes) > 5 else "")
+    if row.cancelled_at is not None:
+        title, follow = f"Maintenance of {names} at {{starts_at}} is cancelled", ""
+    else:
+        title = f"Maintenance of {names} from {{starts_at}} to {{ends_at}}"
+        follow = (
+            " Jobs that still run there are preempted when it starts."
+            if row.drain_at_start
+            else (" Running jobs continue; no job starts there in that time.")
+        )
+    times = {"starts_at": row.starts_at, "ends_at": row.ends_at}
+    notify_users_of_nodes(nodes, title, f"{row.reason or row.name}.{follow}", times)
 
 
 def _publish(row: Reservation) -> None:

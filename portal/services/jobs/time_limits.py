@@ -17,6 +17,7 @@ from django.db.models.functions import Cast, Least, Now
 from portal.access import Permission, project_parents, require_permission
 from portal.domain.formatting import format_duration
 from portal.domain.job_spec import MAX_TIME_LIMIT_S
+from portal.domain.notices import NoticeKind
 from portal.domain.project_tree import path_to_root
 from portal.domain.states import LIVE_ATTEMPT_STATES, AttemptState, DesiredState
 from portal.engine_client import query_delay_impact
@@ -27,6 +28,7 @@ from portal.selectors.jobs.time_limits import attempts_with_limit, extension_all
 from portal.selectors.scheduling.settings import effective_pool_settings
 from portal.services.audit import record_action
 from portal.services.lifecycle.state_events import record_owner_event
+from portal.services.notices.write import NoticeDraft, notify_job_owner, write_notices
 
 WARNING_EVENT = "time_limit_warning"
 MIN_EXTENSION_S = 60
@@ -78,6 +80,8 @@ def _warn(attempt_id: int) -> bool:
             f"then it is stopped and has {job.termination_grace_s} s to save its work."
         )
         record_owner_event(row, WARNING_EVENT, message, details=facts)
+        title = f"{job.name} ends in {format_duration(left_s)}"
+        notify_job_owner(job, NoticeKind.TIME_LIMIT_WARNING, title, message)
         return True
 
 
@@ -158,8 +162,20 @@ def do_decide_extension(
             message = f"The extension by {format_duration(row.extra_s)} was refused{said}"
             record_owner_event(attempt, "time_refused", message, user.username)
             record_action(user, "job.extend_refused", locked, after={"extra_s": row.extra_s}, reason=answer)
+        _notify_requester(user, row)
     row.refresh_from_db()
     return row
+
+
+def _notify_requester(user: User, extension: TimeLimitExtension) -> None:
+    if extension.requested_by_id == user.pk:
+        return
+    job = extension.job
+    title = f"More time for {job.name}: {extension.state}"
+    note = f" {extension.answer}" if extension.answer else ""
+    message = f"{user.display_name} {extension.state} {format_duration(extension.extra_s)} more.{note}"
+    kind = NoticeKind.REQUEST_ANSWERED
+    write_notices([NoticeDraft(kind, extension.requested_by_id, title, message, job=job)])
 
 
 def close_lapsed_extensions() -> int:

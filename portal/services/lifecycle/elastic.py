@@ -37,6 +37,7 @@ from portal.services.lifecycle.job_control import (
     lock_attempts,
     request_stops,
 )
+from portal.services.lifecycle.job_notices import warn_of_reclaim
 from portal.services.lifecycle.rendezvous import join_rendezvous
 from portal.services.lifecycle.state_events import attempt_event, attempt_topic_event, record_event
 from portal.services.lifecycle.transitions import save_fields, set_task_state
@@ -133,6 +134,7 @@ def request_task_evictions(evictions: Sequence[TaskEviction], *, actor: str = ""
     """
     wanted = {leave.attempt: leave for leave in evictions}
     kept: list[int] = []
+    shrunk: list[tuple[Attempt, str, str]] = []
     with transaction.atomic():
         for attempt, mine in lock_attempts(wanted).items():
             leave = wanted.pop(attempt.pk)
@@ -147,7 +149,9 @@ def request_task_evictions(evictions: Sequence[TaskEviction], *, actor: str = ""
             message = f"Scales down by {len(going)} of {before} tasks {beneficiary}".strip() + "."
             _request_eviction(attempt, going, leave.reason)
             record_event(attempt, "shrinks", leave.reason.value, message, actor)
+            shrunk.append((attempt, leave.reason.value, message))
             bump_job_version(attempt.job)
+        warn_of_reclaim(shrunk)
     return [*kept, *wanted]
 
 

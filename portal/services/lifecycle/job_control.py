@@ -45,6 +45,7 @@ from portal.services.lifecycle.attempt_end import (
     survives_without,
     surviving_tasks,
 )
+from portal.services.lifecycle.job_notices import warn_of_reclaim
 from portal.services.lifecycle.state_events import (
     attempt_event,
     attempt_topic_event,
@@ -677,20 +678,13 @@ def _request_stops_locked(requests: Sequence[tuple[Attempt, StopRequest]], actor
         attempt.preempted_for_attempt = stop.for_job.attempt_count if stop.for_job else None
         if attempt.start_sent_at is not None:
             old = set_attempt_state(attempt, AttemptState.COMPLETING)
-            events.append(
-                attempt_event(
-                    attempt,
-                    "attempt_state",
-                    attempt.stop_reason,
-                    attempt.message,
-                    actor,
-                    before=old.value,
-                    after=attempt.state,
-                )
-            )
+            reason, states = attempt.stop_reason, {"before": old.value, "after": attempt.state}
+            event = attempt_event(attempt, "attempt_state", reason, attempt.message, actor, **states)
+            events.append(event)
             news.append(attempt_topic_event(attempt, "attempt_state", attempt.message))
     if asked:
         Attempt.objects.bulk_update(asked, _STOP_FIELDS)
+        warn_of_reclaim((each, each.stop_reason, each.message) for each in asked if each.start_sent_at)
         JobEvent.objects.bulk_create(events)
         publish_all_on_commit(news)
     jobs = {attempt.pk: attempt.job.public_id for attempt, _ in requests}

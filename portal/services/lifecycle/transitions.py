@@ -28,12 +28,14 @@ from portal.errors import Conflict
 from portal.live_events import publish_all_on_commit
 from portal.models import Attempt, Dependency, Job, JobEvent, Service, Sweep, Task
 from portal.outbox import enqueue_task, trigger_cycle
+from portal.services.lifecycle.job_notices import start_notice, state_notice
 from portal.services.lifecycle.state_events import (
     attempt_event,
     attempt_topic_event,
     job_event,
     job_topic_events,
 )
+from portal.services.notices.write import NoticeDraft, write_notices
 
 _JOB_FIELDS = ("state", "desired_state", "reason", "message", "version", "exit_code", "awaits_failure_rule")
 _FIELDS_BY_JOB_STATE = {
@@ -98,6 +100,8 @@ def transition_attempts(changes: Sequence[AttemptChange], changed: Sequence[str]
     save_fields([each.attempt for each in changes], "state", "reason", "message", *changed)
     JobEvent.objects.bulk_create(events)
     publish_all_on_commit(news)
+    started = [each.attempt for each in changes if each.to is AttemptState.RUNNING]
+    write_notices([notice for attempt in started for notice in start_notice(attempt)])
 
 
 def transition_job(
@@ -110,6 +114,7 @@ def transition_job(
 def transition_jobs(changes: Sequence[JobChange]) -> None:
     """Set the states of jobs, save them, write and publish their events, and trigger follow-up work."""
     now, events, news = timezone.now(), [], []
+    notices: list[NoticeDraft] = []
     for each in changes:
         job, old = each.job, JobState(each.job.state)
         if each.to not in JOB_TRANSITIONS[old]:
@@ -122,11 +127,13 @@ def transition_jobs(changes: Sequence[JobChange]) -> None:
             job.pending_since = now
         events.append(job_event(job, old, each.attempt, each.actor))
         news += job_topic_events(job)
+        notices += state_notice(job, old, each.actor)
     for state in dict.fromkeys(each.to for each in changes):
         fields = (*_JOB_FIELDS, *_FIELDS_BY_JOB_STATE.get(state, ()))
         save_fields([each.job for each in changes if each.to is state], *fields)
     JobEvent.objects.bulk_create(events)
     publish_all_on_commit(news)
+    write_notices(notices)
     if any(each.to in LIVE_JOB_STATES and each.to is not JobState.RUNNING for each in changes):
         trigger_cycle("requeue")
     ended = [each.job for each in changes if each.to in TERMINAL_JOB_STATES]

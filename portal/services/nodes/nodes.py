@@ -37,8 +37,14 @@ from portal.services.names import atomic_unique, check_name
 from portal.services.nodes import gpus
 from portal.services.nodes.gang_fabric import update_missing_requirements
 from portal.services.nodes.operations import record_operation_finished, request_operation
+from portal.services.notices.write import notify_users_of_nodes
 
 HOST_KEY_PATTERN = re.compile(r"[a-z0-9@.-]{1,64} [A-Za-z0-9+/]{4,1900}={0,2}")
+
+_MAINTENANCE_TITLES = {
+    NodeState.CORDONED: "{} accepts no new jobs; yours continue there",
+    NodeState.DRAINED: "{} is being drained; your jobs there are preempted",
+}
 
 # -- for administrators ----------------------------------------------------------------------------
 
@@ -133,6 +139,9 @@ def do_set_node_state(actor: User, node: Node, state: NodeState, *, reason: str 
             raise Conflict(message, code="node_busy")
         if state is NodeState.READY:
             _require_connected_once(row)
+        if state in _MAINTENANCE_TITLES and row.state != state.value:
+            title = _MAINTENANCE_TITLES[state].format(row.name)
+            notify_users_of_nodes([row], title, reason or f"By {actor.display_name}.")
         if state is NodeState.DRAINED:
             message = f"The node {row.name} is being drained" + (f": {reason}" if reason else ".")
             tasks = held.values_list("pk", flat=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from django.db.models import QuerySet
 
 from agents.node.spec.egress import DNS_ENTRY, MAX_TARGETS, parse_egress_target
 from portal.access import Permission, require_admin, require_permission
+from portal.domain.notices import NoticeKind
 from portal.domain.project_tree import path_to_root
 from portal.domain.states import LIVE_JOB_STATES, Role
 from portal.domain.tracking import TRACKING_ENTRY
@@ -22,6 +23,7 @@ from portal.outbox import trigger_cycle
 from portal.services.audit import record_action
 from portal.services.lifecycle.rights_changes import DEFAULT_CHOICE, JobChoice, applying_choice
 from portal.services.names import atomic_unique, check_name
+from portal.services.notices.write import NoticeDraft, write_notices
 
 MAX_DEPTH = 8
 MAX_MILLI = 10_000_000
@@ -184,6 +186,7 @@ def do_change_quota(
                 "cluster", {"kind": "quota", "project": project.public_id, "pool": pool.public_id}
             )
             trigger_cycle("quota")
+            _notify_members(actor, quota, before or DEFAULT_QUOTA_VALUES, after, reason)
     return quota
 
 
@@ -203,6 +206,30 @@ def do_undo_quota_change(actor: User, change: QuotaChange, *, reason: str = "") 
             reason=reason or "Undone.",
             undoes=change,
         )
+
+
+def _notify_members(
+    actor: User, quota: Quota, before: Mapping[str, Any], after: Mapping[str, Any], reason: str
+) -> None:
+    """Notify the members of a project, without those of its subprojects, of a changed quota."""
+    changes = [
+        f"{name.removesuffix('_milli').replace('_', ' ')} {_quota_text(name, before[name])}"
+        f" to {_quota_text(name, after[name])}"
+        for name in DEFAULT_QUOTA_VALUES
+        if before[name] != after[name]
+    ]
+    said = f" {actor.display_name}: {reason}" if reason else f" By {actor.display_name}."
+    project = quota.project
+    title, message = f"Quota of {project.name} in {quota.pool.name} changed", f"{'; '.join(changes)}.{said}"
+    members = Membership.objects.filter(project=project).exclude(user=actor).values_list("user_id", flat=True)
+    kind = NoticeKind.QUOTA_CHANGED
+    write_notices([NoticeDraft(kind, member, title, message, project=project) for member in members])
+
+
+def _quota_text(name: str, value: Any) -> str:
+    if value is None:
+        return "none"
+    return f"{value / 1000:g} GPUs" if name.endswith("_milli") else f"{value:g}"
 
 
 def quota_values(quota: Quota) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from django.db.models.functions import Now
 
 from portal.access import Permission, can, require_permission
 from portal.domain.formatting import format_duration
+from portal.domain.notices import NoticeKind
 from portal.domain.states import AttemptState, DesiredState
 from portal.errors import Conflict, Forbidden, InvalidRequest
 from portal.models import Attempt, IdleExemption, Job, User, WorkspaceActivity
@@ -21,6 +22,7 @@ from portal.selectors.scheduling.project_settings import effective_rules
 from portal.services.audit import record_action
 from portal.services.lifecycle import suspension
 from portal.services.lifecycle.state_events import record_owner_event
+from portal.services.notices.write import notify_job_owner
 
 MAX_POLL_GAP_S = 180
 """After a longer gap between two polls of a tool, earlier inactivity does not count."""
@@ -86,6 +88,8 @@ def start_countdown(
             )
         ends = {"suspend_at": row.suspend_at.isoformat()} if row.suspend_at else {}
         record_owner_event(row.attempt, "idle", message, details=ends)
+        job = row.attempt.job
+        notify_job_owner(job, NoticeKind.IDLE_WARNING, f"{job.name} is idle", message)
         return True
 
 
@@ -208,6 +212,14 @@ def do_revoke_exemption(user: User, exemption: IdleExemption) -> IdleExemption:
         attempt = Attempt.objects.filter(job=row.job).order_by("-number").first()
         if attempt is not None:
             record_owner_event(attempt, "exemption_revoked", "Its exemption was revoked.", user.username)
+        notify_job_owner(
+            row.job,
+            NoticeKind.REQUEST_ANSWERED,
+            f"The idle exemption of {row.job.name} was revoked",
+            f"By {user.display_name}. It is suspended again when it is idle.",
+            actor=user.username,
+            recipient=row.requested_by_id,
+        )
         before = {"until": row.expires_at.isoformat()}
         record_action(user, "job.idle_exemption_revoked", row.job, before=before, reason=row.reason)
     row.refresh_from_db()

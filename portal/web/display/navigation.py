@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from django.db.models import Count, Q
+from django.db.models import Count, Q, QuerySet, Subquery
 from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.functional import SimpleLazyObject
 
-from portal.access import visible_jobs
+from portal.access import own_notices, visible_jobs
 from portal.domain.states import LIVE_JOB_STATES, DesiredState, JobState, NodeState
 from portal.models import Gpu, Job, User
 from portal.selectors.nodes.alerts import open_alert_count
@@ -220,7 +220,9 @@ def _build_navigation(request: HttpRequest, user: User | None) -> dict[str, Any]
             simulated=Count("pk", filter=Q(simulated=True)),
         )
     )
-    counters = _counters(user) | {"free": f"{gpus['free']} free" if gpus["all"] else ""}
+    counters = _counters(user)
+    unread = counters.pop("unread")
+    counters |= {"free": f"{gpus['free']} free" if gpus["all"] else ""}
     match = request.resolver_match
     here = (match.view_name if match else "") or ""
     groups: list[tuple[str, list[dict[str, Any]]]] = [
@@ -245,17 +247,27 @@ def _build_navigation(request: HttpRequest, user: User | None) -> dict[str, Any]
         "tabs": [row for row in rows if row["item"].in_tab_bar],
         "simulated": gpus["simulated"],
         "gpus": gpus["all"],
+        "unread": unread,
         "recovery": recovery_status() if user.is_admin else None,
         "scheduler_alert": scheduler_alert() if user.is_admin else None,
     }
 
 
 def _counters(user: User) -> dict[str, int | str]:
-    """Return the user's live jobs, pending jobs of all, and for administrators unacknowledged alerts."""
+    """Return the user's live jobs and unread notices, pending jobs of all, and for administrators open alerts."""
     live = visible_jobs(user).filter(owner=user, state__in=[state.value for state in LIVE_JOB_STATES])
     waiting = Job.objects.filter(state=JobState.PENDING.value, desired_state=DesiredState.RUN.value)
+    unread = own_notices(user).filter(in_inbox=True, read_at__isnull=True)
+    both = User.objects.filter(pk=user.pk).values_list(_count(live, "owner"), _count(unread, "recipient"))
+    live_count, unread_count = both.get()
     return {
-        "jobs": live.count(),
+        "jobs": live_count or 0,
+        "unread": unread_count or 0,
         "waiting": waiting.count(),
         "alerts": open_alert_count() if user.is_admin else 0,
     }
+
+
+def _count(rows: QuerySet[Any], user_column: str) -> Subquery:
+    """Return the number of rows, all of one user, as a part of another query; null for none."""
+    return Subquery(rows.order_by().values(user_column).annotate(count=Count("pk")).values("count"))

@@ -1,0 +1,275 @@
+"""Sends notices by e-mail and webhook, and retries until each delivery is sent or given up.
+
+A delivery is claimed before it is sent, so that no other process sends it; the claim of a process that dies lapses.
+If it dies after the server accepted the message, the message is sent again with the same Message-ID or
+``Fairway-Delivery``: delivery is at least once.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import smtplib
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+from django.conf import settings
+from django.core.mail import get_connection
+from django.core.mail.backends.base import BaseEmailBackend
+from django.db import connection, transaction
+from django.db.models import F, Q
+from django.db.models.functions import Now
+
+from portal.database.pool_middleware import release_connection
+from portal.domain.end_states import backoff_s
+from portal.domain.notices import (
+    MAIL_CHANNELS,
+    MAX_DELIVERY_ATTEMPTS,
+    RETRY_BASE_S,
+    RETRY_MAX_S,
+    Channel,
+    DeliveryState,
+)
+from portal.failpoints import failpoint
+from portal.models import NoticeDelivery, NoticeWebhook
+from portal.services.encryption import DecryptionError, decrypt
+from portal.services.notices.messages import build_email, build_webhook_body, signature
+from portal.services.notices.webhook_client import WebhookError, post_json
+from portal.services.notices.webhooks import allows_private_addresses, encryption_context
+
+log = logging.getLogger(__name__)
+
+BATCH_SIZE = 500
+CLAIM_S = 300
+"""A claim lasts longer than a pass with its last message."""
+PASS_LIMIT_S = 60.0
+"""Messages that are not begun by then are returned for the next pass."""
+SMTP_TIMEOUT_S = 15.0
+THREADS = 8
+_SMTP_BACKEND = "django.core.mail.backends.smtp.EmailBackend"
+
+_pass_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of one delivery. ``error`` is empty if it was sent, None if it was not tried."""
+
+    delivery: NoticeDelivery
+    error: str | None = ""
+    permanent: bool = False
+
+
+Report = Callable[[Outcome], None]
+Group = Callable[[float, Report], None]
+"""Sends the messages of one server until a deadline (monotonic), and reports each."""
+
+
+def start_delivery() -> None:
+    """Deliver in a thread of its own, unless this process does so now: servers that hang delay nothing else."""
+    if _pass_lock.acquire(blocking=False):
+        threading.Thread(target=_deliver_and_unlock, name="notices", daemon=True).start()
+
+
+def _deliver_and_unlock() -> None:
+    try:
+        deliver_notices()
+    except Exception:
+        log.exception("notices were not delivered; claimed ones are tried again in %s s", CLAIM_S)
+    finally:
+        connection.close()
+        _pass_lock.release()
+
+
+def deliver_notices() -> int:
+    """Send the deliveries that are due; return the number of messages tried."""
+    rows = _claim()
+    if not rows:
+        return 0
+    groups = _groups(rows)
+    release_connection()  # do not hold a database connection during remote calls
+    deadline_s = time.monotonic() + PASS_LIMIT_S
+    outcomes: SimpleQueue[Outcome | None] = SimpleQueue()
+
+    def run(send: Group) -> None:
+        try:
+            send(deadline_s, outcomes.put)
+        finally:
+            outcomes.put(None)
+
+    with ThreadPoolExecutor(min(THREADS, len(groups)), thread_name_prefix="notices") as threads:
+        running = [threads.submit(run, send) for send in groups]
+        for _ in groups:
+            while (outcome := outcomes.get()) is not None:
+                _record(outcome)
+                release_connection()
+    for each in running:
+        each.result()
+    return len(rows)
+
+
+def _claim() -> list[NoticeDelivery]:
+    """Return due deliveries, which no other process sends for ``CLAIM_S``."""
+    with transaction.atomic():
+        free = Q(claimed_until__isnull=True) | Q(claimed_until__lte=Now())
+        due = NoticeDelivery.objects.filter(free, state=DeliveryState.PENDING.value, due_at__lte=Now())
+        if not settings.SMTP_URL:
+            due = due.exclude(channel__in=MAIL_CHANNELS)
+        locked = due.select_for_update(skip_locked=True).order_by("due_at", "id")[:BATCH_SIZE]
+        ids = [row.pk for row in locked]
+        claim = Now() + dt.timedelta(seconds=CLAIM_S)
+        NoticeDelivery.objects.filter(pk__in=ids).update(
+            claimed_until=claim, attempt_count=F("attempt_count") + 1
+        )
+    rows = NoticeDelivery.objects.filter(pk__in=ids).order_by("id")
+    return list(rows.select_related("notice__recipient", "notice__job", "notice__node", "notice__project"))
+
+
+def _record(outcome: Outcome) -> None:
+    """Store a result, unless the claim was lost meanwhile."""
+    row, error = outcome.delivery, outcome.error
+    values: dict[str, object]
+    if error is None:
+        values = {"attempt_count": F("attempt_count") - 1}
+    elif not error:
+        values = {"state": DeliveryState.SENT.value, "finished_at": Now(), "last_error": ""}
+    elif outcome.permanent or row.attempt_count >= MAX_DELIVERY_ATTEMPTS:
+        values = {"state": DeliveryState.FAILED.value, "finished_at": Now(), "last_error": error[:300]}
+    else:
+        wait = dt.timedelta(seconds=backoff_s(row.attempt_count, RETRY_BASE_S, RETRY_MAX_S))
+        values = {"due_at": Now() + wait, "last_error": error[:300]}
+    claimed = Q(pk=row.pk, state=DeliveryState.PENDING.value, attempt_count=row.attempt_count)
+    NoticeDelivery.objects.filter(claimed).update(claimed_until=None, **values)
+
+
+def _groups(rows: Iterable[NoticeDelivery]) -> list[Group]:
+    """Return functions that may run at the same time: one for all e-mails, one for each webhook."""
+    mails: list[list[NoticeDelivery]] = []
+    digests: dict[int, list[NoticeDelivery]] = defaultdict(list)
+    posts: dict[tuple[int, str], list[NoticeDelivery]] = defaultdict(list)
+    for row in rows:
+        if row.channel == Channel.EMAIL:
+            mails.append([row])
+        elif row.channel == Channel.DIGEST:
+            digests[row.notice.recipient_id].append(row)
+        else:
+            posts[row.notice.recipient_id, row.channel].append(row)
+    groups: list[Group] = []
+    messages = [*mails, *digests.values()]
+    if messages:
+        groups.append(lambda deadline_s, report: _send_mails(messages, deadline_s, report))
+    hooks = {
+        (hook.user_id, hook.channel): hook
+        for hook in NoticeWebhook.objects.filter(user__in={user for user, _ in posts})
+    }
+    private = bool(posts) and allows_private_addresses()
+    for key, mine in posts.items():
+        groups.append(_poster(hooks.get(key), mine, private))
+    return groups
+
+
+def _poster(hook: NoticeWebhook | None, rows: Sequence[NoticeDelivery], allow_private: bool) -> Group:
+    return lambda deadline_s, report: _post(hook, rows, allow_private, deadline_s, report)
+
+
+# -- in threads, without the database ---------------------------------------------------------------
+
+
+def _send_mails(messages: Sequence[Sequence[NoticeDelivery]], deadline_s: float, report: Report) -> None:
+    """Send e-mails over one connection. If the server fails, the others wait for the next attempt, too."""
+    password, failure = _smtp_password()
+    server = get_connection(_SMTP_BACKEND, timeout=SMTP_TIMEOUT_S, password=password)
+    for rows in messages:
+        error: str | None = failure
+        permanent = False
+        if time.monotonic() > deadline_s:
+            error = failure or None
+        elif not failure:
+            error, permanent, lost = _send_mail(server, rows)
+            failure = error if lost else ""
+        for row in rows:
+            report(Outcome(row, error, permanent))
+    try:
+        server.close()
+    except (OSError, smtplib.SMTPException) as problem:
+        log.debug("the mail server did not say goodbye: %s", problem)
+
+
+def _smtp_password() -> tuple[str | None, str]:
+    """Return the password, None for that of the address, and why there is none."""
+    try:
+        path = settings.SMTP_PASSWORD_FILE
+        return (Path(path).read_text().strip() if path else None), ""
+    except OSError as problem:
+        return None, f"The password of the mail server cannot be read: {problem.strerror}."
+
+
+def _send_mail(server: BaseEmailBackend, rows: Sequence[NoticeDelivery]) -> tuple[str, bool, bool]:
+    """Return the error, whether it is permanent, and whether the server is lost for the others."""
+    recipient = rows[0].notice.recipient
+    address = recipient.email
+    if not (address and recipient.is_active):
+        return "The account is inactive or has no e-mail address.", True, False
+    try:
+        server.open()
+        failpoint("notice.before_send")
+        server.send_messages([build_email(rows, address)])
+        failpoint("notice.sent")
+    except smtplib.SMTPRecipientsRefused as refused:
+        code, text = next(iter(refused.recipients.values()))
+        return f"The mail server refused {address}: {code} {_text(text)}", code >= 500, False
+    except smtplib.SMTPResponseException as refused:
+        message = f"The mail server refused the message: {refused.smtp_code} {_text(refused.smtp_error)}"
+        lost = not isinstance(
+            refused, smtplib.SMTPDataError
+        )  # our sender, login or greeting: for every message
+        return message, refused.smtp_code >= 500 and not lost, lost
+    except (OSError, smtplib.SMTPException, ValueError) as problem:
+        return f"The mail server did not answer: {problem or type(problem).__name__}", False, True
+    return "", False, False
+
+
+def _post(
+    hook: NoticeWebhook | None,
+    rows: Sequence[NoticeDelivery],
+    allow_private: bool,
+    deadline_s: float,
+    report: Report,
+) -> None:
+    """Post to one address, oldest first. After a failure the others wait for the next attempt, too."""
+    gone = hook is None or not rows[0].notice.recipient.is_active
+    failure = "The webhook was removed, or the account is inactive." if gone else ""
+    for row in rows:
+        error: str | None = failure
+        if hook is not None and not failure:
+            if time.monotonic() > deadline_s:
+                error = None
+            else:
+                error = failure = _post_one(hook, row, allow_private)
+        report(Outcome(row, error, permanent=gone))
+
+
+def _post_one(hook: NoticeWebhook, row: NoticeDelivery, allow_private: bool) -> str:
+    try:
+        body = build_webhook_body(row)
+        headers = {"Fairway-Delivery": row.public_id}
+        if hook.encrypted_secret:
+            secret = decrypt(hook.encrypted_secret, encryption_context(hook, "encrypted_secret"))
+            headers["Fairway-Signature"] = signature(secret, body)
+        url = decrypt(hook.encrypted_url, encryption_context(hook, "encrypted_url"))
+        post_json(url, body, headers, allow_private=allow_private)
+    except DecryptionError as why:
+        return f"The address cannot be decrypted: {why}. Enter it again."
+    except WebhookError as problem:
+        return str(problem)
+    return ""
+
+
+def _text(reply: bytes | str) -> str:
+    return " ".join((reply.decode(errors="replace") if isinstance(reply, bytes) else reply).split())
