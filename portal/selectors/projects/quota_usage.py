@@ -11,6 +11,7 @@ from django.db.models import Count, Sum
 from portal.access import Requester, project_parents, require_user
 from portal.domain.project_tree import path_to_root
 from portal.models import Gpu, NodePool, Project, Quota, UsageInterval
+from portal.selectors.projects.quota_additions import with_effective_quota
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def project_quota_usage(projects: Sequence[Project]) -> list[QuotaUsage]:
         .values_list("node__pool_id")
         .annotate(n=Count("pk"))
     )
-    rows = Quota.objects.filter(project__in=projects)
+    rows = with_effective_quota(Quota.objects.filter(project__in=projects))
     quotas = {(quota.project_id, quota.pool_id): quota for quota in rows}
     parents = project_parents()
     used = _used_milli(parents)
@@ -66,8 +67,8 @@ def project_quota_usage(projects: Sequence[Project]) -> list[QuotaUsage]:
                     project,
                     pool,
                     held,
-                    quota.guaranteed_milli if quota else 0,
-                    quota.limit_milli if quota else None,
+                    quota.effective_guaranteed_milli if quota else 0,
+                    quota.effective_limit_milli if quota else None,
                     sizes.get(pool.pk, 0) * 1000,
                     quota.user_limit_milli if quota else None,
                 )

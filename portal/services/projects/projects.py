@@ -157,7 +157,7 @@ def do_change_quota(
     nothing (I10).
     """
     require_admin(actor, "change quotas")
-    _validate_quota(values)
+    validate_quota(values)
     with transaction.atomic():
         Project.objects.select_for_update(no_key=True).get(pk=project.pk)
         quota = Quota.objects.select_for_update(no_key=True).filter(project=project, pool=pool).first()
@@ -209,7 +209,8 @@ def quota_values(quota: Quota) -> dict[str, Any]:
     return {name: getattr(quota, name) for name in DEFAULT_QUOTA_VALUES}
 
 
-def _validate_quota(values: QuotaValues) -> None:
+def validate_quota(values: QuotaValues) -> None:
+    """Raise InvalidRequest by field for values out of range."""
     wrong: dict[str, str] = {}
     if not 0 <= values.guaranteed_milli <= MAX_MILLI:
         wrong["guaranteed_milli"] = "Must be between 0 and 10,000 GPUs."
