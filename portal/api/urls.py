@@ -38,11 +38,19 @@ from portal.api.jobs import (
     services,
     sweeps,
     templates,
-    time_limits,
     workspaces,
 )
 from portal.api.monitoring import health, metrics
-from portal.api.projects import projects, quotas, secrets, usage, users
+from portal.api.projects import (
+    projects,
+    quota_additions,
+    quota_effect,
+    quotas,
+    secrets,
+    usage,
+    user_requests,
+    users,
+)
 from portal.api.scheduling import policy, scheduler
 
 V1: list[URLPattern | URLResolver] = [
@@ -53,14 +61,16 @@ V1: list[URLPattern | URLResolver] = [
     path("projects/<slug:project>/", projects.ProjectView.as_view()),
     path("projects/<slug:project>/members/", projects.MembersView.as_view()),
     path("projects/<slug:project>/members/<slug:user>/", projects.MemberView.as_view()),
+    *quota_effect.ROUTES,
+    *quota_additions.ROUTES,
     *quotas.ROUTES,
+    *user_requests.ROUTES,
     *secrets.ROUTES,
     path("jobs/preview/", preview.JobPreviewView.as_view()),
     path("jobs/", jobs.JobsView.as_view()),
     path("jobs/<slug:job>/", jobs.JobView.as_view()),
     path("jobs/<slug:job>/spec.yaml", jobs.JobSpecView.as_view()),
     *actions.ROUTES,
-    *time_limits.ROUTES,
     *failures.ROUTES,
     *reproduction.ROUTES,
     *pipeline_plans.ROUTES,
