@@ -21,7 +21,8 @@ from portal.web.views import page
 
 PAGES = (
     *("jobs", "time", "checkpoints", "training", "pipeline-plans", "sweeps", "schedules", "experiments"),
-    *("services", "templates", "scheduling", "policy", "requests", "nodes", "operations", "reliability", "api", "cli"),
+    *("services", "templates", "scheduling", "policy", "nodes", "operations", "reliability", "api", "cli"),
+    "requests",
     "glossary",
 )
 """Documents for users and administrators, in the order of the contents."""
