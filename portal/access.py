@@ -21,6 +21,7 @@ from portal.domain.project_tree import path_to_root
 from portal.domain.services import ServiceAccess, ServiceState
 from portal.domain.states import ROLE_RANK, JobKind, NodeState, Role
 from portal.domain.template_parameters import TemplateScope
+from portal.domain.user_requests import RequestKind
 from portal.errors import Forbidden, NotFound, Unauthenticated
 from portal.models import (
     ApiToken,
@@ -49,10 +50,10 @@ from portal.models import (
     Service,
     Sweep,
     Template,
-    TimeLimitExtension,
     Topology,
     UsageInterval,
     User,
+    UserRequest,
     Volume,
     WorkspaceShare,
 )
@@ -200,8 +201,8 @@ def can(requester: Requester, verb: Permission, obj: Any) -> bool:
                 if verb is Permission.CHANGE
                 else can(requester, Permission.VIEW, obj.project)
             )
-        case TimeLimitExtension():
-            return _can_access_extension(requester, verb, obj)
+        case UserRequest():
+            return _can_access_request(requester, verb, obj)
         case OrphanContainer() | GpuAlert() | InvalidRow():
             return requester.is_admin
         case Template():
@@ -342,26 +343,38 @@ def _can_access_project(user: User, verb: Permission, project: Project) -> bool:
     return False
 
 
-def _can_access_extension(user: User, verb: Permission, extension: TimeLimitExtension) -> bool:
-    """Users who see the job may view; managers may decide if only jobs of the project are delayed."""
-    if verb is Permission.VIEW:
-        return _can_access_job(user, Permission.VIEW, extension.job)
+def _can_access_request(user: User, verb: Permission, row: UserRequest) -> bool:
+    """CONTROL withdraws, CHANGE answers."""
+    if verb is Permission.CONTROL:
+        return row.requested_by_id == user.pk and _can_access_request(user, Permission.VIEW, row)
     if verb is Permission.CHANGE:
-        return user.is_admin or (
-            not extension.affects_other_projects and has_role(user, extension.job.project, Role.MANAGER)
-        )
-    return False
+        return row.pk in answerable_requests(user, [row])
+    if verb is not Permission.VIEW:
+        return False
+    if row.job is not None:
+        return _can_access_job(user, Permission.VIEW, row.job)
+    role = role_in(user, row.target_project)
+    own = row.requested_by_id == user.pk and (role is not None or row.kind == RequestKind.PROJECT)
+    return user.is_admin or own or role is Role.MANAGER
 
 
-def approvable_extensions(user: User, rows: Iterable[TimeLimitExtension]) -> set[int]:
-    """Return the ids of the extension requests that the user may decide, in at most two queries."""
+def answerable_requests(user: User, rows: Iterable[UserRequest]) -> set[int]:
+    """Return the ids of the requests that the user may answer, in at most two queries.
+
+    Administrators answer all. Managers answer who joins their project, and more time if it delays only jobs of
+    their project.
+    """
     if user.is_admin:
         return {row.pk for row in rows}
     roles = roles_by_project(user)
     return {
         row.pk
         for row in rows
-        if not row.affects_other_projects and roles.get(row.job.project_id) is Role.MANAGER
+        if roles.get(row.target_project.pk) is Role.MANAGER
+        and (
+            row.kind == RequestKind.PROJECT
+            or (row.kind == RequestKind.TIME and not row.affects_other_projects)
+        )
     }
 
 
@@ -449,8 +462,17 @@ def visible_job_views(requester: Requester) -> QuerySet[SavedJobView]:
     return SavedJobView.objects.filter(Q(owner=user) | Q(project_id__in=project_ids(user)))
 
 
-def visible_extensions(requester: Requester) -> QuerySet[TimeLimitExtension]:
-    return _of_own_projects(requester, TimeLimitExtension.objects.all(), "job__project_id")
+def visible_requests(requester: Requester) -> QuerySet[UserRequest]:
+    """Return the user's own requests, those about projects that they manage, and more time for visible jobs.
+
+    Of projects that they have left, users see only their requests to join.
+    """
+    user = require_user(requester)
+    if user.is_admin:
+        return UserRequest.objects.all()
+    about_jobs = Q(job__project_id__in=project_ids(user))
+    own = Q(Q(kind=RequestKind.PROJECT.value) | Q(project_id__in=project_ids(user)), requested_by=user)
+    return UserRequest.objects.filter(about_jobs | own | Q(project_id__in=project_ids(user, Role.MANAGER)))
 
 
 def visible_idle_exemptions(requester: Requester) -> QuerySet[IdleExemption]:

@@ -102,3 +102,15 @@ def query_plan(
     """
     body = {"profile": profile, "levels": levels, "memory_bytes": memory_bytes}
     return query_engine("plan", body, wait_s)
+
+
+def query_quota_effect(quotas: list[dict[str, Any]], wait_s: float = 8.0) -> dict[str, Any] | None:
+    """Ask what would change at once if these quotas were in force, or return None.
+
+    Each quota has ``project`` and ``pool`` (public ids) and the values of a quota. Return ``{sooner, later,
+    starts, victim_count, victims, holdings, whole}``. ``starts`` are the jobs whose start changes most, with
+    ``before`` and ``after``: ``{wait_s, interval}``, null without a known start. ``holdings`` are the projects
+    whose GPUs, guarantee or fair share change. ``whole`` is False if not all pending jobs were examined.
+    """
+    answer = query_engine("quota_effect", {"quotas": quotas}, wait_s)
+    return None if answer is None or "error" in answer else answer

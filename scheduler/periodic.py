@@ -36,6 +36,8 @@ from portal.services.jobs.logs import delete_expired_logs
 from portal.services.lifecycle import job_control
 from portal.services.nodes import network_links, nodes, operations, quarantine
 from portal.services.notices.inbox import delete_old_notices
+from portal.services.projects.quota_additions import record_ended_additions
+from portal.services.user_requests import expire_requests
 from portal.services.workspaces.terminals import delete_old_terminals
 from scheduler.failed_cycles import delete_old_failed_cycles
 from scheduler.forecast.forecast_store import RETENTION, score_started
@@ -59,7 +61,8 @@ def run_periodic_pass() -> None:
     """Run one pass; each part is independent and idempotent."""
     stop_overdue_attempts()
     time_limits.warn_before_ends()
-    time_limits.close_lapsed_extensions()
+    expire_requests()
+    record_ended_additions()
     stop_unready_servers()
     stalls.detect_stalls()
     stop_unsent_on_unreachable_nodes()

@@ -8,7 +8,7 @@ import logging
 import math
 import threading
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from django.utils import timezone
@@ -21,6 +21,7 @@ from portal.valkey.client import valkey_client
 from scheduler import plan_query
 from scheduler.commit.verdict_store import change_fields, verdict_fields
 from scheduler.core.decide import decide, preview_request
+from scheduler.core.forecast.quota_effect import estimate_quota_effect, replace_quotas
 from scheduler.core.forecast.start_times import estimate_delay_impact
 from scheduler.core.model.plan import Eviction, RequestPreview, StartInterval
 from scheduler.core.model.snapshot import (
@@ -28,11 +29,19 @@ from scheduler.core.model.snapshot import (
     JobId,
     NodeId,
     PendingRow,
+    PoolId,
+    ProjectId,
+    QuotaRow,
     Snapshot,
 )
 from scheduler.core.session.cache import DecisionCache
 from scheduler.forecast.duration_estimates import DurationEstimator
-from scheduler.forecast.forecast_pass import forecast_request
+from scheduler.forecast.forecast_pass import (
+    absolute_interval,
+    forecast_request,
+    recent_calibration,
+    request_runs,
+)
 from scheduler.python_gc import gc_paused
 from scheduler.snapshot.decision_input import PREVIEW_JOB, DecisionInput, take_snapshot
 from scheduler.snapshot.dependencies import unfinished_jobs
@@ -45,6 +54,8 @@ log = logging.getLogger(__name__)
 SNAPSHOT_MAX_AGE_S = 1.0
 """Queries within this time share one snapshot: a launch form queries at each change."""
 VALKEY_TIMEOUT_S = 3.0
+MAX_LISTED_EFFECTS = 20
+"""Maximum number of jobs that an effect of quotas lists, the largest change first."""
 
 _cached_inputs: tuple[float, DecisionInput] | None = None
 _duration_estimator = DurationEstimator()
@@ -81,7 +92,7 @@ def send_heartbeats(stopping: threading.Event) -> None:
 def _answer(kind: str, body: dict[str, Any]) -> dict[str, Any]:
     if kind in plan_query.KINDS:
         return plan_query.answer_plan_query(kind, body)
-    if kind not in ("would_start", "delays"):
+    if kind not in ("would_start", "delays", "quota_effect"):
         return {"error": f"unknown query {kind}"}
     global _cached_inputs
     try:
@@ -101,6 +112,8 @@ def _answer(kind: str, body: dict[str, Any]) -> dict[str, Any]:
 def _preview(kind: str, body: dict[str, Any], inputs: DecisionInput) -> dict[str, Any]:
     if kind == "delays":
         return _delays(body, inputs)
+    if kind == "quota_effect":
+        return _quota_effect(body, inputs)
     pending = inputs.snapshot.pending
     replaced = next((row for row in pending if row.job == body.get("replaces")), None)
     if replaced is not None:
@@ -176,6 +189,66 @@ def _delays(body: dict[str, Any], inputs: DecisionInput) -> dict[str, Any]:
     )
     late = [{"job": one.job, "by_s": one.delay_s if one.delay_s < math.inf else None} for one in found.jobs]
     return {"delays": late, "reservations": list(found.reservations), "whole": found.is_complete}
+
+
+def _quota_effect(body: dict[str, Any], inputs: DecisionInput) -> dict[str, Any]:
+    """Return what would change at once if the quotas of the body replaced the present ones."""
+    snapshot, policy = inputs.snapshot, inputs.policy
+    quotas = [
+        QuotaRow(
+            ProjectId(each["project"]),
+            PoolId(each["pool"]),
+            each["guaranteed_milli"],
+            each["limit_milli"],
+            each["weight"],
+            each["priority"],
+            user_limit_milli=each["user_limit_milli"],
+        )
+        for each in body["quotas"]
+    ]
+    changed = replace_quotas(snapshot, quotas)
+    found = estimate_quota_effect(
+        (snapshot, decide(snapshot, policy, _decision_cache)),
+        (changed, decide(changed, policy)),
+        sorted({row.pool for row in quotas}),
+        policy,
+        _duration_estimator.durations,
+        _duration_estimator.template_of,
+        request_runs(snapshot),
+    )
+    rows = {row.job: row for row in snapshot.pending}
+    calibration = recent_calibration()
+
+    def start_fields(job: JobId, wait_s: float | None) -> dict[str, Any] | None:
+        """Return wait and start interval; None without a known start."""
+        if wait_s is None or wait_s == math.inf:
+            return None
+        if not wait_s:
+            return {"wait_s": 0.0, "interval": None}
+        row = rows[job]
+        interval = calibration.interval(row.total_milli, wait_s)
+        found = absolute_interval(snapshot.now_s, interval, wait_s, row.not_before_s or 0.0)
+        return {"wait_s": wait_s, "interval": interval_fields(found)}
+
+    return {
+        "sooner": sum(each.shift_s < 0 for each in found.shifts),
+        "later": sum(each.shift_s > 0 for each in found.shifts),
+        "starts": [
+            {
+                "job": each.job,
+                "before": start_fields(each.job, each.before_s),
+                "after": start_fields(each.job, each.after_s),
+            }
+            for each in found.shifts[:MAX_LISTED_EFFECTS]
+        ],
+        "victim_count": len(found.evictions),
+        "victims": [victim_fields(each, snapshot) for each in found.evictions[:MAX_LISTED_EFFECTS]],
+        "holdings": [
+            {"project": project, "pool": pool, "before": asdict(was), "after": asdict(then)}
+            for (project, pool), (was, then) in found.holdings.items()
+        ],
+        "whole": found.is_complete,
+    }
 
 
 def preview_fields(answer: RequestPreview, inputs: DecisionInput) -> dict[str, Any]:

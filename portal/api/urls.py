@@ -43,11 +43,20 @@ from portal.api.jobs import (
     shares,
     sweeps,
     templates,
-    time_limits,
     workspaces,
 )
 from portal.api.monitoring import health, metrics
-from portal.api.projects import notices, projects, quotas, secrets, usage, users
+from portal.api.projects import (
+    notices,
+    projects,
+    quota_additions,
+    quota_effect,
+    quotas,
+    secrets,
+    usage,
+    user_requests,
+    users,
+)
 from portal.api.scheduling import policy, scheduler
 
 V1: list[URLPattern | URLResolver] = [
@@ -60,7 +69,10 @@ V1: list[URLPattern | URLResolver] = [
     path("projects/<slug:project>/members/<slug:user>/", projects.MemberView.as_view()),
     *announcements.ROUTES,
     *capacity.ROUTES,
+    *quota_effect.ROUTES,
+    *quota_additions.ROUTES,
     *quotas.ROUTES,
+    *user_requests.ROUTES,
     *secrets.ROUTES,
     *notices.ROUTES,
     path("jobs/preview/", preview.JobPreviewView.as_view()),
@@ -70,7 +82,6 @@ V1: list[URLPattern | URLResolver] = [
     path("jobs/<slug:job>/", jobs.JobView.as_view()),
     path("jobs/<slug:job>/spec.yaml", jobs.JobSpecView.as_view()),
     *actions.ROUTES,
-    *time_limits.ROUTES,
     *failures.ROUTES,
     *reproduction.ROUTES,
     *pipeline_plans.ROUTES,

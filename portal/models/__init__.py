@@ -6,7 +6,7 @@ from portal.models.checkpoints import AttemptObservation, AttemptWork, Checkpoin
 from portal.models.credentials import ApiToken, BrowserSession, Invitation, MagicLink
 from portal.models.environments import Environment, ImagePresence
 from portal.models.failure_rules import FailureRule
-from portal.models.job_requests import FileRequest, JobSignal, TimeLimitExtension
+from portal.models.job_requests import FileRequest, JobSignal
 from portal.models.job_views import SavedJobView
 from portal.models.jobs import Allocation, Attempt, Dependency, Job, JobEvent, Rendezvous, Task
 from portal.models.node_incidents import NodeIncident, OrphanContainer
@@ -16,6 +16,7 @@ from portal.models.notebooks import NotebookListing
 from portal.models.notices import Notice, NoticeDelivery, NoticePreferences, NoticeWebhook
 from portal.models.plans import LayerProfile, PipelinePlan, ProfileRun
 from portal.models.projects import Membership, Project, Quota, QuotaChange
+from portal.models.quota_additions import QuotaAddition
 from portal.models.reproduction import EnvironmentRecord, JobAnnotation, Rerun
 from portal.models.request_records import AuditEntry, IdempotencyKey
 from portal.models.scheduler import (
@@ -35,6 +36,7 @@ from portal.models.services import Service, ServiceReplica, ServiceVersion
 from portal.models.sweeps import Sweep, Trial, TrialReport
 from portal.models.templates import Template, TemplateVersion
 from portal.models.usage import AttemptGpuDay, AttemptProgress, NodeMetricsMinute, UsageInterval
+from portal.models.user_requests import UserRequest
 from portal.models.users import User
 from portal.models.volumes import Volume
 from portal.models.workspaces import (

@@ -1,32 +1,61 @@
-"""Requests that need a decision: time limit extensions, and exemptions of idle workspaces."""
+"""Requests for quota, time and access with their answers, and exemptions of idle workspaces."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from django.contrib import messages
+from django.core.paginator import Paginator
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 
-from portal.access import AccessPolicy, approvable_extensions, project_ids
+from portal.access import (
+    AccessPolicy,
+    Permission,
+    answerable_requests,
+    project_ids,
+    require_permission,
+    visible_projects,
+)
 from portal.domain.states import Role
-from portal.models import TimeLimitExtension, User
+from portal.domain.user_requests import REQUESTABLE_ROLES, RequestKind
+from portal.errors import Conflict, FairwayError, InvalidRequest
+from portal.models import NodePool, Project, User, UserRequest
 from portal.selectors.jobs.idle import active_exemptions
 from portal.selectors.jobs.jobs import visible_job_ids
-from portal.selectors.jobs.time_limits import get_extension, list_extensions
-from portal.services.jobs.time_limits import do_decide_extension
-from portal.web.views import action, page, refusals_as_messages
+from portal.selectors.projects.quota_effect import read_quota_effect
+from portal.selectors.user_requests import get_request, list_requests
+from portal.services.user_requests import (
+    do_answer_request,
+    do_request_environment,
+    do_request_project_role,
+    do_request_quota,
+    do_withdraw_request,
+    simulate_requested_quota,
+    who_answers,
+)
+from portal.web.display.formatting import time_zone
+from portal.web.parsing import parse_gpu_milli, parse_local_time
+from portal.web.views import action, page, posted_values, refusals_as_messages, render_form
 
-DECIDED_LIMIT = 20
+CLOSED_PER_PAGE = 20
 PENDING_LIMIT = 200
+FORM_FIELDS = ("project", "pool", "gpus", "starts_at", "ends_at", "role", "environment", "reason")
+FORM_KINDS = {
+    RequestKind.QUOTA: "Quota",
+    RequestKind.PROJECT: "Project",
+    RequestKind.ENVIRONMENT: "Environment",
+}
 
 
 @dataclass(frozen=True)
-class ExtensionRequestRow:
-    """A request for more time as its reader may see it."""
+class RequestRow:
+    """An open request as its reader may see it."""
 
-    row: TimeLimitExtension
-    may_decide: bool
+    row: UserRequest
+    may_answer: bool
+    is_own: bool
     delays: list[tuple[str, float | None]]
     """Delayed jobs visible to the reader, with seconds; None if unknown."""
 
@@ -35,41 +64,144 @@ class ExtensionRequestRow:
         """Number of delayed jobs invisible to the reader."""
         return self.row.delayed_count - len(self.delays)
 
+    @property
+    def who_answers(self) -> str:
+        return who_answers(self.row)
+
 
 @page(AccessPolicy.SIGNED_IN)
 def approvals(request: HttpRequest, user: User) -> HttpResponse:
-    """List pending requests, recent decisions and current exemptions."""
-    waiting = list(list_extensions(user, pending_only=True)[:PENDING_LIMIT])
-    decided = list(list_extensions(user, pending_only=False)[:DECIDED_LIMIT])
-    may = approvable_extensions(user, waiting)
-    visible = visible_job_ids(user, {one["job"] for row in waiting for one in row.delays})
-    requests = [
-        ExtensionRequestRow(
-            row, row.pk in may, [(one["job"], one["by_s"]) for one in row.delays if one["job"] in visible]
-        )
-        for row in waiting
-    ]
-    exemptions = list(active_exemptions(user)[:PENDING_LIMIT])
-    managed = managed_projects(user)
-    context = {
-        "extension_requests": requests,
-        "decided": decided,
-        "exemptions": [(row, managed is None or row.job.project_id in managed) for row in exemptions],
-    }
-    return render(request, "approvals/page.html", context)
+    """List open requests, answered ones and current exemptions, with a form for a new request."""
+    values = {name: request.GET.get(name, "") for name in ("project", "pool")}
+    return _page(request, user, request.GET.get("new", ""), values)
 
 
 @action(AccessPolicy.SIGNED_IN)
-def decide_extension(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
-    found = get_extension(user, public_id)
-    grant = request.POST.get("grant") == "1"
-    with refusals_as_messages(request):
-        do_decide_extension(user, found, grant=grant, answer=request.POST.get("answer", "").strip())
-        decided = "granted" if grant else "refused"
-        messages.success(request, f"The extension of {found.job.name} is {decided}.")
+def make_request(request: HttpRequest, user: User) -> HttpResponse:
+    values = posted_values(request, "kind", *FORM_FIELDS)
+    try:
+        asked = _make_request(user, values)
+    except (InvalidRequest, Conflict) as refusal:
+        return _page(request, user, values["kind"], values, refusal)
+    messages.success(request, f"Requested from the {who_answers(asked)}.")
     return redirect("approvals")
+
+
+@action(AccessPolicy.SIGNED_IN)
+def answer_request(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    asked = get_request(user, public_id)
+    approve = request.POST.get("approve") == "1"
+    with refusals_as_messages(request):
+        done = do_answer_request(user, asked, approve=approve, answer=request.POST.get("answer", ""))
+        messages.success(request, f"The request of {done.requested_by.username} is {done.state}.")
+    return redirect("approvals")
+
+
+@action(AccessPolicy.SIGNED_IN)
+def withdraw_request(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    asked = get_request(user, public_id)
+    with refusals_as_messages(request):
+        do_withdraw_request(user, asked)
+        messages.success(request, "The request is withdrawn.")
+    return redirect("approvals")
+
+
+@action(AccessPolicy.SIGNED_IN)
+def request_effect(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    """Simulate the effect of requested quota on the present queue, for those who answer."""
+    asked = get_request(user, public_id)
+    require_permission(user, Permission.CHANGE, asked)
+    answer = simulate_requested_quota(asked) if asked.kind == RequestKind.QUOTA else None
+    return render(request, "partials/quota_effect.html", {"effect": read_quota_effect(user, answer)})
 
 
 def managed_projects(user: User) -> set[int] | None:
     """Return primary keys of the projects that the user manages; None: all, for administrators."""
     return None if user.is_admin else project_ids(user, Role.MANAGER)
+
+
+# -- internal --------------------------------------------------------------------------------------
+
+
+def _make_request(user: User, values: dict[str, str]) -> UserRequest:
+    """Make the request of the posted form. Raise InvalidRequest by field."""
+    reason = values["reason"]
+    if values["kind"] == RequestKind.PROJECT:
+        role = values["role"]
+        if role not in set(REQUESTABLE_ROLES):
+            raise InvalidRequest(fields={"role": "Choose a role."})
+        return do_request_project_role(user, values["project"], Role(role), reason=reason)
+    project = _requestable_projects(user).filter(public_id=values["project"]).first()
+    if project is None:
+        raise InvalidRequest(fields={"project": "Choose a project."})
+    if values["kind"] == RequestKind.ENVIRONMENT:
+        return do_request_environment(user, project, values["environment"], reason=reason)
+    pool = NodePool.objects.filter(public_id=values["pool"]).first()
+    if pool is None:
+        raise InvalidRequest(fields={"pool": "Choose a pool."})
+    zone = time_zone(user.timezone)
+    starts_at, ends_at = (
+        parse_local_time(values[name], name, zone) if values[name] else None
+        for name in ("starts_at", "ends_at")
+    )
+    try:
+        return do_request_quota(
+            user,
+            project,
+            pool,
+            parse_gpu_milli(values["gpus"], "gpus"),
+            starts_at=starts_at,
+            ends_at=ends_at,
+            reason=reason,
+        )
+    except InvalidRequest as refusal:
+        fields = {"gpus" if name == "extra_milli" else name: text for name, text in refusal.fields.items()}
+        raise InvalidRequest(fields=fields) from refusal
+
+
+def _requestable_projects(user: User) -> Any:
+    """Return the projects for which the user may request quota and environments."""
+    rows = visible_projects(user).filter(archived_at__isnull=True)
+    return rows if user.is_admin else rows.filter(pk__in=project_ids(user, Role.MEMBER))
+
+
+def _page(
+    request: HttpRequest,
+    user: User,
+    form: str,
+    values: dict[str, str],
+    refusal: FairwayError | None = None,
+) -> HttpResponse:
+    open_rows = list(list_requests(user, is_open=True)[:PENDING_LIMIT])
+    answerable = answerable_requests(user, open_rows)
+    visible = visible_job_ids(user, {one["job"] for row in open_rows for one in row.delays})
+    requests = [
+        RequestRow(
+            row,
+            row.pk in answerable,
+            row.requested_by_id == user.pk,
+            [(one["job"], one["by_s"]) for one in row.delays if one["job"] in visible],
+        )
+        for row in open_rows
+    ]
+    managed = managed_projects(user)
+    form = form if form in set(FORM_KINDS) else RequestKind.QUOTA.value
+    projects: list[Project] = []
+    if form != RequestKind.PROJECT:
+        projects = list(_requestable_projects(user).order_by("name"))
+    context = {
+        "requests": requests,
+        "page": Paginator(list_requests(user, is_open=False), CLOSED_PER_PAGE).get_page(
+            request.GET.get("page")
+        ),
+        "exemptions": [
+            (row, managed is None or row.job.project_id in managed)
+            for row in active_exemptions(user)[:PENDING_LIMIT]
+        ],
+        "form": form,
+        "forms": FORM_KINDS.items(),
+        "projects": projects,
+        "pools": NodePool.objects.order_by("name") if form == RequestKind.QUOTA else (),
+        "roles": REQUESTABLE_ROLES,
+    }
+    return render_form(request, "approvals/page.html", context, values, refusal)

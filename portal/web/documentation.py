@@ -32,6 +32,7 @@ PAGES = (
         "experiments",
     ),
     *("services", "templates", "scheduling", "policy", "nodes", "operations", "reliability", "api", "cli"),
+    "requests",
     "glossary",
 )
 """Documents for users and administrators, in the order of the contents."""

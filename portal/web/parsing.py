@@ -1,7 +1,8 @@
-"""Parses amounts as people type them: "4", "0.5", "none". ASCII digits, decimal point."""
+"""Parses amounts and times as people type them: "4", "0.5", "none". ASCII digits, decimal point."""
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 from decimal import Decimal
 
@@ -11,6 +12,8 @@ NO_LIMIT = frozenset({"", "none", "no limit", "-", "–", "∞"})
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)")
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 MAX_DIGITS = 20
+LOCAL_FORMAT = "%Y-%m-%dT%H:%M"
+"""The format of a ``datetime-local`` input."""
 UNIT_SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86_400}
 
 
@@ -50,6 +53,15 @@ def format_duration_input(seconds: float) -> str:
         if seconds and seconds % UNIT_SECONDS[unit] == 0:
             return f"{seconds / UNIT_SECONDS[unit]:g} {unit}"
     return f"{seconds:g} s"
+
+
+def parse_local_time(text: str, field: str, zone: dt.tzinfo) -> dt.datetime:
+    """Parse date and time of a ``datetime-local`` input in the user's time zone. Raise InvalidRequest."""
+    try:
+        return dt.datetime.strptime(text[:16], LOCAL_FORMAT).replace(tzinfo=zone).astimezone(dt.UTC)
+    except (ValueError, OverflowError) as wrong:
+        message = "Enter a date and a time, such as 2026-05-12T08:00."
+        raise InvalidRequest(fields={field: message}) from wrong
 
 
 def parse_number(text: str, field: str) -> float:

@@ -11,6 +11,7 @@ from django.db.models import Sum
 from portal.domain.project_tree import path_to_root
 from portal.errors import Conflict
 from portal.models import Job, NodePool, Project, Quota, UsageInterval
+from portal.selectors.projects.quota_additions import with_effective_quota
 from scheduler.core.model.plan import JobPlacement
 from scheduler.core.model.resources import ResourceVector
 from scheduler.core.model.snapshot import NodeId, PoolId, ProjectId, QuotaRow, UserId
@@ -36,10 +37,13 @@ class QuotaCheck:
         self._name = {project: name for project, (_, name) in tree.items()}
         pools = {pool for _, pool in pairs}
         projects = {int(each) for project, _ in pairs for each in paths[_project(project)]}
-        quotas = Quota.objects.select_for_update().filter(pool__in=pools, project__in=projects).order_by("pk")
+        locked = Quota.objects.select_for_update().filter(pool__in=pools, project__in=projects).order_by("pk")
+        keys = list(locked.values_list("pk", flat=True))
+        # Read after locking: earlier lock holders have committed their additions.
+        quotas = with_effective_quota(Quota.objects.filter(pk__in=keys))
         rows: defaultdict[int, dict[ProjectId, QuotaRow]] = defaultdict(dict)
         for project, pool, limit, user_limit in quotas.values_list(
-            "project_id", "pool_id", "limit_milli", "user_limit_milli"
+            "project_id", "pool_id", "effective_limit_milli", "user_limit_milli"
         ):
             row = QuotaRow(_project(project), PoolId(str(pool)), 0, limit, user_limit_milli=user_limit)
             rows[pool][row.project] = row

@@ -164,7 +164,6 @@ def forecast_request(
     pool = queue_pool_of(request, verdict)
     if not has_forecast(request, verdict) or pool is None:
         return RequestForecast(None, NO_FORECAST_REASONS.get(verdict.code, FORECAST_WITHOUT_GPUS))
-    jobs = 1 + len(snapshot.pending) + len(snapshot.running)
     queue = QueueForecast(
         replace(snapshot, pending=(*snapshot.pending, request)),
         preview.plan,
@@ -172,18 +171,24 @@ def forecast_request(
         expectations.durations,
         policy,
         template_of=expectations.template_of,
-        runs=max(MIN_REQUEST_RUNS, min(SIMULATION_RUNS, MAX_REQUEST_JOB_RUNS // jobs)),
+        runs=request_runs(snapshot),
     )
     median_s = queue.median_starts_s([request.job], MAX_REQUEST_STEPS).get(request.job)
     if median_s is None:
         return RequestForecast(None, FORECAST_BEYOND_HORIZON)
     if median_s == math.inf:
         return RequestForecast(None, FORECAST_FINDS_NO_START)
-    wait = _recent_calibration().interval(request.total_milli, median_s)
+    wait = recent_calibration().interval(request.total_milli, median_s)
     return RequestForecast(absolute_interval(snapshot.now_s, wait, median_s, request.not_before_s or 0.0))
 
 
-def _recent_calibration() -> WaitCalibration:
+def request_runs(snapshot: Snapshot) -> int:
+    """Return how many runs a simulation has for whose result a user waits."""
+    jobs = 1 + len(snapshot.pending) + len(snapshot.running)
+    return max(MIN_REQUEST_RUNS, min(SIMULATION_RUNS, MAX_REQUEST_JOB_RUNS // jobs))
+
+
+def recent_calibration() -> WaitCalibration:
     global _cached_calibration
     if _cached_calibration is None or time.monotonic() - _cached_calibration[0] > CALIBRATION_MAX_AGE_S:
         _cached_calibration = (time.monotonic(), load_calibration())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -27,6 +28,7 @@ from portal.models import (
     Reservation,
     Topology,
 )
+from portal.selectors.projects.quota_additions import with_effective_quota
 from portal.selectors.scheduling.decayed_usage import decayed_usage
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.snapshot import (
@@ -238,18 +240,23 @@ def read_projects() -> tuple[ProjectRow, ...]:
     )
 
 
-def read_quotas() -> tuple[QuotaRow, ...]:
-    rows = Quota.objects.order_by("id").values_list(
+def read_quotas(now_s: float) -> tuple[QuotaRow, ...]:
+    """Return the quotas as they are in force at ``now_s``, with temporary additions."""
+    at = dt.datetime.fromtimestamp(now_s, dt.UTC)
+    rows = with_effective_quota(Quota.objects.order_by("id"), at).values_list(
         "project__public_id",
         "pool__public_id",
-        "guaranteed_milli",
-        "limit_milli",
+        "effective_guaranteed_milli",
+        "effective_limit_milli",
         "weight",
         "priority",
         "user_limit_milli",
     )
     return tuple(
-        QuotaRow(ProjectId(row[0]), PoolId(row[1]), *row[2:6], user_limit_milli=row[6]) for row in rows
+        QuotaRow(
+            ProjectId(project), PoolId(pool), guaranteed, limit, weight, priority, user_limit_milli=user_limit
+        )
+        for project, pool, guaranteed, limit, weight, priority, user_limit in rows
     )
 
 

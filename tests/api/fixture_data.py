@@ -42,11 +42,11 @@ from portal.models import (
     ServiceVersion,
     Sweep,
     Template,
-    TimeLimitExtension,
     Topology,
     Trial,
     TrialReport,
     User,
+    UserRequest,
     Volume,
     WorkspaceShare,
 )
@@ -60,6 +60,7 @@ from portal.services.jobs.submission import do_cancel_job
 from portal.services.lifecycle.job_control import RankPlacement, start_attempt
 from portal.services.notices.webhooks import do_save_webhook
 from portal.services.projects.projects import QuotaValues, do_change_quota, do_remove_member
+from portal.services.projects.quota_additions import do_add_quota
 from portal.services.projects.secrets import do_save_secret
 from portal.services.workspaces.access import create_attempt_secret
 from tests import factories
@@ -166,6 +167,9 @@ def make() -> FixtureData:
             fields={"gpus_per_task": 1},
         ),
         "quota": quota,
+        "addition": do_add_quota(
+            people["admin"], project, pool, extra_milli=500, ends_at=timezone.now() + day, reason="a course"
+        ),
         "token": token,
         "volume": volume_of(project),
         "alarm": GpuAlert.objects.create(
@@ -226,20 +230,19 @@ def make_wide() -> FixtureData:
 
 
 def open_workspace(owner: User, project: Project, tool: Environment, node: Node) -> dict[str, Any]:
-    """A workspace that runs, and more time that was asked for it."""
+    """A workspace that runs."""
     row = running(factories.job(owner, project, tool, name="open-lab", kind="workspace"), node)
-    return {"running_workspace": row, "workspace_extension": asked_for(row)}
+    return {"running_workspace": row}
 
 
-def asked_for(job: Job) -> TimeLimitExtension:
+def asked_for(job: Job) -> UserRequest:
     """More time that was asked for a running job."""
-    return TimeLimitExtension.objects.create(
+    return UserRequest.objects.create(
+        kind="time",
         job=job,
         attempt=job.attempts.get(),
         requested_by=job.owner,
         extra_s=3600,
-        state="waiting",
-        impact_known=False,
     )
 
 
@@ -266,6 +269,15 @@ def work_of(
         code_since=timezone.now(),
     )
     work["extension"] = asked_for(work["running"])
+    work["quota_request"] = UserRequest.objects.create(
+        kind="quota",
+        requested_by=owner,
+        project=project,
+        pool=node.pool,
+        extra_milli=1000,
+        reason="a deadline",
+        state="denied",
+    )
     work["sweep"] = Sweep.objects.create(
         name="tune", owner=owner, project=project, environment=batch, job={"name": "tune", "command": ["true"]},
         parameters={"lr": [0.1, 0.2]}, metric="loss", max_trials=1, seed=1,

@@ -18,8 +18,9 @@ CONTROLLERS = frozenset({"member", "manager", "admin"})
 MANAGERS = frozenset({"manager", "admin"})
 ADMIN = frozenset({"admin"})
 OWNER = frozenset({"member"})
+JOINERS = OUTSIDE | {"viewer"}
 
-READ, JOBS, WORKSPACES, PROJECTS, QUOTAS, METRICS, TOKENS = (
+READ, JOBS, WORKSPACES, PROJECTS, QUOTAS, REQUESTS, METRICS, TOKENS = (
     frozenset({scope})
     for scope in (
         Scope.READ,
@@ -27,6 +28,7 @@ READ, JOBS, WORKSPACES, PROJECTS, QUOTAS, METRICS, TOKENS = (
         Scope.WORKSPACES,
         Scope.PROJECTS,
         Scope.QUOTAS,
+        Scope.REQUESTS,
         Scope.METRICS,
         Scope.TOKENS,
     )
@@ -88,6 +90,9 @@ LOGIN = {"host": "registry.example.org:5000", "username": "fairway", "password":
 RULE = {"title": "No licence", "cause": "c.", "fix": "f.", "pattern": "license server"}
 KNOBS = {"settings": {"usage_weight": 0.5, "usage_half_life_s": None}}
 IDLE_KNOBS = {"settings": {"idle_after_s": 1800, "idle_snooze_limit": None}}
+JOIN = {"kind": "project", "project": "vision", "role": "member", "reason": "a paper"}
+MORE = {"kind": "quota", "project": "vision", "pool": "main-pool", "extra_milli": 2000, "reason": "a paper"}
+EFFECT = {"quotas": [{"project": "vision", "pool": "main-pool", "guaranteed_milli": 4000}]}
 NUMBERS = {"guaranteed_milli": 1000, "limit_milli": 4000, "weight": 2.0, "priority": 1}
 
 
@@ -261,18 +266,30 @@ ROWS = [
         scope=WORKSPACES,
     ),
     Row("jobs_extend", "post", "jobs/{running}/extend/", CONTROLLERS, {"extra_s": 3600}, 409, scope=BY_KIND),
-    Row("extensions_list", "get", "extensions/", EVERYBODY),
-    Row("extensions_get", "get", "extensions/{extension}/", INSIDE),
+    Row("requests_list", "get", "requests/", EVERYBODY),
+    Row("requests_get", "get", "requests/{extension}/", INSIDE),
+    Row("requests_get", "get", "requests/{quota_request}/", CONTROLLERS, denied=404),
+    Row("requests_create", "post", "requests/", JOINERS, JOIN, 201, denied=422, scope=REQUESTS),
+    # no scheduler answers here
+    Row("requests_create", "post", "requests/", WORKERS, MORE, 201, hidden=422, scope=REQUESTS),
     # its job does not run yet; that managers decide where only their own are delayed is in test_time_limits
-    Row("extensions_grant", "post", "extensions/{extension}/grant/", ADMIN, {}, 409, scope=BY_KIND),
+    Row("requests_approve", "post", "requests/{extension}/approve/", ADMIN, {}, 409, scope=REQUESTS),
+    Row("requests_deny", "post", "requests/{extension}/deny/", ADMIN, {"answer": "no"}, 409, scope=REQUESTS),
+    Row("requests_withdraw", "post", "requests/{extension}/withdraw/", OWNER, {}, scope=REQUESTS),
+    Row("quotas_effect", "post", "quotas/effect/", ADMIN, EFFECT, 503, hidden=403, scope=READ),
+    Row("quota_additions_list", "get", "quota-additions/", EVERYBODY),
     Row(
-        "extensions_refuse",
+        "project_quota_additions_create",
         "post",
-        "extensions/{extension}/refuse/",
+        "projects/{project}/quotas/{pool}/additions/",
         ADMIN,
-        {"answer": "no"},
-        409,
-        scope=BY_KIND,
+        {"extra_milli": 1000, "ends_at": "2027-03-01T08:00:00Z"},
+        201,
+        hidden=403,
+        scope=QUOTAS,
+    ),
+    Row(
+        "quota_additions_end", "post", "quota-additions/{addition}/end/", ADMIN, {}, hidden=403, scope=QUOTAS
     ),
     Row("jobs_resubmit", "post", "jobs/{ended}/resubmit/", CONTROLLERS, {}, 201, scope=BY_KIND),
     # it was cancelled, so there is no failure to fix

@@ -85,7 +85,6 @@ def test_tokens_need_the_scope_and_lend_no_right(row: Row, fixture_data: Fixture
 def test_an_act_on_a_job_needs_the_scope_of_its_kind(row: Row, fixture_data: FixtureData) -> None:
     best = "member" if "member" in row.allowed else "admin"
     kinds = {"job": "workspace", "running": "running_workspace", "ended": "ended_workspace"}
-    kinds["extension"] = "workspace_extension"
     workspaces = {key: fixture_data.names[of] for key, of in kinds.items()}
     for names, right, wrong in (
         (fixture_data.names, Scope.JOBS, Scope.WORKSPACES),

@@ -14,17 +14,16 @@ from django.utils import timezone
 from portal.domain.reasons import EndReason
 from portal.engine_client import HEARTBEAT_KEY
 from portal.errors import Conflict, Forbidden, InvalidRequest, NotFound
-from portal.models import Attempt, AuditEntry, Job, JobEvent, TimeLimitExtension
+from portal.models import Attempt, AuditEntry, Job, JobEvent, UserRequest
 from portal.selectors.jobs.time_limits import ends_at
 from portal.services.cluster.policy_settings import do_change_policy
 from portal.services.jobs.time_limits import (
-    close_lapsed_extensions,
-    do_decide_extension,
     do_request_extension,
     warn_before_ends,
 )
 from portal.services.lifecycle import job_control
 from portal.services.lifecycle.job_control import RankPlacement
+from portal.services.user_requests import do_answer_request, expire_requests
 from scheduler.periodic import stop_overdue_attempts
 from tests import factories
 from tests.engine_harness import engine_harness, wait_for
@@ -101,21 +100,20 @@ def test_people_are_warned_once_before_each_end(dataset) -> None:
 
 def test_the_end_comes_by_the_grace_of_the_job_and_lapses_what_waits(dataset) -> None:
     job = running(dataset, ran_s=8 * HOUR + 1)
-    asked = TimeLimitExtension.objects.create(
+    asked = UserRequest.objects.create(
+        kind="time",
         job=job,
         attempt=job.attempts.get(),
         requested_by=dataset["owner"],
         extra_s=60,
-        state="waiting",
-        impact_known=False,
     )
-    assert close_lapsed_extensions() == 0
+    assert expire_requests() == 0
     stop_overdue_attempts()
     attempt = job.attempts.get()
     assert (attempt.state, attempt.stop_reason) == ("COMPLETING", EndReason.TIME_LIMIT)
-    assert close_lapsed_extensions() == 1
+    assert expire_requests() == 1
     asked.refresh_from_db()
-    assert asked.state == "lapsed" and asked.decided_at is not None
+    assert asked.state == "expired" and asked.decided_at is not None
     assert warn_before_ends() == 0
     with pytest.raises(Conflict):
         do_request_extension(dataset["owner"], now(job), HOUR)
@@ -131,19 +129,19 @@ def test_without_an_answer_a_request_waits_for_an_administrator(dataset) -> None
     with pytest.raises(NotFound):
         do_request_extension(factories.user(), job, HOUR)
     asked = do_request_extension(dataset["owner"], job, HOUR, "the last epoch")
-    assert (asked.state, asked.impact_known, asked.affects_other_projects) == ("waiting", False, True)
+    assert (asked.state, asked.impact_known, asked.affects_other_projects) == ("open", False, True)
     with pytest.raises(Conflict):
         do_request_extension(dataset["owner"], job, HOUR)
-    with pytest.raises(Forbidden, match="administrators"):
-        do_decide_extension(dataset["manager"], asked, grant=True)
-    assert do_decide_extension(dataset["admin"], asked, grant=True, answer="go on").state == "granted"
+    with pytest.raises(Forbidden, match="Only administrators"):
+        do_answer_request(dataset["manager"], asked, approve=True)
+    assert do_answer_request(dataset["admin"], asked, approve=True, answer="go on").state == "approved"
     assert now(job).time_limit_s == 9 * HOUR and now(job).version > job.version
     (row,) = AuditEntry.objects.filter(action="job.extend")
     assert (row.before, row.after, row.reason) == (
         {"time_limit_s": 8 * HOUR}, {"time_limit_s": 9 * HOUR}, "go on",
     )  # fmt: skip
-    with pytest.raises(Conflict, match="already granted"):
-        do_decide_extension(dataset["admin"], asked, grant=False)
+    with pytest.raises(Conflict, match="already approved by"):
+        do_answer_request(dataset["admin"], asked, approve=False)
     with pytest.raises(InvalidRequest, match="at most 23 h"):  # all extensions together
         do_request_extension(dataset["owner"], now(job), 24 * HOUR)
 
@@ -166,42 +164,42 @@ def test_a_worker_says_whom_it_delays_and_only_who_may_decides(dataset) -> None:
         harness.start_worker("ask", beat=False)
         wait_for("a worker answers", lambda: store.exists(HEARTBEAT_KEY), 30)
         free = wait_for("an answer", lambda: _known(dataset, job), 20)
-        assert free.state == "granted" and now(job).time_limit_s == 9 * HOUR
+        assert free.state == "approved" and now(job).time_limit_s == 9 * HOUR
         mine = factories.job(dataset["owner"], dataset["project"], dataset["environment"], gpus_per_task=4)
         time.sleep(1.1)  # answers may come from a photograph of a second ago
         asked = wait_for("an answer", lambda: _known(dataset, job, delayed=1), 20)
         assert [one["job"] for one in asked.delays] == [mine.public_id]
         assert asked.delays[0]["by_s"] == pytest.approx(HOUR, abs=120)
         assert (asked.state, asked.affects_other_projects, now(job).time_limit_s) == (
-            "waiting",
+            "open",
             False,
             9 * HOUR,
         )
-        with pytest.raises(Forbidden, match="managers"):
-            do_decide_extension(dataset["owner"], asked, grant=True)
-        do_decide_extension(dataset["manager"], asked, grant=False, answer="they are next")
+        with pytest.raises(Forbidden, match="Only managers of"):
+            do_answer_request(dataset["owner"], asked, approve=True)
+        do_answer_request(dataset["manager"], asked, approve=False, answer="they are next")
         assert now(job).time_limit_s == 9 * HOUR
         factories.job(dataset["owner"], elsewhere, dataset["environment"], gpus_per_task=4)
         asked = wait_for("an answer", lambda: _known(dataset, job, delayed=2), 20)
         assert asked.affects_other_projects
-        with pytest.raises(Forbidden, match="administrators"):
-            do_decide_extension(dataset["manager"], asked, grant=True)
+        with pytest.raises(Forbidden, match="Only administrators"):
+            do_answer_request(dataset["manager"], asked, approve=True)
     reported = JobEvent.objects.filter(job=job, kind__in=["extended", "time_asked", "time_refused"])
     assert [event.message for event in reported.order_by("id")] == [
         "Time limit 8 h to 9 h. It delays no other job.",
         "An extension by 1 h was requested. It delays 1 pending job.",
-        "The extension by 1 h was refused: they are next",
+        "The extension by 1 h was denied: they are next",
         "An extension by 1 h was requested. It delays 2 pending jobs.",
     ]
 
 
-def _known(dataset, job: Job, delayed: int = 0) -> TimeLimitExtension | None:
+def _known(dataset, job: Job, delayed: int = 0) -> UserRequest | None:
     """Asks for an hour; what the worker did not answer, or from a photograph of before, is taken back."""
     with_before = JobEvent.objects.order_by("id").last()
     asked = do_request_extension(dataset["owner"], now(job), HOUR)
     if asked.impact_known and asked.delayed_count == delayed:
         return asked
-    assert asked.state == "waiting", "more time was granted although others wait"
+    assert asked.state == "open", "more time was granted although others wait"
     asked.delete()
     JobEvent.objects.filter(job=job, pk__gt=with_before.pk).delete()
     return None

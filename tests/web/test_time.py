@@ -8,7 +8,7 @@ import pytest
 from django.urls import reverse
 from django.utils import timezone
 
-from portal.models import Attempt, Job, TimeLimitExtension
+from portal.models import Attempt, Job, UserRequest
 
 
 @pytest.fixture
@@ -28,14 +28,17 @@ def test_the_job_page_warns_and_takes_a_request_that_an_admin_decides_on(dataset
     page = member.post(reverse("job-extend", args=[late.public_id]), asked, follow=True).content.decode()
     assert "it needs approval, because the scheduler did not determine in time which jobs it delays" in page
     assert "An administrator must decide." in page and "Request extension" not in page
-    row = TimeLimitExtension.objects.get()
-    assert "Grant" not in member.get(reverse("approvals")).content.decode()
+    row = UserRequest.objects.get()
+    assert "Approve<" not in member.get(reverse("approvals")).content.decode()
     assert "the last epoch" in admin.get(reverse("approvals")).content.decode()
-    decide = reverse("decide-extension", args=[row.public_id])
-    assert client_of("stranger").post(decide, {"grant": "1"}).status_code == 404
-    assert "An administrator must decide" in member.post(decide, {"grant": "1"}, follow=True).content.decode()
+    decide = reverse("answer-request", args=[row.public_id])
+    assert client_of("stranger").post(decide, {"approve": "1"}).status_code == 404
+    assert (
+        "Only administrators can answer"
+        in member.post(decide, {"approve": "1"}, follow=True).content.decode()
+    )
     assert Job.objects.get(pk=late.pk).time_limit_s == 12 * 3600
-    admin.post(decide, {"grant": "1", "answer": "well then"})
+    admin.post(decide, {"approve": "1", "answer": "well then"})
     assert Job.objects.get(pk=late.pk).time_limit_s == 13 * 3600
     page = member.get(address).content.decode()
     assert "Time limit:" not in page and "up to 23\xa0h more" in page
@@ -50,7 +53,7 @@ def test_nonsense_is_told(client_of, late, more, said) -> None:
         reverse("job-extend", args=[late.public_id]), {"extra_s": more}, follow=True
     )
     assert said in page.content.decode()
-    assert not TimeLimitExtension.objects.exists()
+    assert not UserRequest.objects.exists()
 
 
 def test_what_has_no_limit_says_nothing_of_one(dataset, client_of) -> None:

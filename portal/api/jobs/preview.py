@@ -12,8 +12,8 @@ from portal.api.framework.responses import ResponseSerializer
 from portal.api.framework.views import SignedInView, operation
 from portal.api.jobs.job_requests import JobPreviewBody, build_job_request
 from portal.api.jobs.launchers import PAGE_RANKS, RankLaunchDetail
+from portal.api.serializers.effects import PreviewVictim
 from portal.api.serializers.progress import CheaperSize, ScalePoint
-from portal.api.serializers.references import Reference
 from portal.domain.scaling import cheaper_size
 from portal.models import User
 from portal.selectors.jobs.jobs import visible_job_ids
@@ -36,21 +36,6 @@ class PreviewInterval(ResponseSerializer):
     p10_at = serializers.DateTimeField()
     p50_at = serializers.DateTimeField()
     p90_at = serializers.DateTimeField()
-
-
-class PreviewVictim(ResponseSerializer):
-    """A running job that would be preempted."""
-
-    job = Reference(allow_null=True, help_text="null if the job is not visible to you.")
-    project = Reference(allow_null=True, source="job.project")
-    reason = serializers.ChoiceField(["reclaimed", "preempted", "migrated", "gang_incomplete"])
-    milli = serializers.IntegerField(help_text="GPU milli that it would release.")
-    lost_gpu_seconds = serializers.FloatField(
-        help_text="GPU-seconds since its last checkpoint, or since its start if it has reported none."
-    )
-    checkpoint_at = serializers.DateTimeField(
-        allow_null=True, help_text="When it last reported a checkpoint; null if it has reported none."
-    )
 
 
 class RightSize(ResponseSerializer):

@@ -17,7 +17,7 @@ from portal.api.serializers.failures import Failure
 from portal.api.serializers.idle import IdleDetail
 from portal.api.serializers.progress import JobPhase, MeasuredLayout, ScalePoint, TaskProgress
 from portal.api.serializers.references import Reference, UserReference
-from portal.api.serializers.time_limits import ExtensionSummary
+from portal.api.serializers.user_requests import RequestSummary
 from portal.domain.checkpoints import Validity
 from portal.domain.end_states import FailureClass
 from portal.domain.job_spec import JobRole
@@ -27,7 +27,7 @@ from portal.domain.roles import role_of_rank
 from portal.domain.scaling import ScalePoint as ScalePointRow
 from portal.domain.states import AttemptState, DesiredState, JobKind, JobState
 from portal.models import Attempt as AttemptRow
-from portal.models import AttemptProgress, JobEvent, JobVerdict, Project, TimeLimitExtension
+from portal.models import AttemptProgress, JobEvent, JobVerdict, Project, UserRequest
 from portal.models import AttemptWork as AttemptWorkRow
 from portal.models import Job as JobRow
 from portal.models import Rendezvous as RendezvousRow
@@ -68,7 +68,7 @@ class JobContext:
     breakdowns: list[FairShareBreakdown]
     private: PrivateFields
     repetition: RerunRelations
-    extensions: list[TimeLimitExtension]
+    extensions: list[UserRequest]
     idle: IdleStatus | None
 
     def visible(self, public_ids: Collection[str]) -> list[str]:
@@ -672,7 +672,7 @@ class JobDetail(Job):
     idle = IdleDetail(
         allow_null=True, source="context.idle", help_text="null unless it is a running workspace with GPUs."
     )
-    extensions = ExtensionSummary(
+    extensions = RequestSummary(
         many=True,
         source="context.extensions",
         help_text="Requests to extend its time limit, newest first, at most 20.",

@@ -7,10 +7,9 @@ from typing import Any
 
 from django.db.models import DurationField, ExpressionWrapper, F, QuerySet, Sum
 
-from portal.access import Requester, visible_extensions
 from portal.domain.states import LIVE_ATTEMPT_STATES, AttemptState
-from portal.models import Attempt, Job, TimeLimitExtension
-from portal.selectors.lookup import get_first
+from portal.domain.user_requests import RequestState
+from portal.models import Attempt, Job, UserRequest
 
 TIME_LIMIT = ExpressionWrapper(F("job__time_limit_s") * dt.timedelta(seconds=1), output_field=DurationField())
 """The time limit of an attempt's job as a duration."""
@@ -44,31 +43,16 @@ def warning_lead_s(limit_s: int, warning_s: float) -> float:
 
 def extension_allowance_s(job: Job, max_s: float) -> int:
     """Return how far users may still extend a job's limit; ``max_s`` is the setting ``max_extension_s``."""
-    granted = TimeLimitExtension.objects.filter(job=job, state="granted").aggregate(all=Sum("extra_s"))
+    granted = UserRequest.objects.filter(job=job, state=RequestState.APPROVED.value).aggregate(
+        all=Sum("extra_s")
+    )
     return max(0, int(max_s) - (granted["all"] or 0))
 
 
-def job_extensions(job: Job) -> list[TimeLimitExtension]:
+def job_extensions(job: Job) -> list[UserRequest]:
     """Return the newest extension requests of a job, newest first."""
     return list(
-        TimeLimitExtension.objects.filter(job=job).select_related(
+        UserRequest.objects.filter(job=job).select_related(
             "attempt", "requested_by", "decided_by", "job__project"
         )[:MAX_EXTENSIONS_SHOWN]
     )
-
-
-def list_extensions(
-    requester: Requester, *, pending_only: bool | None = None
-) -> QuerySet[TimeLimitExtension]:
-    """Return the requests that the user may see, newest first; ``pending_only`` selects undecided ones."""
-    rows = visible_extensions(requester).select_related(
-        "job__project", "job__owner", "attempt", "requested_by", "decided_by"
-    )
-    if pending_only is not None:
-        rows = rows.filter(state="waiting") if pending_only else rows.exclude(state="waiting")
-    return rows.order_by("-id")
-
-
-def get_extension(requester: Requester, public_id: str) -> TimeLimitExtension:
-    """Return the request. Raise NotFound if the user may not see it."""
-    return get_first(list_extensions(requester).filter(public_id=public_id), "There is no such request.")

@@ -16,8 +16,10 @@ from portal.selectors.projects.projects import (
     in_tree_order,
     members_and_managers,
 )
+from portal.selectors.projects.quota_additions import with_effective_quota
 
-_QUOTA_COLUMNS = ("guaranteed_milli", "limit_milli", "user_limit_milli", "weight", "priority", "version")
+_QUOTA_COLUMNS = ("guaranteed_milli", "limit_milli", "user_limit_milli", "weight", "priority", "version",
+                  "extra_milli")  # fmt: skip
 
 
 @dataclass
@@ -32,6 +34,8 @@ class QuotaGridRow(ProjectRow):
     priority: int = 0
     version: int = 0
     """The version that an edit must name; 0 without a quota row."""
+    extra_milli: int = 0
+    """Temporary additions that are in force; the guarantee and the limit are without them."""
     used_milli: int = 0
     waiting_milli: int = 0
     fair_share_milli: int | None = None
@@ -39,12 +43,16 @@ class QuotaGridRow(ProjectRow):
     managers: list[str] = field(default_factory=list)
 
     @property
+    def effective_guaranteed_milli(self) -> int:
+        return self.guaranteed_milli + self.extra_milli
+
+    @property
     def within_guarantee_milli(self) -> int:
-        return min(self.used_milli, self.guaranteed_milli)
+        return min(self.used_milli, self.effective_guaranteed_milli)
 
     @property
     def borrowed_milli(self) -> int:
-        return max(0, self.used_milli - self.guaranteed_milli)
+        return max(0, self.used_milli - self.effective_guaranteed_milli)
 
 
 @dataclass
@@ -58,7 +66,7 @@ class QuotaGrid:
     @property
     def total_guaranteed_milli(self) -> int:
         """Guaranteed amount of the top-level projects."""
-        return sum(row.guaranteed_milli for row in self.rows if row.depth == 0)
+        return sum(row.effective_guaranteed_milli for row in self.rows if row.depth == 0)
 
     @property
     def used_milli(self) -> int:
@@ -80,7 +88,7 @@ def quota_grid(requester: Requester, pool: NodePool) -> QuotaGrid:
     projects = list(visible_projects(requester).filter(archived_at__isnull=True).order_by("name"))
     quotas: dict[int, dict[str, Any]] = {
         quota.project_id: {name: getattr(quota, name) for name in _QUOTA_COLUMNS}
-        for quota in Quota.objects.filter(pool=pool)
+        for quota in with_effective_quota(Quota.objects.filter(pool=pool))
     }
     live = Allocation.objects.filter(ended_at__isnull=True, task__attempt__pool=pool)
     held = dict(live.values_list("task__attempt__job__project").annotate(milli=Sum("milli")))

@@ -11,6 +11,7 @@ from django.db.models import Count, Sum
 from portal.access import Requester, project_parents, require_user
 from portal.domain.project_tree import path_to_root
 from portal.models import Gpu, NodePool, Project, Quota, UsageInterval, User
+from portal.selectors.projects.quota_additions import with_effective_quota
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,9 @@ def project_quota_usage(
     )
     parents = project_parents()
     paths: dict[int, list[int]] = {each.pk: path_to_root(each.pk, parents.get) for each in projects}
-    rows = Quota.objects.filter(project__in={above for path in paths.values() for above in path})
+    rows = with_effective_quota(
+        Quota.objects.filter(project__in={above for path in paths.values() for above in path})
+    )
     quotas = {(quota.project_id, quota.pool_id): quota for quota in rows}
     used, used_by_user = _used_milli(parents), _used_milli(parents, user)
     shares = []
@@ -78,7 +81,7 @@ def project_quota_usage(
                 for node in paths[project.pk]
                 if (above := quotas.get((node, pool.pk))) is not None
                 for left in (
-                    _left(above.limit_milli, used[node, pool.pk]),
+                    _left(above.effective_limit_milli, used[node, pool.pk]),
                     _left(above.user_limit_milli, used_by_user[node, pool.pk]),
                 )
                 if left is not None
@@ -89,8 +92,8 @@ def project_quota_usage(
                     project,
                     pool,
                     held,
-                    quota.guaranteed_milli if quota else 0,
-                    quota.limit_milli if quota else None,
+                    quota.effective_guaranteed_milli if quota else 0,
+                    quota.effective_limit_milli if quota else None,
                     sizes.get(pool.pk, 0) * 1000,
                     quota.user_limit_milli if quota else None,
                     quota is not None,

@@ -43,6 +43,7 @@ class Scope(TextChoices):
     SERVICES = "services", "Send requests to services."
     PROJECTS = "projects", "Create and change projects and their members."
     QUOTAS = "quotas", "Change quotas and undo changes."
+    REQUESTS = "requests", "Make, withdraw and answer requests for quota, time and access."
     EXPERIMENTS = "experiments", "Log runs and register models through the MLflow API."
     METRICS = "metrics", "Read /metrics for Prometheus; the owner must be an administrator."
     TOKENS = "tokens", "Create and revoke tokens with a subset of its scopes."

@@ -12,6 +12,7 @@ from django.db import transaction
 
 from portal.access import require_admin
 from portal.domain.driver_versions import CUDA_VERSION, DRIVER_VERSION, NO_CUDA
+from portal.domain.project_tree import path_to_root
 from portal.domain.states import NodeState, RuntimeKind, compatible_runtimes
 from portal.errors import InvalidRequest
 from portal.models import Environment, ImagePresence, Job, Node, Project, User
@@ -87,6 +88,26 @@ def do_save_environment(
         if before and any(before[key] != getattr(spec, key) for key in ("min_driver", "min_cuda")):
             trigger_cycle("environment")
     return row
+
+
+def is_available_to(environment: Environment, project: Project) -> bool:
+    """Return whether jobs of the project may use it: it is unrestricted, or shared with it or an ancestor."""
+    allowed = set(environment.projects.values_list("pk", flat=True))
+    line = path_to_root(project, lambda below: below.parent)
+    return not allowed or not allowed.isdisjoint(each.pk for each in line)
+
+
+def do_allow_environment(actor: User, environment: Environment, project: Project) -> None:
+    """Let a project use a restricted environment; an unrestricted one stays so."""
+    require_admin(actor, "change environments")
+    with transaction.atomic():
+        row = Environment.objects.select_for_update(no_key=True).get(pk=environment.pk)
+        if is_available_to(row, project):
+            return
+        before = _audit_values(row)
+        row.projects.add(project)
+        record_action(actor, "environment.save", row, before=before, after=_audit_values(row))
+        trigger_cycle("environment")
 
 
 def record_image_cuda(environment: Environment, node: Node, cuda: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from portal.domain.feasibility import (
     WHOLE_MILLI,
@@ -23,6 +24,7 @@ from portal.domain.job_spec import JobSpec
 from portal.domain.project_tree import path_to_root
 from portal.domain.states import CONTAINER_RUNTIMES, NodeState, compatible_runtimes
 from portal.models import Gpu, Node, NodePool, Project, Quota
+from portal.selectors.projects.quota_additions import with_effective_quota
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,8 +288,9 @@ def _cores_text(milli: int) -> str:
 def _over_limit_reason(request: ResourceRequest, pools: list[int]) -> tuple[str, dict[str, object]] | None:
     """A limit of the project or an ancestor is below the request in every pool that could place it."""
     line = path_to_root(request.project, lambda below: below.parent)
-    quotas: dict[int, list[Quota]] = defaultdict(list)
-    for quota in Quota.objects.filter(project__in=line).select_related("project", "pool"):
+    quotas: dict[int, list[Any]] = defaultdict(list)
+    rows = Quota.objects.filter(project__in=line).select_related("project", "pool")
+    for quota in with_effective_quota(rows):
         quotas[quota.pool_id].append(quota)
     bounds = [bound for pool in pools if (bound := _tightest_limit(quotas[pool], request)) is not None]
     if len(bounds) < len(pools) or any(milli >= request.required_milli for milli, _, _ in bounds):
@@ -323,13 +326,20 @@ _BOUND_TEXTS = {
 }
 
 
-def _tightest_limit(quotas: list[Quota], request: ResourceRequest) -> tuple[int, Quota, str] | None:
+_BOUND_COLUMNS = {
+    "limit": "effective_limit_milli",
+    "user_limit": "user_limit_milli",
+    "guaranteed": "effective_guaranteed_milli",
+}
+
+
+def _tightest_limit(quotas: list[Any], request: ResourceRequest) -> tuple[int, Quota, str] | None:
     """Return the smallest bound, its quota and its kind; the guarantee bounds non-preemptible jobs of a project."""
     own = [quota for quota in quotas if not request.preemptible and quota.project_id == request.project.pk]
     bounds = [
         (milli, quota, kind)
-        for kind in _BOUND_TEXTS
+        for kind, column in _BOUND_COLUMNS.items()
         for quota in (own if kind == "guaranteed" else quotas)
-        if (milli := getattr(quota, f"{kind}_milli")) is not None
+        if (milli := getattr(quota, column)) is not None
     ]
     return min(bounds, key=lambda bound: bound[0], default=None)

@@ -1,7 +1,7 @@
 """Time limits of running jobs: warnings before the end, and requests for extensions.
 
 An extension is granted at once if the scheduler confirms that no job is delayed. Otherwise, or without an
-answer, it waits for a decision. Times are the database's.
+answer, it is a request (``portal.services.user_requests``). Times are the database's.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from portal.domain.formatting import format_duration
 from portal.domain.job_spec import MAX_TIME_LIMIT_S
 from portal.domain.notices import NoticeKind
 from portal.domain.project_tree import path_to_root
-from portal.domain.states import LIVE_ATTEMPT_STATES, AttemptState, DesiredState
+from portal.domain.states import AttemptState, DesiredState
+from portal.domain.user_requests import RequestKind, RequestState
 from portal.engine_client import query_delay_impact
-from portal.errors import Conflict, Forbidden, InvalidRequest
-from portal.models import Attempt, Job, JobEvent, NodePool, TimeLimitExtension, User
+from portal.errors import Conflict, InvalidRequest
+from portal.models import Attempt, Job, JobEvent, NodePool, User, UserRequest
 from portal.outbox import trigger_cycle
 from portal.selectors.jobs.time_limits import attempts_with_limit, extension_allowance_s
 from portal.selectors.scheduling.settings import effective_pool_settings
 from portal.services.audit import record_action
 from portal.services.lifecycle.state_events import record_owner_event
-from portal.services.notices.write import NoticeDraft, notify_job_owner, write_notices
+from portal.services.notices.write import notify_job_owner
 
 WARNING_EVENT = "time_limit_warning"
 MIN_EXTENSION_S = 60
 MAX_LISTED_DELAYS = 20
 BATCH_SIZE = 500
-"""Maximum number of warnings or closed requests per pass."""
+"""Maximum number of warnings per pass."""
 
 
 # -- warnings --------------------------------------------------------------------------------------
@@ -88,7 +89,7 @@ def _warn(attempt_id: int) -> bool:
 # -- extensions ------------------------------------------------------------------------------------
 
 
-def do_request_extension(user: User, job: Job, extra_s: int, reason: str = "") -> TimeLimitExtension:
+def do_request_extension(user: User, job: Job, extra_s: int, reason: str = "") -> UserRequest:
     """Extend the limit of a running job if nothing is delayed, else create a request to be decided.
 
     ``extra_s`` is at least 60 and at most what the policy leaves. Must not run in a transaction, because the
@@ -105,11 +106,12 @@ def do_request_extension(user: User, job: Job, extra_s: int, reason: str = "") -
     if not MIN_EXTENSION_S <= extra_s <= most_s:
         low, high = format_duration(MIN_EXTENSION_S), format_duration(most_s)
         raise InvalidRequest(fields={"extra_s": f"At least {low}, at most {high} may be added."})
-    if TimeLimitExtension.objects.filter(job=job, state="waiting").exists():
+    if UserRequest.objects.filter(job=job, state=RequestState.OPEN.value).exists():
         raise Conflict("An extension request is already pending.", code="extension_pending")
     end_s = attempt.ends_at.timestamp()
     answer = query_delay_impact(job.public_id, end_s, end_s + extra_s)
-    asked = TimeLimitExtension(
+    asked = UserRequest(
+        kind=RequestKind.TIME.value,
         job=job,
         attempt=attempt,
         requested_by=user,
@@ -123,7 +125,8 @@ def do_request_extension(user: User, job: Job, extra_s: int, reason: str = "") -
             locked = _lock_job(job.pk, attempt)
             if locked.time_limit_s != limit_s:
                 raise Conflict("Its time limit has changed; reload and try again.", code="job_changed")
-            asked.state = "granted" if asked.has_no_impact else "waiting"
+            if asked.has_no_impact:
+                asked.state = RequestState.APPROVED.value
             asked.job = locked
             asked.save()
             asked.refresh_from_db(fields=["requested_at"])
@@ -137,67 +140,31 @@ def do_request_extension(user: User, job: Job, extra_s: int, reason: str = "") -
     return asked
 
 
-def do_decide_extension(
-    user: User, extension: TimeLimitExtension, *, grant: bool, answer: str = ""
-) -> TimeLimitExtension:
-    """Grant or reject a pending request. Raise Conflict if it is decided or the job has changed."""
-    require_permission(user, Permission.VIEW, extension)
-    if not user.is_admin:
-        _require_decider(user, extension)
-    with transaction.atomic():
-        attempt = extension.attempt
-        locked = _lock_job(extension.job_id, attempt)
-        row = TimeLimitExtension.objects.select_for_update(no_key=True).get(pk=extension.pk)
-        if row.state != "waiting":
-            raise Conflict(f"It is already {row.state}.", code="extension_decided")
-        if grant and (locked.time_limit_s or 0) + row.extra_s > MAX_TIME_LIMIT_S:
-            raise Conflict("The new limit would exceed the maximum time limit.", code="limit_too_long")
-        row.state, row.decided_by, row.answer = "granted" if grant else "refused", user, answer[:500]
-        row.save(update_fields=["state", "decided_by", "answer"])
-        TimeLimitExtension.objects.filter(pk=row.pk).update(decided_at=Now())
-        if grant:
-            _extend_limit(user, attempt, row.extra_s, _delay_message(row), answer)
-        else:
-            said = f": {answer[:300]}" if answer else "."
-            message = f"The extension by {format_duration(row.extra_s)} was refused{said}"
-            record_owner_event(attempt, "time_refused", message, user.username)
-            record_action(user, "job.extend_refused", locked, after={"extra_s": row.extra_s}, reason=answer)
-        _notify_requester(user, row)
-    row.refresh_from_db()
-    return row
+def lock_extended_job(asked: UserRequest) -> None:
+    """Lock the job of a request for more time, before the request itself. Raise Conflict if it has ended."""
+    attempt, _ = _extension(asked)
+    _lock_job(attempt.job_id, attempt)
 
 
-def _notify_requester(user: User, extension: TimeLimitExtension) -> None:
-    if extension.requested_by_id == user.pk:
-        return
-    job = extension.job
-    title = f"More time for {job.name}: {extension.state}"
-    note = f" {extension.answer}" if extension.answer else ""
-    message = f"{user.display_name} {extension.state} {format_duration(extension.extra_s)} more.{note}"
-    kind = NoticeKind.REQUEST_ANSWERED
-    write_notices([NoticeDraft(kind, extension.requested_by_id, title, message, job=job)])
+def approve_extension(user: User, asked: UserRequest, answer: str) -> None:
+    """Extend the limit of the locked job. Raise Conflict if it would exceed the maximum."""
+    attempt, extra_s = _extension(asked)
+    if (attempt.job.time_limit_s or 0) + extra_s > MAX_TIME_LIMIT_S:
+        raise Conflict("The new limit would exceed the maximum time limit.", code="limit_too_long")
+    _extend_limit(user, attempt, extra_s, _delay_message(asked), answer)
 
 
-def close_lapsed_extensions() -> int:
-    """Close requests whose attempt has ended or is stopping; return how many."""
-    over = TimeLimitExtension.objects.filter(state="waiting").exclude(
-        attempt__state__in=[state.value for state in LIVE_ATTEMPT_STATES],
-        attempt__stop_requested_at__isnull=True,
-    )
-    ids = list(over.values_list("pk", flat=True)[:BATCH_SIZE])
-    return TimeLimitExtension.objects.filter(pk__in=ids, state="waiting").update(
-        state="lapsed", decided_at=Now()
-    )
+def record_denied_extension(user: User, asked: UserRequest, answer: str) -> None:
+    attempt, extra_s = _extension(asked)
+    said = f": {answer[:300]}" if answer else "."
+    message = f"The extension by {format_duration(extra_s)} was denied{said}"
+    record_owner_event(attempt, "time_refused", message, user.username)
 
 
-def _require_decider(user: User, extension: TimeLimitExtension) -> None:
-    try:
-        require_permission(user, Permission.CHANGE, extension)
-    except Forbidden as refusal:
-        message = "Only managers of the project can decide this."
-        if extension.affects_other_projects:
-            message = "Only administrators can decide this: it may delay jobs of other projects."
-        raise Forbidden(message) from refusal
+def _extension(asked: UserRequest) -> tuple[Attempt, int]:
+    if asked.attempt is None or asked.extra_s is None:
+        raise ValueError("this is no request for more time")
+    return asked.attempt, asked.extra_s
 
 
 def _running_attempt(job: Job) -> Any:
@@ -238,7 +205,7 @@ def _impact_columns(job: Job, impact: dict[str, Any] | None) -> dict[str, Any]:
     }
 
 
-def _delay_message(extension: TimeLimitExtension) -> str:
+def _delay_message(extension: UserRequest) -> str:
     """Describe the impact without names: readers of the timeline may not see the other jobs."""
     if not extension.impact_known:
         return "The scheduler did not report in time which jobs it delays."

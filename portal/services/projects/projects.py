@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -159,7 +160,7 @@ def do_change_quota(
     nothing (I10).
     """
     require_admin(actor, "change quotas")
-    _validate_quota(values)
+    validate_quota(values)
     with transaction.atomic():
         Project.objects.select_for_update(no_key=True).get(pk=project.pk)
         quota = Quota.objects.select_for_update(no_key=True).filter(project=project, pool=pool).first()
@@ -219,11 +220,20 @@ def _notify_members(
         if before[name] != after[name]
     ]
     said = f" {actor.display_name}: {reason}" if reason else f" By {actor.display_name}."
+    notify_of_quota(actor, quota, f"{'; '.join(changes)}.{said}")
+
+
+def notify_of_quota(
+    actor: User | None, quota: Quota, message: str, times: Mapping[str, dt.datetime] | None = None
+) -> None:
+    """Notify the other members of a project, without those of its subprojects; ``times`` as in NoticeDraft."""
     project = quota.project
-    title, message = f"Quota of {project.name} in {quota.pool.name} changed", f"{'; '.join(changes)}.{said}"
+    title, kind = f"Quota of {project.name} in {quota.pool.name} changed", NoticeKind.QUOTA_CHANGED
     members = Membership.objects.filter(project=project).exclude(user=actor).values_list("user_id", flat=True)
-    kind = NoticeKind.QUOTA_CHANGED
-    write_notices([NoticeDraft(kind, member, title, message, project=project) for member in members])
+    drafts = [
+        NoticeDraft(kind, member, title, message, project=project, times=times or {}) for member in members
+    ]
+    write_notices(drafts)
 
 
 def _quota_text(name: str, value: Any) -> str:
@@ -236,7 +246,8 @@ def quota_values(quota: Quota) -> dict[str, Any]:
     return {name: getattr(quota, name) for name in DEFAULT_QUOTA_VALUES}
 
 
-def _validate_quota(values: QuotaValues) -> None:
+def validate_quota(values: QuotaValues) -> None:
+    """Raise InvalidRequest by field for values out of range."""
     wrong: dict[str, str] = {}
     if not 0 <= values.guaranteed_milli <= MAX_MILLI:
         wrong["guaranteed_milli"] = "Must be between 0 and 10,000 GPUs."

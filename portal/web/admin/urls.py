@@ -13,6 +13,9 @@ from portal.web.admin.scheduling import policy, reservations, scheduler
 urlpatterns = [
     path("quotas/", quotas.quotas, name="quotas"),
     path("quotas/save/", quotas.save_quotas, name="save-quotas"),
+    path("quotas/effect/", quotas.simulate_quotas, name="quota-effect"),
+    path("quotas/add/", quotas.add_quota, name="add-quota"),
+    path("quotas/additions/<slug:public_id>/end/", quotas.end_addition, name="end-quota-addition"),
     path("quotas/undo/<int:change_id>/", quotas.undo_quota_change, name="undo-quota"),
     path("policy/", policy.policy_page, name="policy"),
     path("policy/save/", policy.save_policy, name="save-policy"),

@@ -9,8 +9,9 @@ from django.urls import reverse
 
 from portal.access import AccessPolicy
 from portal.domain.states import JobState
+from portal.domain.user_requests import RequestState
 from portal.errors import InvalidRequest
-from portal.models import TimeLimitExtension, User
+from portal.models import User, UserRequest
 from portal.selectors.jobs.idle import get_exemption
 from portal.selectors.jobs.jobs import get_job
 from portal.services.jobs.queue_order import MOVES, do_move_job
@@ -130,8 +131,8 @@ def request_extension(request: HttpRequest, user: User, public_id: str) -> HttpR
     return _back(request, public_id)
 
 
-def _extension_message(name: str, extra_s: int, extension: TimeLimitExtension) -> str:
-    if extension.state == "granted":
+def _extension_message(name: str, extra_s: int, extension: UserRequest) -> str:
+    if extension.state == RequestState.APPROVED:
         return f"{name} is extended by {duration(extra_s)}: this delays no other job."
     reason = (
         "it would delay others"

@@ -19,6 +19,7 @@ from portal.domain.roles import ranks_of_role
 from portal.domain.scaling import point_of
 from portal.domain.signals import SIGNALS
 from portal.domain.states import FAILED_ATTEMPT_STATES, LIVE_ATTEMPT_STATES, AttemptState, JobKind, JobState
+from portal.domain.user_requests import RequestState
 from portal.models import (
     Attempt,
     EnvironmentRecord,
@@ -26,8 +27,8 @@ from portal.models import (
     JobEvent,
     Rendezvous,
     Task,
-    TimeLimitExtension,
     User,
+    UserRequest,
 )
 from portal.selectors.failure_rules import identified_failure
 from portal.selectors.jobs.checkpoints import stalled_since
@@ -158,13 +159,13 @@ class JobTimeLimit:
     """True when users are warned of the deadline."""
     extensible_s: int
     """Seconds that members may still add."""
-    requests: list[TimeLimitExtension]
+    requests: list[UserRequest]
     """Requests for more time, newest first."""
     may_decide: bool
 
     @property
-    def pending_request(self) -> TimeLimitExtension | None:
-        return next((one for one in self.requests if one.state == "waiting"), None)
+    def pending_request(self) -> UserRequest | None:
+        return next((one for one in self.requests if one.state == RequestState.OPEN), None)
 
     @property
     def choices(self) -> list[int]:
@@ -186,7 +187,9 @@ def job_time_limit(user: User, row: JobRow, last: Attempt | None) -> JobTimeLimi
         ends_soon=(row.deadline - timezone.now()).total_seconds() <= lead_s,
         extensible_s=extension_allowance_s(row.job, float(settings["max_extension_s"])),
         requests=requests,
-        may_decide=any(one.state == "waiting" and can(user, Permission.CHANGE, one) for one in requests),
+        may_decide=any(
+            one.state == RequestState.OPEN and can(user, Permission.CHANGE, one) for one in requests
+        ),
     )
 
 

@@ -17,25 +17,39 @@ from django.db import transaction
 from django.http import HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import redirect, render
 from django.urls import reverse
+from django.utils import timezone
 
 from portal.access import AccessPolicy, visible_projects
 from portal.errors import Conflict, InvalidRequest, NotFound, PreconditionFailed
-from portal.models import NodePool, QuotaChange, User
+from portal.models import NodePool, Project, QuotaAddition, QuotaChange, User
+from portal.selectors.projects.quota_additions import get_quota_addition, list_quota_additions
+from portal.selectors.projects.quota_effect import read_quota_effect
 from portal.selectors.projects.quota_grid import QuotaGrid, QuotaGridRow, pools_with_gpus, quota_grid
 from portal.services.projects.projects import (
     DEFAULT_QUOTA_VALUES,
     QuotaValues,
     do_change_quota,
     do_undo_quota_change,
+    validate_quota,
 )
+from portal.services.projects.quota_additions import do_add_quota, do_end_quota_addition
+from portal.services.projects.quota_effect import QuotaEdit, simulate_quota_effect
 from portal.web.admin.projects.tree_pagination import (
     MAX_SEARCH_LENGTH,
     MIN_ROWS_FOR_SEARCH,
     name_hidden_parents,
     paginate_tree,
 )
-from portal.web.parsing import format_gpu_input, parse_gpu_limit, parse_gpu_milli, parse_integer, parse_weight
-from portal.web.views import action, find_row, page, refusals_as_messages
+from portal.web.display.formatting import time_zone
+from portal.web.parsing import (
+    format_gpu_input,
+    parse_gpu_limit,
+    parse_gpu_milli,
+    parse_integer,
+    parse_local_time,
+    parse_weight,
+)
+from portal.web.views import action, find_row, page, posted_values, refusals_as_messages
 
 SEPARATOR = ";"
 FIELDS: dict[str, Callable[[str, str], float | None]] = {
@@ -81,6 +95,7 @@ class QuotaLine:
     cells: dict[str, QuotaCell]
     version: int
     problem: str = ""
+    additions: list[QuotaAddition] = field(default_factory=list)
 
     @property
     def loaded(self) -> str:
@@ -163,6 +178,72 @@ def save_quotas(request: HttpRequest, user: User) -> HttpResponse:
         word = "1 project" if len(edited) == 1 else f"{len(edited)} projects"
         messages.success(request, f"Saved the quota of {word}. It takes effect with the next cycle.")
     return redirect(f"{reverse('quotas')}?{_page_query(request.POST, pool)}")
+
+
+@action(AccessPolicy.ADMIN)
+def simulate_quotas(request: HttpRequest, user: User) -> HttpResponse:
+    """Show what the changed cells of one pool would do to the present queue, without saving them."""
+    pool = find_row(NodePool.objects, name=request.POST.get("pool", ""))
+    edits, problem = [], ""
+    for line in _apply_posted(request, build_posted_sheet(quota_grid(user, pool), request.POST)):
+        try:
+            values = _parse_values(line)
+            validate_quota(values)
+            edits.append(QuotaEdit(line.row.project, pool, values))
+        except InvalidRequest as refusal:
+            problem = f"{line.row.project.name}: {refusal.message}"
+    if not edits and not problem:
+        problem = "Change a number first."
+    effect = None if problem else read_quota_effect(user, simulate_quota_effect(edits))
+    return render(request, "partials/quota_effect.html", {"effect": effect, "problem": problem})
+
+
+@action(AccessPolicy.ADMIN)
+def add_quota(request: HttpRequest, user: User) -> HttpResponse:
+    """Add GPUs to a quota between two times."""
+    pools = pools_with_gpus()
+    pool = _pool(request.POST.get("pool", ""), pools)
+    if pool is None:
+        raise NotFound("There is no such pool.")
+    values = posted_values(request, "project", "gpus", "starts_at", "ends_at", "why")
+    zone = time_zone(user.timezone)
+    try:
+        row = do_add_quota(
+            user,
+            _addition_project(user, values["project"]),
+            pool,
+            extra_milli=parse_gpu_milli(values["gpus"], "extra_milli"),
+            starts_at=parse_local_time(values["starts_at"], "starts_at", zone)
+            if values["starts_at"]
+            else None,
+            ends_at=parse_local_time(values["ends_at"], "ends_at", zone),
+            reason=values["why"],
+        )
+    except (InvalidRequest, Conflict) as refusal:
+        sheet = build_sheet(quota_grid(user, pool), request.POST)
+        problems = refusal.fields if isinstance(refusal, InvalidRequest) else {"project": refusal.message}
+        addition = {"addition": values, "addition_problems": problems}
+        return _page(request, user, sheet, pools, status=refusal.status, **addition)
+    messages.success(
+        request, f"{row.quota.project.name} has {format_gpu_input(row.extra_milli)} more GPUs then."
+    )
+    return redirect(f"{reverse('quotas')}?pool={pool.name}")
+
+
+def _addition_project(user: User, name: str) -> Project:
+    project = visible_projects(user).filter(name=name, archived_at__isnull=True).first()
+    if project is None:
+        raise InvalidRequest(fields={"project": "There is no such project."})
+    return project
+
+
+@action(AccessPolicy.ADMIN)
+def end_addition(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    row = get_quota_addition(user, public_id)
+    with refusals_as_messages(request):
+        do_end_quota_addition(user, row)
+        messages.success(request, f"The temporary quota of {row.quota.project.name} has ended.")
+    return redirect(f"{reverse('quotas')}?pool={row.quota.pool.name}")
 
 
 @action(AccessPolicy.ADMIN)
@@ -252,9 +333,17 @@ def _page(
     pools: list[NodePool],
     *,
     status: int = 200,
+    **more: Any,
 ) -> HttpResponse:
     parameters = request.POST or request.GET
-    context = {
+    additions = []
+    if sheet is not None:
+        additions = list(list_quota_additions(user, ended=False).filter(quota__pool=sheet.grid.pool))
+        for line in sheet.lines:
+            line.additions = [row for row in additions if row.quota.project_id == line.row.project.pk]
+    context = more | {
+        "additions": additions,
+        "now": timezone.now(),
         "sheet": sheet,
         "pools": pools,
         "history": _history(user, sheet.grid.pool) if sheet else [],

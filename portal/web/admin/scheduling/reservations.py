@@ -30,10 +30,10 @@ from portal.services.cluster.reservations import (
     reservable_nodes,
 )
 from portal.web.display.formatting import parse_whole_number, time_zone
+from portal.web.parsing import LOCAL_FORMAT, parse_local_time
 from portal.web.views import action, page, posted_values, refusals_as_messages, render_form
 
 FIELDS = ("name", "pool", "nodes", "projects", "starts_at", "ends_at", "reason", "drain_at_start")
-LOCAL_FORMAT = "%Y-%m-%dT%H:%M"
 PAST_LIMIT = 20
 PHASE_TITLES = {
     ReservationPhase.CURRENT: "Now",
@@ -103,11 +103,9 @@ def _build_input(values: dict[str, str], here: dt.tzinfo, row: Reservation | Non
     times: list[dt.datetime] = []
     for name in ("starts_at", "ends_at"):
         try:
-            times.append(
-                dt.datetime.strptime(values[name][:16], LOCAL_FORMAT).replace(tzinfo=here).astimezone(dt.UTC)
-            )
-        except (ValueError, OverflowError):
-            wrong[name] = "Enter a date and a time, such as 2026-05-12T08:00."
+            times.append(parse_local_time(values[name], name, here))
+        except InvalidRequest as refusal:
+            wrong |= refusal.fields
     projects = []
     try:
         projects = get_projects(_split_names(values["projects"]))

@@ -1,0 +1,40 @@
+"""Reads requests of users and their answers."""
+
+from __future__ import annotations
+
+from django.db.models import QuerySet
+
+from portal.access import Requester, require_user, visible_requests
+from portal.domain.user_requests import RequestKind, RequestState
+from portal.models import UserRequest
+from portal.selectors.lookup import get_first
+
+
+def list_requests(
+    requester: Requester, *, is_open: bool | None = None, kind: str = "", mine: bool | None = None
+) -> QuerySet[UserRequest]:
+    """Return the requests that the user may see, newest first; ``mine`` selects by whether the user made them."""
+    rows = visible_requests(requester).select_related(
+        "job__project",
+        "job__owner",
+        "attempt",
+        "requested_by",
+        "decided_by",
+        "project",
+        "pool",
+        "environment",
+    )
+    if is_open is not None:
+        is_open_row = {"state": RequestState.OPEN.value}
+        rows = rows.filter(**is_open_row) if is_open else rows.exclude(**is_open_row)
+    if kind:
+        rows = rows.filter(kind=RequestKind(kind).value)
+    if mine is not None:
+        own = {"requested_by": require_user(requester)}
+        rows = rows.filter(**own) if mine else rows.exclude(**own)
+    return rows.order_by("-id")
+
+
+def get_request(requester: Requester, public_id: str) -> UserRequest:
+    """Return the request. Raise NotFound if the user may not see it."""
+    return get_first(list_requests(requester).filter(public_id=public_id), "There is no such request.")
