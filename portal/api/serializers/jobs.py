@@ -363,9 +363,7 @@ class Attempt(ResponseSerializer):
     running_at = serializers.DateTimeField(allow_null=True)
     ready_at = serializers.DateTimeField(allow_null=True, help_text="When its server first responded.")
     phases = JobPhase(many=True, help_text="In their order, without those that never came.")
-    checkpoint_at = serializers.DateTimeField(
-        allow_null=True, help_text="When it last reported a checkpoint; null if it has reported none."
-    )
+    checkpoint_at = serializers.DateTimeField(allow_null=True, help_text="Of the last reported checkpoint.")
     checkpoint_step = serializers.IntegerField(allow_null=True, help_text="Of that checkpoint.")
     code_commit = serializers.CharField(
         allow_blank=True, help_text="Commit of its code repository that was checked out; blank: none yet."
