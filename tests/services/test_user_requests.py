@@ -98,7 +98,7 @@ def test_temporary_quota_is_in_force_between_its_times_only(dataset) -> None:
     assert not quota_of(dataset).guaranteed_milli
     QuotaAddition.objects.update(starts_at=now - DAY)
     assert quota_of(dataset).effective_guaranteed_milli == 2000
-    (usage,) = project_quota_usage([dataset["project"]])
+    (usage,) = project_quota_usage([dataset["project"]], dataset["member"])
     assert usage.guaranteed_milli == 2000
 
 
