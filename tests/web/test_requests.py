@@ -1,4 +1,4 @@
-"""Requests on the page Approvals, and temporary quota on the page Quotas."""
+"""Requests on the page Requests, and temporary quota on the page Quotas."""
 
 from __future__ import annotations
 

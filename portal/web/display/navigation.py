@@ -56,6 +56,9 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
                 "job-checkpoints",
                 "job-ranks",
                 "job-run",
+                "job-files",
+                "job-scheduling",
+                "job-audit",
                 "job-help",
                 "job-rerun",
                 "job-notebooks",
@@ -178,7 +181,7 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
             active_views=("project", "add-project", "set-member", "invite-into"),
         ),
         NavItem(
-            "Approvals",
+            "Requests",
             "approvals",
             "inbox",
             "x",
