@@ -222,6 +222,10 @@ def can(requester: Requester, verb: Permission, obj: Any) -> bool:
     return False
 
 
+_PERSONAL = frozenset({Permission.ENTER, Permission.VISIT})
+"""Rights to a workspace that administrators do not have either."""
+
+
 def job_permissions(user: User, job: Job) -> set[Permission]:
     """Return what an active user may do to a job, with one read of their role."""
     role = role_in(user, job.project)
@@ -229,23 +233,25 @@ def job_permissions(user: User, job: Job) -> set[Permission]:
 
 
 def permitted_job_ids(requester: Requester, verb: Permission, jobs: Iterable[Job]) -> set[int]:
-    """Return the ids of the jobs on which the requester has this permission, in at most two queries."""
+    """Return the ids of the jobs on which the requester has this permission, in at most two queries.
+
+    Shares of workspaces are not considered.
+    """
     if not isinstance(requester, User) or not requester.is_active:
         return set()
-    roles = {} if requester.is_admin and verb is not Permission.ENTER else roles_by_project(requester)
+    roles = {} if requester.is_admin and verb not in _PERSONAL else roles_by_project(requester)
     return {job.pk for job in jobs if _role_permits_job(requester, roles.get(job.project_id), verb, job)}
 
 
 def _can_access_job(user: User, verb: Permission, job: Job) -> bool:
-    if verb is Permission.VISIT:
-        return _can_access_job(user, Permission.ENTER, job) or live_share(user, job) is not None
-    asks_role = verb is Permission.ENTER or not user.is_admin
-    return _role_permits_job(user, role_in(user, job.project) if asks_role else None, verb, job)
+    asks_role = verb in _PERSONAL or not user.is_admin
+    permitted = _role_permits_job(user, role_in(user, job.project) if asks_role else None, verb, job)
+    return permitted or (verb is Permission.VISIT and live_share(user, job) is not None)
 
 
 def _role_permits_job(user: User, role: Role | None, verb: Permission, job: Job) -> bool:
     """Apply the permission rules of a job, given the user's role in its project."""
-    if verb is Permission.ENTER:
+    if verb in _PERSONAL:
         # Administrators may not enter either: a workspace runs as its owner, with the owner's files.
         member = role is not None and ROLE_RANK[role] >= ROLE_RANK[Role.MEMBER]
         return job.owner_id == user.pk and (member or user.is_admin)

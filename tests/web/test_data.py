@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from portal.api.jobs.job_requests import JobBody
 from portal.models import Job, RegistryLogin, Secret, Volume
+from portal.services.jobs.job_document import request_body
 from portal.services.jobs.submission import request_from_job
-from portal.web.launch.views import rest_body
 
 VALUE = "hush-on-pages"
 
@@ -49,7 +49,7 @@ def test_a_job_is_launched_with_a_volume_and_secrets(client_of, dataset, typed) 
         {"secret": "hub", "owner_type": "me", "file": "key"},
     ]
     assert job.secrets == ways
-    example = JobBody(data=rest_body(request_from_job(job)))
+    example = JobBody(data=request_body(request_from_job(job)))
     assert example.is_valid(), example.errors
     assert [each["owner_type"] for each in example.validated_data["secrets"]] == ["me", "me"]
     pages = [

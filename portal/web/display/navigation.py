@@ -155,7 +155,7 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
             "announcements",
             "inbox",
             "1",
-            help="operations",
+            help="operations#announcements",
             active_views=("announce",),
             admin_only=True,
         ),
