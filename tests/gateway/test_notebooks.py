@@ -114,7 +114,7 @@ def test_a_notebook_runs_as_a_job_with_other_parameters(engine: Path, owner: Use
         "broken.ipynb": "It is not a notebook.",
     }
     shown = page.get(address).content.decode()
-    assert "LR = 0.5" in shown and "sizes" in shown and "hx-trigger" not in shown
+    assert "LR = 0.5" in shown and "sizes" in shown and 'hx-trigger="every' not in shown
 
     gone = page.post(f"{address}run/", {"path": "a b/train (1).ipynb"})
     form = page.get(gone.url)

@@ -187,7 +187,7 @@ def _no_common_node_reason(rows: list[Volume], pool: NodePool | None) -> str | N
         nodes = nodes.filter(pool=pool)
     if nodes.exists():
         return None
-    names = ", ".join(row.name for row in rows if row.pk in limited)
+    names = ", ".join(sorted(row.name for row in rows if row.pk in limited))
     where = f"No node of {pool.name}" if pool else "No node"
     return f"{where} has {names}." if len(limited) == 1 else f"{where} has all of {names}."
 
