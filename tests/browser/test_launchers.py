@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 def test_options_and_ranks_are_edited_and_shown_before_the_launch(open_as, width) -> None:
     NodePool.objects.update(allow_host_network=True)
     page = open_as("m-okafor", width=width)
-    page.goto("/launch/?kind=training")
+    page.goto("/launch/?kind=training&defaults=1")
     page.locator("[name=name]").fill("with ranks")
     page.locator("[name=command]").fill("python train.py")
     page.locator("[name=tasks]").fill("2")

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 @pytest.mark.parametrize("width", [1280, 390])
 def test_roles_are_added_and_removed_on_the_form(open_as, width) -> None:
     page = open_as("m-okafor", width=width)
-    page.goto("/launch/?kind=training")
+    page.goto("/launch/?kind=training&defaults=1")
     page.locator("[name=name]").fill("with roles")
     page.locator("[name=command]").fill("python train.py")
     page.locator("summary", has_text="Roles").click()

@@ -333,7 +333,10 @@ def test_when_all_connections_are_in_use_the_others_are_told(portal: Portal) -> 
         blocker.execute("BEGIN; LOCK TABLE portal_job IN ACCESS EXCLUSIVE MODE")
         asked = [hands.submit(portal.listed) for _ in range(3 * CONNECTIONS)]
         time.sleep(1)
-        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        waiting = """
+            SELECT count(*) FROM pg_stat_activity
+             WHERE wait_event_type = 'Lock' AND backend_type = 'client backend'
+        """
         assert blocker.execute(waiting).fetchone() == (CONNECTIONS,)
         assert portal.ask("GET", "/healthz")[0].status_code == 200
         for future in asked:

@@ -122,6 +122,6 @@ def set_quota(admin: Person, **projects: dict[str, str]) -> None:
     for project, cells in projects.items():
         for cell, value in cells.items():
             page.get_by_label(f"{cell.title()} of {project}").fill(value)
-    page.get_by_label("Why").fill("the story")
+    page.get_by_label("Why (recorded").fill("the story")
     page.get_by_role("button", name="Save changes").click()
     expect(page.get_by_text("It takes effect with the next cycle")).to_be_visible()
