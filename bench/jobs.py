@@ -145,6 +145,7 @@ def _ours(client: Any, jobs: int, *, array: bool = False) -> float:
         "environment": "bench",
         "command": list(COMMAND),
         "gpus_per_task": 1,
+        "cpu_milli": 250,  # as many at a time as the node has GPUs, as with Slurm
         "memory_mib": 256,
     }
 
