@@ -6,6 +6,7 @@ import io
 import json
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlencode
 
 from django import forms
 from django.contrib import messages
@@ -272,6 +273,11 @@ class PlannedNode:
 @page(AccessPolicy.SIGNED_IN)
 def plan(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     row = get_plan(user, public_id)
+    runs = plan_runs(row)
+    run = next((each for each in runs if each.job.public_id == request.GET.get("job")), None)
+    if run is not None and run.choice is not None:  # the page of a job leads to its division
+        values = urlencode({"choice": run.choice, "m": run.micro_batches, "schedule": run.schedule})
+        return redirect(f"{reverse('plan', args=[public_id])}?{values}")
     micro_batches = parse_whole_number(request.GET.get("m", "")) or DEFAULT_MICRO_BATCHES
     micro_batches = min(micro_batches, MAX_MICRO_BATCHES)
     schedule = request.GET.get("schedule", "")
@@ -296,7 +302,7 @@ def plan(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
         "chart": _layer_chart(row, division),
         "nodes": _planned_nodes(row, division, stage_memory_bytes(division, micro_batches, schedule), free),
         "missing_nodes": row.nodes - len(free),
-        "runs": plan_runs(row),
+        "runs": runs,
         "may_launch": can(user, Permission.SUBMIT, row.profile.project),
         "memory_mib": row.memory_bytes / MIB if row.memory_bytes else None,
     }

@@ -204,6 +204,10 @@ def test_predicted_and_measured_rates_stand_side_by_side(dataset, profile, clien
     assert (run["job"]["name"], run["micro_batches"]) == ("piped", 4)
     assert run["predicted_per_s"] == pytest.approx(predicted)
     assert run["error_percent"] == pytest.approx(100 * (2500 / predicted - 1))
+    to_division = client.get(address, {"job": job.public_id})
+    assert to_division.status_code == 302 and "&m=4&schedule=1f1b" in to_division["Location"]
+    assert client.get(to_division["Location"]).status_code == 200
+    assert client.get(address, {"job": other.public_id}).status_code == 200
     page = words(client.get(address))
     assert "2,844.4" in page and "2,500.0" in page and "-12.1 %" in page
     # PipeDream does not empty the pipeline: without a bubble

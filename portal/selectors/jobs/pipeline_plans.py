@@ -50,10 +50,11 @@ def get_plan(requester: Requester, public_id: str) -> PipelinePlan:
 class PlanRun:
     """A job launched from a plan. Rates are in samples, or minibatches if their size is unknown, per second.
 
-    ``predicted_per_s`` is None if the job's variables were changed to another split.
+    ``choice`` and ``predicted_per_s`` are None if the job's variables were changed to another split.
     """
 
     job: Job
+    choice: str | None
     micro_batches: int | None
     schedule: str | None
     predicted_per_s: float | None
@@ -81,7 +82,7 @@ def plan_runs(plan: PipelinePlan) -> list[PlanRun]:
 
 def _plan_run(plan: PipelinePlan, job: Job, attempt: Attempt | None) -> PlanRun:
     progress = attempt_progress(attempt) if attempt else None
-    micro_batches, schedule, predicted_per_s = None, None, None
+    known, micro_batches, schedule, predicted_per_s = None, None, None, None
     try:
         split = json.loads(job.env.get(SPLIT_VARIABLE, ""))
         micro_batches, schedule = int(split["micro_batches"]), str(split["schedule"])
@@ -92,8 +93,8 @@ def _plan_run(plan: PipelinePlan, job: Job, attempt: Attempt | None) -> PlanRun:
                 and micro_batches > 0
                 and split == split_of(chosen, micro_batches, schedule)
             ):
-                predicted_per_s = predicted_rate(chosen, micro_batches, schedule)
+                known, predicted_per_s = choice, predicted_rate(chosen, micro_batches, schedule)
                 break
     except (ValueError, KeyError, TypeError):
         pass
-    return PlanRun(job, micro_batches, schedule, predicted_per_s, progress.per_s if progress else None)
+    return PlanRun(job, known, micro_batches, schedule, predicted_per_s, progress.per_s if progress else None)
