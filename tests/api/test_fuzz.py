@@ -91,7 +91,7 @@ def signed_agent(tmp_path: Path, settings: Any) -> None:
     (tmp_path / "agent" / "agent.pyz.sig").write_text("signature")
 
 
-@pytest.mark.parametrize("actor", ["admin", "member"])
+@pytest.mark.parametrize("actor", ["admin", pytest.param("member", marks=pytest.mark.long)])
 @schema.parametrize()
 @settings(
     max_examples=EXAMPLES,

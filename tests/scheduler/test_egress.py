@@ -172,7 +172,9 @@ call("runs/update", run_id=run, status="FINISHED")
 """
 
 
-@pytest.mark.parametrize("dataset", ["rootful", "rootless"], indirect=True)
+@pytest.mark.parametrize(
+    "dataset", [pytest.param("rootful", marks=pytest.mark.long), "rootless"], indirect=True
+)
 def test_a_container_logs_to_the_portal_and_reaches_nothing_else_of_it(
     dataset, tracking_server: Path, monkeypatch: pytest.MonkeyPatch, settings
 ) -> None:
