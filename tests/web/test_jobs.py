@@ -453,7 +453,10 @@ def test_a_job_shows_how_far_it_has_come_and_how_fast(dataset, client_of):
     now = timezone.now()
     assert " done, " not in page() and reported() is None
     report(60_000, 120.0)
-    assert re.search(r"60,000 done, reported <time [^>]*>2 min( \d+ s)? ago</time>", page())
+    assert re.search(
+        r"60,000 done, the rate follows after a minute of reports, reported <time [^>]*>2 min( \d+ s)? ago</time>",
+        page(),
+    )
     assert reported()["per_s"] is None
     report(66_000, 20.0)
     assert re.search(r"66,000 done, 60 a second, reported <time [^>]*>\d+ s ago</time>", page())
