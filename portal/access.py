@@ -69,7 +69,7 @@ class Permission(StrEnum):
     SUBMIT = "submit"  # submit a job to a project
     CONTROL = "control"  # cancel, hold or edit a job
     ENTER = "enter"  # open a workspace, its terminal or its secrets; send requests to a service
-    VISIT = "visit"  # use the tool of a workspace: who may enter, and with whom its owner shares it
+    VISIT = "visit"  # use the tool of a workspace: its owner, and users with a share
     READ_LOGS = "read_logs"
     READ_FILES = "read_files"  # volumes of a job; its owner's home is for its owner alone
     MANAGE = "manage"  # manage the members of a project

@@ -140,7 +140,7 @@ function startRankTable(part, text, ask) {
 
 // Keeps CPU, memory and shared memory in proportion to the GPUs while they are what this function wrote, or the page.
 function startProportions(form) {
-  const shares = JSON.parse(form.dataset.gpuShares || "[]");
+  const shares = JSON.parse(form.dataset.resourcesPerGpu || "[]");
   const fields = { cores: form.elements.cores, memory_gib: form.elements.memory_gib, shm_mib: form.elements.shm_mib };
   const amounts = () => {
     const pool = form.elements.pool.value, models = form.elements.gpu_model.value.split("|");

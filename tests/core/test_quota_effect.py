@@ -32,31 +32,31 @@ def effect(snapshot: Snapshot, *quotas: QuotaRow) -> QuotaEffect:
 
 @pytest.fixture
 def borrowing() -> Snapshot:
-    """Four GPUs: `lent` runs on all and is guaranteed all; one job of `owed`, without a guarantee, waits."""
-    rows = [runs(f"r{i}", "lent", ("n1", [i]), started_s=NOW_S - 3600.0 + i) for i in range(4)]
+    """Four GPUs: `holder` runs on all and is guaranteed all; one job of `waiter`, without a guarantee, waits."""
+    rows = [runs(f"r{i}", "holder", ("n1", [i]), started_s=NOW_S - 3600.0 + i) for i in range(4)]
     return cluster(
         [node("n1")],
-        [project("lent"), project("owed")],
-        [quota("lent", 4)],
+        [project("holder"), project("waiter")],
+        [quota("holder", 4)],
         running=rows,
-        pending=[waits("next", "owed", 2)],
+        pending=[waits("next", "waiter", 2)],
     )
 
 
 def test_a_guarantee_reclaims_what_others_borrow_and_the_job_starts(borrowing) -> None:
-    found = effect(borrowing, quota("lent", 2), quota("owed", 2))
+    found = effect(borrowing, quota("holder", 2), quota("waiter", 2))
     assert len(found.evictions) == 2 and {each.for_job for each in found.evictions} == {JobId("next")}
     (shift,) = found.shifts
     assert shift.job == "next" and shift.after_s is not None and shift.after_s < 60 < (shift.before_s or 0)
-    assert found.holdings[ProjectId("lent"), MAIN][0] == ProjectHolding(4000, 4000, 4000.0)
-    before, after = found.holdings[ProjectId("owed"), MAIN]
+    assert found.holdings[ProjectId("holder"), MAIN][0] == ProjectHolding(4000, 4000, 4000.0)
+    before, after = found.holdings[ProjectId("waiter"), MAIN]
     assert (before.used_milli, before.guaranteed_milli, before.borrowed_milli) == (0, 0, 0)
     assert (after.used_milli, after.guaranteed_milli, after.fair_share_milli) == (2000, 2000, 2000.0)
     assert found.is_complete
 
 
 def test_equal_quotas_change_nothing(borrowing) -> None:
-    found = effect(borrowing, quota("lent", 4))
+    found = effect(borrowing, quota("holder", 4))
     assert (found.shifts, found.evictions, dict(found.holdings)) == ((), (), {})
 
 

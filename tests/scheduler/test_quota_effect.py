@@ -22,19 +22,19 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def dataset(monkeypatch):
-    """Four GPUs that `lent` holds and is guaranteed; a job of `owed` waits for two."""
+    """Four GPUs that `holder` holds and is guaranteed; a job of `waiter` waits for two."""
     factories.cluster_settings()
     monkeypatch.setattr(what_if, "_cached_inputs", None)
     monkeypatch.setattr(forecast_pass, "_cached_calibration", None)
     pool = factories.pool("main-pool")
     factories.node(pool)
     owner, other, admin = factories.user("ada"), factories.user("eve"), factories.user("root", admin=True)
-    owed, lent = factories.project("owed", member=owner), factories.project("lent", member=other)
-    Quota.objects.create(project=lent, pool=pool, guaranteed_milli=4000)
+    waiter, holder = factories.project("waiter", member=owner), factories.project("holder", member=other)
+    Quota.objects.create(project=holder, pool=pool, guaranteed_milli=4000)
     batch = factories.environment("batch", tool=False)
-    factories.job(other, lent, batch, name="runs", gpus_per_task=4)
+    factories.job(other, holder, batch, name="runs", gpus_per_task=4)
     run_cycle("test", "me")
-    factories.job(owner, owed, batch, name="waits", gpus_per_task=2)
+    factories.job(owner, waiter, batch, name="waits", gpus_per_task=2)
 
     def at_once(quotas, wait_s=8.0):
         question = EngineQuery.objects.create(kind="quota_effect", body={"quotas": quotas})
@@ -43,7 +43,7 @@ def dataset(monkeypatch):
         return question.answer
 
     monkeypatch.setattr(quota_effect, "query_quota_effect", at_once)
-    return {"pool": pool, "owner": owner, "admin": admin, "owed": owed, "lent": lent}
+    return {"pool": pool, "owner": owner, "admin": admin, "waiter": waiter, "holder": holder}
 
 
 def client(user) -> Client:
@@ -53,7 +53,7 @@ def client(user) -> Client:
 
 
 def edits(dataset) -> dict:
-    both = {"lent": 2000, "owed": 2000}
+    both = {"holder": 2000, "waiter": 2000}
     return {
         "quotas": [
             {"project": name, "pool": "main-pool", "guaranteed_milli": milli} for name, milli in both.items()
@@ -70,12 +70,12 @@ def test_rest_simulates_several_edits_together(dataset) -> None:
     assert start["after"]["p10_at"] <= start["after"]["p50_at"] <= start["after"]["p90_at"]
     assert found["victims"][0]["job"]["name"] == "runs" and found["victims"][0]["milli"] == 4000
     holdings = {one["project"]["name"]: (one["before"], one["after"]) for one in found["holdings"]}
-    assert holdings["owed"][1]["used_milli"] == 2000 and holdings["owed"][1]["guaranteed_milli"] == 2000
-    assert holdings["lent"][0]["used_milli"] == 4000 and holdings["lent"][1]["used_milli"] == 0
+    assert holdings["waiter"][1]["used_milli"] == 2000 and holdings["waiter"][1]["guaranteed_milli"] == 2000
+    assert holdings["holder"][0]["used_milli"] == 4000 and holdings["holder"][1]["used_milli"] == 0
     assert Job.objects.get(name="runs").attempts.get().stop_requested_at is None  # asking moves nothing
     assert Quota.objects.get().guaranteed_milli == 4000
     wrong = {
-        "quotas": [{"project": "owed", "pool": "main-pool", "guaranteed_milli": 2000, "limit_milli": 1000}]
+        "quotas": [{"project": "waiter", "pool": "main-pool", "guaranteed_milli": 2000, "limit_milli": 1000}]
     }
     answer = client(dataset["admin"]).post("/api/v1/quotas/effect/", wrong, "application/json")
     assert answer.status_code == 422 and answer.json()["errors"][0]["field"] == "limit_milli"
@@ -87,16 +87,16 @@ def test_the_quota_page_shows_the_effect_before_it_is_saved(dataset) -> None:
     assert "Simulate the effect" in text
     seen = {
         f"seen-{row.public_id}": f"{version};{guaranteed};none;none;1;0"
-        for row, version, guaranteed in ((dataset["owed"], 0, 0), (dataset["lent"], 1, 4))
+        for row, version, guaranteed in ((dataset["waiter"], 0, 0), (dataset["holder"], 1, 4))
     }
-    posted = seen | {"pool": "main-pool", f"guaranteed-{dataset['owed'].public_id}": "2"}
-    posted |= {f"guaranteed-{dataset['lent'].public_id}": "2"}
+    posted = seen | {"pool": "main-pool", f"guaranteed-{dataset['waiter'].public_id}": "2"}
+    posted |= {f"guaranteed-{dataset['holder'].public_id}": "2"}
     text = " ".join(page.post(reverse("quota-effect"), posted).content.decode().split())
     assert "1 running job would be preempted" in text and "1 pending job would start earlier" in text
     assert "waits" in text and "In use: after the next scheduling cycle." in text
-    posted[f"guaranteed-{dataset['owed'].public_id}"] = "many"
+    posted[f"guaranteed-{dataset['waiter'].public_id}"] = "many"
     text = page.post(reverse("quota-effect"), posted).content.decode()
-    assert "owed:" in text and "is not a number of GPUs" in text
+    assert "waiter:" in text and "is not a number of GPUs" in text
     assert (
         "Change a number first."
         in page.post(reverse("quota-effect"), seen | {"pool": "main-pool"}).content.decode()
@@ -106,11 +106,11 @@ def test_the_quota_page_shows_the_effect_before_it_is_saved(dataset) -> None:
 
 def test_a_request_carries_its_effect_without_the_names_of_others(dataset) -> None:
     Quota.objects.update(guaranteed_milli=2000)
-    asked = do_request_quota(dataset["owner"], dataset["owed"], dataset["pool"], 2000, reason="a paper")
+    asked = do_request_quota(dataset["owner"], dataset["waiter"], dataset["pool"], 2000, reason="a paper")
     address = f"/api/v1/requests/{asked.public_id}/"
     mine = client(dataset["owner"]).get(address).json()["effect"]
-    assert {one["project"]["name"] for one in mine["holdings"]} == {"owed"}
-    assert "lent" not in json.dumps(mine) and "runs" not in json.dumps(mine)
+    assert {one["project"]["name"] for one in mine["holdings"]} == {"waiter"}
+    assert "holder" not in json.dumps(mine) and "runs" not in json.dumps(mine)
     text = " ".join(client(dataset["owner"]).get(reverse("approvals")).content.decode().split())
     assert "When it was requested: 1 pending job would start earlier, 0 later; 1 running job would be" in text
     effect = reverse("request-effect", args=[asked.public_id])

@@ -14,7 +14,7 @@ from portal.api.framework.views import SignedInView, operation
 from portal.api.serializers.references import Reference
 from portal.models import Project
 from portal.selectors.nodes.cluster_overview import GpuModelSummary, free_capacity
-from portal.selectors.nodes.gpu_shares import GpuShare, list_gpu_shares
+from portal.selectors.nodes.resources_per_gpu import ResourcesPerGpu, list_resources_per_gpu
 from portal.selectors.projects.quota_usage import user_quota_usage
 from portal.selectors.scheduling.user_shares import list_user_shares
 from portal.services.accounts.tokens import Scope
@@ -59,7 +59,7 @@ class ProjectCapacity(ResponseSerializer):
     bound_by_ancestor = serializers.BooleanField(help_text="Whether that is the limit of a project above.")
 
 
-class GpuShareDetail(ResponseSerializer):
+class ResourcesPerGpuDetail(ResponseSerializer):
     """CPU and memory for each GPU on every node of a pool with this model: defaults of the launch page."""
 
     pool = serializers.CharField()
@@ -71,7 +71,7 @@ class GpuShareDetail(ResponseSerializer):
 class Capacity(ResponseSerializer):
     gpu_models = GpuModelCapacity(many=True)
     projects = ProjectCapacity(many=True)
-    gpu_shares = GpuShareDetail(many=True)
+    resources_per_gpu = ResourcesPerGpuDetail(many=True)
 
 
 class UserShareDetail(ResponseSerializer):
@@ -97,9 +97,11 @@ class CapacityView(SignedInView):
     @_read("me_capacity", "What you could start now", response=Capacity)
     def get(self, request: Request) -> HttpResponse:
         shares = user_quota_usage(self.user)
-        gpu_shares: list[GpuShare] = list_gpu_shares(self.user)
+        resources_per_gpu: list[ResourcesPerGpu] = list_resources_per_gpu(self.user)
         models = free_capacity(self.user, shares)
-        return self.json_response(Capacity.compose(gpu_models=models, projects=shares, gpu_shares=gpu_shares))
+        return self.json_response(
+            Capacity.compose(gpu_models=models, projects=shares, resources_per_gpu=resources_per_gpu)
+        )
 
 
 class FairSharesView(SignedInView):

@@ -39,7 +39,7 @@ class WorkspaceShare(ResponseSerializer):
 
 
 class ShareBody(StrictSerializer):
-    """With whom a workspace is shared, and for how long."""
+    """The user, the access and the duration of a share."""
 
     user = StrictCharField(max_length=150, help_text=f"{ID_OR_NAME} A member of the project.")
     access = serializers.ChoiceField(list(ShareAccess))

@@ -73,8 +73,8 @@ class WorkspaceOpenView(SignedInView):
         response=representations.WorkspaceAccess,
         error_statuses=[409],
         detail="With a session: a single-use ticket that the browser posts. Tickets are bound to a session, so "
-        "requests with a token get only the portal page that opens the workspace in a signed-in browser. Only the "
-        "owner can open a workspace, and those with whom they share it.",
+        "requests with a token get only the portal page that opens the workspace in a signed-in browser. Only its "
+        "owner and users with a share can open a workspace.",
     )
     def post(self, request: Request, workspace: str) -> HttpResponse:
         """A ticket, or the URL to open."""

@@ -27,12 +27,17 @@ DEFAULT_PERIOD = dt.timedelta(days=30)
 GROUPINGS = [word.value for word in UsageGrouping]
 
 
-class UsageQuery(StrictSerializer):
-    """The period, filters and grouping of a usage report."""
+class ReportQuery(StrictSerializer):
+    """The period and grouping of a report."""
 
     start = serializers.DateTimeField(required=False, help_text="Default: 30 days before `end`.")
     end = serializers.DateTimeField(required=False, help_text="Default: now.")
     by = serializers.ChoiceField(GROUPINGS, required=False, default=UsageGrouping.PROJECT.value)
+
+
+class UsageQuery(ReportQuery):
+    """The period, filters and grouping of a usage report."""
+
     project = StrictCharField(required=False, default="", max_length=63, help_text="Id or name.")
     user = StrictCharField(required=False, default="", max_length=63, help_text="Id or user name.")
 
@@ -117,7 +122,7 @@ class StartPhasesView(SignedInView):
         )
 
 
-class WorkItem(ResponseSerializer):
+class WorkHours(ResponseSerializer):
     """How the GPU time of ended attempts of one group was used."""
 
     key = serializers.CharField(help_text="Public id, or the date (UTC) if grouped by day.")
@@ -133,6 +138,11 @@ class WorkItem(ResponseSerializer):
         child=serializers.FloatField(),
         help_text=f"GPU-hours lost by cause: {', '.join(each.value for each in LossCause)}.",
     )
+
+
+class WorkItem(WorkHours):
+    """The same with the number of attempts."""
+
     attempts = serializers.IntegerField()
 
 
@@ -164,18 +174,9 @@ class WorkView(SignedInView):
         return self.json_response(WorkReport.compose(start=start, end=end, by=by.value, items=rows))
 
 
-class ReportQuery(StrictSerializer):
-    """The period and grouping of a report."""
-
-    start = serializers.DateTimeField(required=False, help_text="Default: 30 days before `end`.")
-    end = serializers.DateTimeField(required=False, help_text="Default: now.")
-    by = serializers.ChoiceField(GROUPINGS, required=False, default=UsageGrouping.PROJECT.value)
-
-
-class ReportItem(WorkItem):
+class ReportItem(WorkHours):
     """The figures of one group."""
 
-    attempts = None  # type: ignore[assignment]
     jobs = serializers.IntegerField(help_text="With GPUs in the period.")
     gpu_hours = serializers.FloatField(help_text="Held in the period.")
     cost = serializers.FloatField(help_text="Of the held GPU-hours, in `currency`; 0 without prices.")

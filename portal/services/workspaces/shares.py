@@ -55,7 +55,7 @@ def get_share(user: User, public_id: str) -> WorkspaceShare:
 
 
 def project_members(job: Job) -> list[User]:
-    """Return the users with whom the workspace can be shared: other members of its project, by name."""
+    """Return the users who can get a share: other members of the project of the workspace, by name."""
     line = path_to_root(job.project, lambda below: below.parent)
     roles = [Role.MEMBER.value, Role.MANAGER.value]
     members = Membership.objects.filter(project__in=line, role__in=roles, user__is_active=True)

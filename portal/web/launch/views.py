@@ -35,7 +35,11 @@ from portal.selectors.jobs.jobs import get_job
 from portal.selectors.jobs.progress import measure_scaling
 from portal.selectors.nodes import cluster_overview
 from portal.selectors.nodes.cluster_overview import GpuModelSummary
-from portal.selectors.nodes.gpu_shares import GpuShare, list_gpu_shares, proportional_amounts
+from portal.selectors.nodes.resources_per_gpu import (
+    ResourcesPerGpu,
+    list_resources_per_gpu,
+    proportional_amounts,
+)
 from portal.selectors.projects.quota_usage import QuotaUsage, project_quota_usage, user_quota_usage
 from portal.selectors.services import get_service
 from portal.selectors.templates import gallery_templates, list_templates
@@ -112,7 +116,7 @@ class EnvironmentChoice:
 def launch(request: HttpRequest, user: User) -> HttpResponse:
     if request.method == "GET":
         shown = _environment_choices(user)
-        shares = list_gpu_shares(user)
+        shares = list_resources_per_gpu(user)
         initial, last = _initial(request, user, shown, shares)
         form = LaunchForm(user, initial=initial)
         context = _context(user, form, shown, shares)
@@ -136,7 +140,7 @@ def launch(request: HttpRequest, user: User) -> HttpResponse:
             verb = "scheduled" if isinstance(made, Schedule) else "submitted"
             messages.success(request, f"{made.name} is {verb}.")
             return redirect(type(made).__name__.lower(), made.public_id)
-    context = _context(user, form, _environment_choices(user), list_gpu_shares(user))
+    context = _context(user, form, _environment_choices(user), list_resources_per_gpu(user))
     context |= {"check": refusal} if refusal else {}
     return render(request, "launch/page.html", context, status=422 if refusal else 400)
 
@@ -163,7 +167,7 @@ def import_yaml(request: HttpRequest, user: User) -> HttpResponse:
         initial, wrong = initial_from_yaml(user, text)
     except InvalidRequest as refusal:
         initial, wrong = {}, list(refusal.fields.values())
-    shares = list_gpu_shares(user)
+    shares = list_resources_per_gpu(user)
     start = _initial(request, user, shown, shares)[0] | ({} if wrong else initial)
     context = _context(user, LaunchForm(user, initial=start), shown, shares)
     context |= {"import_errors": wrong, "imported": text if wrong else "", "is_imported": not wrong}
@@ -196,7 +200,7 @@ def alternatives(request: HttpRequest, user: User) -> HttpResponse:
 
 
 def _initial(
-    request: HttpRequest, user: User, shown: list[EnvironmentChoice], shares: list[GpuShare]
+    request: HttpRequest, user: User, shown: list[EnvironmentChoice], shares: list[ResourcesPerGpu]
 ) -> tuple[dict[str, Any], Job | Service | None]:
     """Return initial values, and the last launch if they are those of it."""
     query = request.GET
@@ -272,11 +276,11 @@ def _environment_choices(user: User) -> list[EnvironmentChoice]:
 
 
 def _context(
-    user: User, form: LaunchForm, shown: list[EnvironmentChoice], shares: list[GpuShare]
+    user: User, form: LaunchForm, shown: list[EnvironmentChoice], shares: list[ResourcesPerGpu]
 ) -> dict[str, Any]:
     return _preview_context(user, form) | {
         "form": form,
-        "gpu_shares": json.dumps([asdict(share) for share in shares]),
+        "resources_per_gpu": json.dumps([asdict(share) for share in shares]),
         "environments": shown,
         "secrets": visible_secrets(user).order_by("project__name", "name"),
         "volumes": list_volumes(user).exclude(kind=VolumeKind.HOME.value),

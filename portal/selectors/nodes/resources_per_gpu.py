@@ -16,7 +16,7 @@ SHARED_MEMORY_PART = 8
 
 
 @dataclass(frozen=True)
-class GpuShare:
+class ResourcesPerGpu:
     """The CPU and memory for each GPU that every node of a pool with this model has."""
 
     pool: str
@@ -25,8 +25,8 @@ class GpuShare:
     memory_mib: int
 
 
-def list_gpu_shares(requester: Requester) -> list[GpuShare]:
-    """Return the shares by pool (public id) and GPU model, in one query; nodes that take no jobs do not count."""
+def list_resources_per_gpu(requester: Requester) -> list[ResourcesPerGpu]:
+    """Return them by pool (public id) and GPU model, in one query; nodes that take no jobs do not count."""
     rows = (
         visible_nodes(requester)
         .filter(state__in=[NodeState.READY.value, NodeState.CORDONED.value], gpus__present=True)
@@ -43,10 +43,16 @@ def list_gpu_shares(requester: Requester) -> list[GpuShare]:
         share = (cpu_milli // on_node[node], memory_mib // on_node[node])
         known = least.get((pool, model), share)
         least[pool, model] = (min(known[0], share[0]), min(known[1], share[1]))
-    return [GpuShare(pool, model, *share) for (pool, model), share in sorted(least.items()) if min(share) > 0]
+    return [
+        ResourcesPerGpu(pool, model, *share)
+        for (pool, model), share in sorted(least.items())
+        if min(share) > 0
+    ]
 
 
-def proportional_amounts(shares: Sequence[GpuShare], pool: str, model: str, gpus: int) -> dict[str, int]:
+def proportional_amounts(
+    shares: Sequence[ResourcesPerGpu], pool: str, model: str, gpus: int
+) -> dict[str, int]:
     """Return CPU, memory and shared memory in proportion to GPUs of any fitting node; empty if unknown.
 
     Whole cores and GiB where there is more than one.
