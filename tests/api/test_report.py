@@ -94,7 +94,7 @@ def test_others_see_nothing_of_it(used: FixtureData) -> None:
 )
 def test_impossible_days_are_named(used: FixtureData, days: dict[str, str], problem: str) -> None:
     page = used.client("member").get(reverse("usage"), days).content.decode()
-    assert problem in page and "The last 30d are shown" in page
+    assert problem in page and "The last 30 days are shown" in page
 
 
 def test_chosen_days_include_the_last_one(used: FixtureData) -> None:
