@@ -68,7 +68,7 @@ def with_sockets():
         while not line.endswith(b"\n"):
             data = stream.recv(64)
             if not data:
-                raise OSError("the connection was closed")
+                raise ConnectionResetError("the connection was closed")
             line += data
         return [int(word) for word in line.split()]
 
@@ -83,9 +83,12 @@ def with_sockets():
                     stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                     stream.close()
                     raise ConnectionRefusedError
-                break
-            except ConnectionRefusedError:
-                time.sleep(0.1)
+                if receive(stream) == [tasks]:
+                    break
+                stream.close()
+            except (ConnectionError, ValueError):  # nobody listens yet, or another program does
+                pass
+            time.sleep(0.1)
         with stream:
             stream.sendall(b"%d %d\n" % (rank, rank + 1))
             return receive(stream)[0], "sockets"
@@ -95,8 +98,13 @@ def with_sockets():
         while missing:
             doing[0] = "waiting for rank %d" % min(missing)
             stream = server.accept()[0]
-            stream.settimeout(max(0.1, until_s - time.monotonic()))
-            other, value = receive(stream)
+            stream.settimeout(5)  # another program may connect and say nothing
+            try:
+                stream.sendall(b"%d\n" % tasks)
+                other, value = receive(stream)
+            except (OSError, ValueError):
+                stream.close()
+                continue
             missing.discard(other)
             total += value
             streams.append(stream)

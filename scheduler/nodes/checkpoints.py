@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
+from django.db.models import Q
 from django.utils import timezone
 
-from agents.engines.interface import AgentError, CheckpointList, OutcomeUnknownError
+from agents.engines.interface import AgentError, CheckpointList, Container, OutcomeUnknownError
 from portal.domain.checkpoints import CheckpointPlace, Validity
 from portal.domain.states import JobKind
 from portal.models import Checkpoint, Job, Task
@@ -88,12 +89,14 @@ def list_checkpoints(connection: NodeConnection, task: Task) -> None:
         checkpoints.record_listing_problem(task.attempt, refusal.message, asked_at=timezone.now())
 
 
-def list_checkpoints_at_end(connection: NodeConnection, ids: Collection[int]) -> None:
+def list_checkpoints_at_end(connection: NodeConnection, ended: Mapping[int, Container | None]) -> None:
     """List the checkpoints of the attempts of tasks (ids) that are about to end.
 
     A failure never delays the end.
     """
-    rows = Task.objects.filter(pk__in=ids, running_at__isnull=False, container_removed=False)
+    # a container that ends at once can be reported before its start is recorded
+    ran = Q(running_at__isnull=False) | Q(pk__in=[pk for pk, container in ended.items() if container])
+    rows = Task.objects.filter(ran, pk__in=ended, container_removed=False)
     for task in rows.select_related("attempt__job__owner", "attempt__job__project").order_by("pk"):
         if listing_applies(connection, task):
             try:

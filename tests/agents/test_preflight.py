@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -22,15 +24,21 @@ RANK_1_FIRST = (
 )
 
 
-def run_ranks(folder: Path, tasks: int, ranks: range, limit_s: int) -> list[subprocess.CompletedProcess[str]]:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+        return int(probe.getsockname()[1])
+
+
+def run_ranks(
+    folder: Path, tasks: int, ranks: range, limit_s: int, port: int = 0
+) -> list[subprocess.CompletedProcess[str]]:
+    port = port or free_port()
     gang = GangShape(equal_members(tasks, 0), RendezvousPoint("127.0.0.1", port))
+    launches = [with_all_reduce(LaunchSpec(("echo", "the command")), gang, rank, limit_s) for rank in ranks]
+    for name, file in launches[0].files.items():
+        (folder / name).write_text(file.content)
     programs = []
-    for rank in ranks:
-        launch = with_all_reduce(LaunchSpec(("echo", "the command")), gang, rank, limit_s)
-        for name, file in launch.files.items():
-            (folder / name).write_text(file.content)
+    for launch in launches:
         words = [word.replace(SECRETS_PLACEHOLDER, str(folder)) for word in launch.command]
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         programs.append(
@@ -50,6 +58,36 @@ def test_commands_run_after_the_all_reduce(tmp_path: Path) -> None:
     first, *others = run_ranks(tmp_path, 3, range(3), 30)
     assert first.stdout.startswith("fairway: all-reduce of 3 tasks by sockets in ")
     assert all(each.stdout.endswith("the command\n") for each in (first, *others))
+
+
+def test_connections_of_another_program_are_ignored(tmp_path: Path) -> None:
+    port, hung_up, over = free_port(), threading.Event(), threading.Event()
+
+    def interfere() -> None:
+        """Listen first and hang up, then connect and say nothing."""
+        with socket.create_server(("127.0.0.1", port)) as server:
+            server.accept()[0].close()
+        hung_up.set()
+        with contextlib.ExitStack() as streams:
+            while not over.is_set():
+                with contextlib.suppress(ConnectionError):
+                    here = ("127.0.0.1", 0)  # bound before, so that it never connects to itself
+                    streams.enter_context(socket.create_connection(("127.0.0.1", port), 5, here))
+                    over.wait(60)
+                over.wait(0.05)
+
+    thread = threading.Thread(target=interfere)
+    thread.start()
+    try:
+        while not hung_up.is_set():
+            (last,) = run_ranks(tmp_path, 2, range(1, 2), 2, port)
+            assert last.returncode == 1
+        first, last = run_ranks(tmp_path, 2, range(2), 30, port)
+    finally:
+        over.set()
+        thread.join()
+    assert first.stdout.startswith("fairway: all-reduce of 2 tasks by sockets in ")
+    assert last.stdout == "the command\n"
 
 
 @pytest.mark.parametrize(
