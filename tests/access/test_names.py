@@ -441,7 +441,7 @@ def frames(marked: Marked, actor: str, names: dict[str, str]) -> Iterator[tuple[
 
 
 @pytest.mark.parametrize("actor", READERS)
-def test_nobody_reads_what_they_may_not(actor: str, marked: Marked) -> None:
+def test_users_read_only_what_they_may(actor: str, marked: Marked) -> None:
     reported = {
         path: columns_told
         for path, text in answers(marked, actor)

@@ -91,7 +91,7 @@ def test_the_table_names_every_page() -> None:
     assert public == PUBLIC
 
 
-def test_what_the_table_does_not_name_no_page_answers(fixture_data: FixtureData) -> None:
+def test_pages_outside_the_table_return_404(fixture_data: FixtureData) -> None:
     client = fixture_data.client("admin")
     for page in {page.name: page for page in PAGES}.values():
         path = page.path.format(**fixture_data.names_of("admin"))

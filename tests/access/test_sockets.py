@@ -93,7 +93,7 @@ def test_who_may_enter(way: str, fixture_data: FixtureData, ready: Job) -> None:
 
 
 @pytest.mark.parametrize("lost", ["the project", "the account"])
-def test_whoever_loses_a_right_is_out_at_the_next_question(
+def test_losing_a_right_closes_the_socket_at_the_next_check(
     lost: str, fixture_data: FixtureData, ready: Job
 ) -> None:
     owner, project = fixture_data.people["member"], fixture_data.rows["project"]

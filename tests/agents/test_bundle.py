@@ -22,7 +22,7 @@ from tests.fakes import nvml
 NODE = Path(__file__).parents[2] / "agents/node"
 
 
-def test_equal_source_gives_equal_bytes(tmp_path: Path) -> None:
+def test_equal_source_gives_an_equal_bundle(tmp_path: Path) -> None:
     assert build_archive(tmp_path / "a.pyz") == build_archive(tmp_path / "b.pyz")
     assert (tmp_path / "a.pyz").read_bytes() == (tmp_path / "b.pyz").read_bytes()
 
@@ -41,7 +41,7 @@ def test_node_code_reads_as_python_3_8_and_imports_only_the_standard_library() -
                 )
 
 
-def test_what_comes_from_others_reads_as_python_3_8_and_has_its_licence_beside_it(tmp_path: Path) -> None:
+def test_third_party_code_is_valid_python_3_8_with_its_licence(tmp_path: Path) -> None:
     build_archive(tmp_path / "agent.pyz")
     with zipfile.ZipFile(tmp_path / "agent.pyz") as archive:
         ast.parse(archive.read("pynvml.py").decode(), feature_version=(3, 8))
@@ -50,7 +50,7 @@ def test_what_comes_from_others_reads_as_python_3_8_and_has_its_licence_beside_i
     assert licence.rstrip().endswith("POSSIBILITY OF SUCH DAMAGE.")
 
 
-def test_the_part_of_nvml_has_all_that_the_agent_asks_for_and_all_that_this_needs(tmp_path: Path) -> None:
+def test_the_bundled_nvml_has_every_function_the_agent_uses(tmp_path: Path) -> None:
     build_archive(tmp_path / "agent.pyz")
     with zipfile.ZipFile(tmp_path / "agent.pyz") as archive:
         text = archive.read("pynvml.py").decode()
@@ -74,7 +74,7 @@ def codes_of(code: CodeType) -> Iterator[CodeType]:
 
 
 @pytest.mark.skipif(nvml.missing_compiler() is not None, reason=str(nvml.missing_compiler()))
-def test_the_program_sees_the_gpus_of_a_machine_that_has_only_a_driver(tmp_path: Path) -> None:
+def test_the_bundle_sees_the_gpus_of_a_machine_that_has_only_a_driver(tmp_path: Path) -> None:
     build_archive(tmp_path / "agent.pyz")
     driver = nvml.FakeDriver(tmp_path, [nvml.h200(0), nvml.h200(1)])
     places = {"state_dir": str(tmp_path / "state"), "home_root": str(tmp_path / "homes")}

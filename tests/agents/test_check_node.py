@@ -59,7 +59,7 @@ def test_another_host_key_stops_everything_after_it(node: RigNode, rig_cluster: 
     assert all(steps[name].outcome is StepOutcome.SKIPPED for name in STEPS[3:])
 
 
-def test_an_unknown_name_and_a_dead_port_are_told_apart(node: RigNode, rig_cluster: RigCluster) -> None:
+def test_an_unknown_name_and_a_closed_port_are_distinguished(node: RigNode, rig_cluster: RigCluster) -> None:
     assert failed(check(node, rig_cluster, host="no-such-node.invalid")) == ["resolve"]
     steps = check(node, rig_cluster, port=2222)
     assert failed(steps) == ["connect"]
@@ -86,7 +86,9 @@ def test_a_node_of_another_cluster_and_one_without_agent(node: RigNode, rig_clus
     assert "run the enrolment script" in steps["agent"].message
 
 
-def test_ill_gpus_are_a_warning_and_a_broken_engine_a_fault(node: RigNode, rig_cluster: RigCluster) -> None:
+def test_faulty_gpus_are_a_warning_and_a_broken_engine_an_error(
+    node: RigNode, rig_cluster: RigCluster
+) -> None:
     node.write_gpus(health="lost", health_message="It fell off the bus.")
     steps = check(node, rig_cluster)
     assert not failed(steps)
@@ -118,7 +120,7 @@ def test_a_process_without_a_key_skips_its_steps(node: RigNode, rig_cluster: Rig
     assert steps["agent"].outcome in (StepOutcome.OK, StepOutcome.WARNING)
 
 
-def test_steps_come_one_by_one(node: RigNode, rig_cluster: RigCluster) -> None:
+def test_steps_are_printed_one_by_one(node: RigNode, rig_cluster: RigCluster) -> None:
     steps = run_connection_test(rig_cluster.target(node), rig_cluster.keys, "rig")
     assert next(steps).name == "resolve"
     node.stop_sshd()

@@ -182,7 +182,7 @@ def test_an_image_without_git_is_named(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
-def test_a_stop_ends_a_checkout_at_once(tmp_path: Path) -> None:
+def test_a_stop_ends_a_checkout_immediately(tmp_path: Path) -> None:
     with silent_server() as url:
         checkout = describe(f"{url}/lab/vit.git")
         (tmp_path / "secrets").mkdir()

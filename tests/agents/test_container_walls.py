@@ -374,13 +374,13 @@ def test_15_no_secret_of_ours_in_sight(walls: Walls) -> None:
     assert walls.report["secrets"] == {"token": ["0o600", 20001]}
 
 
-def test_16_metadata_and_control_plane_are_out_of_reach(walls: Walls) -> None:
+def test_16_metadata_and_control_plane_are_unreachable(walls: Walls) -> None:
     for place in list(walls.report["connects"])[3:6]:
         assert walls.reachable_from_node[place], f"{place} is not there at all, so the wall was not tried"
         assert walls.report["connects"][place] is not None, place
 
 
-def test_17_nothing_tells_of_other_tenants(walls: Walls) -> None:
+def test_17_other_tenants_are_invisible(walls: Walls) -> None:
     assert walls.report["hostname"] == PROBED
     seen = json.dumps({**walls.report, "connects": None, "environment": None, "arguments": None})
     for name, value in walls.report["environment"].items():

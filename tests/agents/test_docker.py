@@ -162,7 +162,7 @@ def test_names_and_labels(node: RigNode, start: Any, link: Link) -> None:
     assert link.request("stop", timeout_s=30, epoch=1, job="jnamed", attempt=1, grace_s=0)["gone"] is True
 
 
-def test_a_stop_leaves_time_and_a_kill_leaves_none(link: Link, start: Any) -> None:
+def test_a_stop_grants_the_grace_period_and_a_kill_does_not(link: Link, start: Any) -> None:
     start("jpatient", "sh", "-c", PATIENT)
     wait_for_line(link, "jpatient", "ready")
     assert (
@@ -179,14 +179,14 @@ def test_a_stop_leaves_time_and_a_kill_leaves_none(link: Link, start: Any) -> No
     assert caught.value.code == "tombstoned"
 
 
-def test_out_of_memory_is_told(link: Link, start: Any) -> None:
+def test_out_of_memory_is_reported(link: Link, start: Any) -> None:
     start("joom", "python3", "-c", "import time; time.sleep(1); x = bytearray(300 << 20)")
     ended = wait_for(link, "exited", timeout_s=30, job="joom")
     assert (ended["oom"], ended["exit_code"]) == (True, 137)
     assert 0 < ended["peak_memory_mib"] <= 64
 
 
-def test_a_task_outlives_its_agent(node: RigNode, rig_cluster: RigCluster, link: Link, start: Any) -> None:
+def test_a_task_survives_its_agent(node: RigNode, rig_cluster: RigCluster, link: Link, start: Any) -> None:
     started = start("jlong", "sh", "-c", PATIENT)
     assert started["already"] is False
     pids = node.execute("pgrep", "-f", "agent.*control").stdout.split()
@@ -214,7 +214,9 @@ def test_use_is_measured(rig_cluster: RigCluster, node: RigNode, link: Link, sta
     link.request("stop", timeout_s=30, epoch=1, job="jbusy", attempt=1, grace_s=0)
 
 
-def test_a_log_outlives_dockers_rotation_and_ends_at_its_size(node: RigNode, link: Link, start: Any) -> None:
+def test_a_log_survives_rotation_by_docker_and_ends_at_its_size(
+    node: RigNode, link: Link, start: Any
+) -> None:
     noise = """import time
 for n in range(12000):
     print(f"{n:0127}", flush=True)
@@ -237,9 +239,7 @@ time.sleep(600)"""
     assert b"".join(log_of(link, "jloud", offset) for offset in range(0, LOG_MIB << 20, 262_144)) == log
 
 
-def test_the_words_of_a_terminal_open_a_shell_that_says_its_number(
-    node: RigNode, link: Link, start: Any
-) -> None:
+def test_the_terminal_command_opens_a_shell_and_prints_its_pid(node: RigNode, link: Link, start: Any) -> None:
     start("jshell", "sleep", "600")
     engine = arguments.EngineOptions("docker", "127.77.0.1", False, (), LOG_MIB)
     words = ["docker", *arguments.shell(engine, "fw-rig-jshell-1-0")]
@@ -251,7 +251,7 @@ def test_the_words_of_a_terminal_open_a_shell_that_says_its_number(
 
 
 @pytest.mark.long
-def test_unused_images_go_and_no_others(link: Link, start: Any, node: RigNode, tiny_image: RigImage) -> None:
+def test_only_unused_images_are_removed(link: Link, start: Any, node: RigNode, tiny_image: RigImage) -> None:
     rows = {word: load(link, f"reg.example/{word}:1") for word in ("used", "idle", "twice")}
     docker(node, "tag", "reg.example/twice:1", "reg.example/again:2")
     more = {"image": rows["used"]["image_id"]}

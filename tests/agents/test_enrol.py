@@ -92,7 +92,7 @@ def test_keys_are_private_and_never_replaced(tmp_path: Path) -> None:
     assert len({read_public_key(path).split()[1] for path in first.values()}) == len(PURPOSES)
 
 
-def test_openssh_itself_accepts_the_signature(key_pairs: dict[Purpose, Path], tmp_path: Path) -> None:
+def test_openssh_accepts_the_signature(key_pairs: dict[Purpose, Path], tmp_path: Path) -> None:
     signers, signature = tmp_path / "signers", tmp_path / "program.sig"
     signers.write_text(f'fairway-upgrade namespaces="fairway-node" {read_public_key(key_pairs["signing"])}\n')
     signature.write_text(sign_agent(b"program", key_path(key_pairs["signing"].parent, "signing")))
@@ -133,7 +133,7 @@ def test_the_script_is_a_pure_function_and_valid_shell(public_keys: PublicKeys, 
         ("abc", replace(ROOTFUL, denied_networks=("10.0.0.1'; id",))),
     ],
 )
-def test_what_does_not_belong_in_a_root_shell_is_refused(
+def test_input_unsafe_in_a_root_shell_is_refused(
     cluster: str, choices: EnrolmentOptions, public_keys: PublicKeys, echo: SignedAgent
 ) -> None:
     with pytest.raises(EnrolmentError):
@@ -236,9 +236,7 @@ def test_a_pasted_script_makes_a_node_and_may_be_run_again(node: RigNode, rig_cl
 
 
 @pytest.mark.rig
-def test_the_account_may_run_the_loader_as_root_and_nothing_else(
-    node: RigNode, rig_cluster: RigCluster
-) -> None:
+def test_the_account_may_run_only_the_loader_as_root(node: RigNode, rig_cluster: RigCluster) -> None:
     rig_cluster.enrol(node)
     for refused in (
         "id",
@@ -252,7 +250,7 @@ def test_the_account_may_run_the_loader_as_root_and_nothing_else(
 
 
 @pytest.mark.rig
-def test_each_key_does_its_one_thing(node: RigNode, rig_cluster: RigCluster) -> None:
+def test_each_key_permits_one_command(node: RigNode, rig_cluster: RigCluster) -> None:
     rig_cluster.enrol(node)
     target = rig_cluster.target(node)
     for purpose in ("control", "watch", "tunnel"):
@@ -309,7 +307,7 @@ def test_only_a_signed_agent_runs(node: RigNode, rig_cluster: RigCluster, tmp_pa
 
 
 @pytest.mark.rig
-def test_a_script_whose_agent_was_changed_on_the_way_stops(node: RigNode, rig_cluster: RigCluster) -> None:
+def test_a_script_stops_when_its_agent_was_modified(node: RigNode, rig_cluster: RigCluster) -> None:
     changed = replace(rig_cluster.agent, program=rig_cluster.agent.program + b"x")
     script = enrolment_script("rig", rig_cluster.public_keys, changed, ROOTFUL)
     done = node.execute("sh", "-s", text_in=script, check=False)
@@ -319,7 +317,7 @@ def test_a_script_whose_agent_was_changed_on_the_way_stops(node: RigNode, rig_cl
 
 
 @pytest.mark.rig
-def test_without_root_the_script_changes_nothing(node: RigNode, rig_cluster: RigCluster) -> None:
+def test_the_script_changes_nothing_without_root(node: RigNode, rig_cluster: RigCluster) -> None:
     node.add_admin("opal", "x")
     done = node.execute("su", "opal", "-c", "sh -s", text_in=rig_cluster.script(), check=False)
     assert done.returncode == 1
@@ -344,7 +342,7 @@ def test_the_one_time_sudo_login(node: RigNode, rig_cluster: RigCluster) -> None
 
 
 @pytest.mark.rig
-def test_sudo_logins_that_fail_say_why(node: RigNode, rig_cluster: RigCluster) -> None:
+def test_failing_sudo_logins_are_explained(node: RigNode, rig_cluster: RigCluster) -> None:
     node.add_admin("opal", PASSWORD)
     node.execute("useradd", "--create-home", "--shell", "/bin/sh", "plain")
     node.execute("chpasswd", text_in=f"plain:{PASSWORD}\n")

@@ -256,7 +256,7 @@ def test_golden_lines(case: str) -> None:
     assert " ".join(launch_rank(name, shape, RankNetwork(rank, "ib0"), TRAIN, options).command) == line
 
 
-def test_horovod_refuses_what_it_cannot_do_while_tasks_come_and_go() -> None:
+def test_horovod_refuses_unsupported_elastic_options() -> None:
     shape = gang(2, 1, min_tasks=1, max_tasks=2)
     for options, message in (
         ({"controller": "mpi"}, "the controller gloo"),
@@ -403,7 +403,7 @@ def test_configuration_of_spark() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(REQUIRES_RENDEZVOUS))
-def test_those_that_need_the_others_say_so_where_they_cannot_be_reached(name: str) -> None:
+def test_launchers_that_need_a_rendezvous_are_refused_without_one(name: str) -> None:
     with pytest.raises(ValueError, match=r"needs (a rendezvous address|the addresses of all tasks)"):
         launch_rank(name, GangShape(equal_members(2, 1)), RankNetwork(0), TRAIN)
 

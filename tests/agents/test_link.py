@@ -78,7 +78,7 @@ def echoing(read: Any, write: Any, hang_up: Any) -> None:
         ).start()
 
 
-def test_many_threads_get_their_own_answers() -> None:
+def test_threads_get_their_own_answers() -> None:
     link = talk_to(echoing)
     answers: dict[int, Any] = {}
 
@@ -96,7 +96,7 @@ def test_many_threads_get_their_own_answers() -> None:
     link.close()
 
 
-def test_late_is_unknown_and_the_link_goes_on() -> None:
+def test_a_late_answer_is_unknown_and_the_link_continues() -> None:
     link = talk_to(echoing)
     asked_s = time.monotonic()
     with pytest.raises(OutcomeUnknownError):
@@ -160,7 +160,7 @@ def dying(last_words: bytes) -> Agent:
         (b"x" * (MAX_REPLY_BYTES + 2), "too long"),
     ],
 )
-def test_a_broken_stream_is_unknown_at_once(last_words: bytes, why: str) -> None:
+def test_a_broken_stream_fails_immediately(last_words: bytes, why: str) -> None:
     link = talk_to(dying(last_words))
     asked_s = time.monotonic()
     with pytest.raises(OutcomeUnknownError, match=why):
@@ -189,7 +189,7 @@ def repeating(read: Any, write: Any, hang_up: Any) -> None:
             write({"id": asked["id"], "ok": True})
 
 
-def test_what_a_node_says_too_often_is_kept_nowhere() -> None:
+def test_excess_events_of_a_node_are_dropped() -> None:
     link = talk_to(repeating)
     for _ in range(3):
         assert link.request("list", timeout_s=2)["ok"]
@@ -206,14 +206,14 @@ def babbling(read: Any, write: Any, hang_up: Any) -> None:
         write({"id": request["id"], "ok": True})
 
 
-def test_events_nobody_reads_push_out_the_oldest() -> None:
+def test_unread_events_displace_the_oldest() -> None:
     link = talk_to(babbling)
     link.request("list", timeout_s=10)
     assert link.events.get(timeout=1)["number"] == 500
     link.close()
 
 
-def test_closing_frees_those_who_wait() -> None:
+def test_closing_releases_waiting_threads() -> None:
     link = talk_to(echoing)
     seen: list[Any] = []
 

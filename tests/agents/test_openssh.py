@@ -75,7 +75,7 @@ async def refusal(pool: TunnelPool, target: SshTarget, port: int = 9) -> str:
     return str(refused.value)
 
 
-async def test_another_host_key_is_named_and_nothing_sent(
+async def test_a_different_host_key_is_named_and_nothing_is_sent(
     pool: TunnelPool, target: SshTarget, sshd: LoopbackSshd, key_pairs: Keys
 ) -> None:
     other = " ".join(read_public_key(key_pairs["watch"]).split()[:2])
@@ -101,7 +101,7 @@ async def test_a_refused_sign_in_and_a_key_of_another_role(
     await watcher.close()
 
 
-async def test_nodes_that_cannot_be_reached_are_told_apart(pool: TunnelPool, target: SshTarget) -> None:
+async def test_causes_of_unreachable_nodes_are_distinguished(pool: TunnelPool, target: SshTarget) -> None:
     assert "No address is known for no-such-node.invalid" in await refusal(
         pool, replace(target, host="no-such-node.invalid")
     )
@@ -170,7 +170,7 @@ async def test_a_key_open_to_others_is_not_used(target: SshTarget, key_pairs: Ke
     await pool.close()
 
 
-async def test_a_machine_without_ssh_says_so(
+async def test_a_machine_without_ssh_is_reported(
     pool: TunnelPool, target: SshTarget, key_pairs: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone: Keys = {"control": key_pairs["control"]}
@@ -199,7 +199,7 @@ async def test_the_end_of_the_pool_is_the_end_of_its_processes(
     assert list(folder.iterdir()) == []
 
 
-async def test_the_end_of_the_pool_is_also_the_end_of_what_still_begins(
+async def test_closing_the_pool_also_ends_connections_being_opened(
     pool: TunnelPool, target: SshTarget, sshd: LoopbackSshd
 ) -> None:
     sshd.freeze()
@@ -213,7 +213,7 @@ async def test_the_end_of_the_pool_is_also_the_end_of_what_still_begins(
     sshd.thaw()
 
 
-async def test_a_killed_holder_leaves_no_process_and_its_folder_goes_with_the_next(
+async def test_a_killed_holder_leaves_no_process_and_its_folder_is_removed_later(
     key_pairs: Keys, target: SshTarget, tmp_path: Path
 ) -> None:
     folder = tmp_path / "tunnels"

@@ -105,7 +105,7 @@ def test_a_missing_task_is_named_and_the_command_does_not_run(
     assert done.stdout == ""
 
 
-def test_jobs_of_one_task_and_elastic_ones_have_none() -> None:
+def test_single_task_and_elastic_jobs_have_no_all_reduce() -> None:
     launch = LaunchSpec(("train",))
     meeting = RendezvousPoint("10.0.0.1", 32000)
     for gang in (
@@ -117,7 +117,7 @@ def test_jobs_of_one_task_and_elastic_ones_have_none() -> None:
 
 
 @pytest.mark.skipif(missing_for_rig() is not None, reason=str(missing_for_rig()))
-def test_a_task_that_connects_to_itself_tries_again(tmp_path: Path) -> None:
+def test_a_task_that_connected_to_itself_retries(tmp_path: Path) -> None:
     gang = GangShape(equal_members(2, 0), RendezvousPoint("127.0.0.1", 40000))
     program = tmp_path / "all_reduce.py"
     program.write_text(with_all_reduce(LaunchSpec(("true",)), gang, 0, 20).files[program.name].content)

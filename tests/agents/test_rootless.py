@@ -143,7 +143,7 @@ def link(dataset: Dataset) -> Iterator[Link]:
         dataset.remove_all(opened)
 
 
-def test_containers_reach_what_the_policy_allows_and_never_the_node_or_the_portal(
+def test_containers_reach_what_the_policy_allows_but_not_the_node_or_the_portal(
     dataset: Dataset, link: Link
 ) -> None:
     assert link.hello.egress == {"podman": True}
@@ -171,7 +171,7 @@ def test_a_port_is_reached_by_the_node_and_not_by_another_job(dataset: Dataset, 
     assert dataset.reached(link, "jother", own) == []
 
 
-def test_rules_are_in_force_in_a_namespace_that_was_made_anew(dataset: Dataset, link: Link) -> None:
+def test_rules_are_set_in_a_recreated_namespace(dataset: Dataset, link: Link) -> None:
     """The namespace goes with its last container; here that happens between the creation of a task and its start."""
     dataset.start(link, "jlast", "import time; time.sleep(600)")
     command = ["python3", "-c", CONNECT.replace("PLACES", repr(dataset.closed))]
@@ -199,9 +199,7 @@ def test_an_address_that_is_denied_later_is_closed_to_containers_that_run(
 
 
 @pytest.mark.parametrize("flushed", ["the jump", "the rules"])
-def test_rules_that_somebody_removed_are_set_again_by_the_next_agent(
-    dataset: Dataset, link: Link, flushed: str
-) -> None:
+def test_removed_rules_are_restored_by_the_next_agent(dataset: Dataset, link: Link, flushed: str) -> None:
     def list_rules(*chain: str) -> list[str]:
         return in_namespace(dataset.node, "iptables", "-t", "mangle", "-S", *chain).splitlines()
 
@@ -216,7 +214,7 @@ def test_rules_that_somebody_removed_are_set_again_by_the_next_agent(
 
 
 @pytest.mark.parametrize("had_rules", [False, True], ids=["never had rules", "had rules once"])
-def test_a_node_where_rules_cannot_be_set_says_so(dataset: Dataset, link: Link, had_rules: bool) -> None:
+def test_a_node_where_rules_cannot_be_set_reports_it(dataset: Dataset, link: Link, had_rules: bool) -> None:
     dataset.remove_all(link)
     program = "/etc/alternatives/iptables-restore"
     state = "/var/lib/fairway-node/state/firewall.applied"
@@ -248,9 +246,7 @@ def test_a_node_where_rules_cannot_be_set_says_so(dataset: Dataset, link: Link, 
         assert mended.hello.egress == {"podman": True}
 
 
-def test_what_a_container_writes_is_counted_and_one_above_its_limit_is_ended(
-    dataset: Dataset, link: Link
-) -> None:
+def test_disk_use_of_a_container_is_counted_and_limited(dataset: Dataset, link: Link) -> None:
     fill = (  # into a folder that only root may look into afterwards
         "import os, time; os.mkdir('/var/tmp/d'); open('/var/tmp/d/f', 'wb').write(os.urandom({mib} << 20)); "
         "os.chmod('/var/tmp/d', 0); time.sleep(600)"
@@ -271,7 +267,7 @@ def test_what_a_container_writes_is_counted_and_one_above_its_limit_is_ended(
     assert rows["jbelow"]["state"] == "running"
 
 
-def test_a_container_reaches_a_denied_place_where_no_rules_are(dataset: Dataset, link: Link) -> None:
+def test_a_container_reaches_a_denied_address_where_no_rules_apply(dataset: Dataset, link: Link) -> None:
     """What the tests above deny is there: without the rules, a container connects to it."""
     dataset.start(link, "jkeeps", "import time; time.sleep(600)")
     assert opens(dataset.node, dataset.node.address, 22)

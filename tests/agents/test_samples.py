@@ -24,7 +24,7 @@ SAMPLE = {
 }
 
 
-def test_a_sample_is_taken_as_it_is() -> None:
+def test_a_sample_is_stored_unchanged() -> None:
     sample = NodeSample.from_wire(SAMPLE)
     assert (sample.gpus[0].utilisation_percent, sample.gpus[0].power_watts) == (41.5, None)
     assert (sample.gpus[0].processes[0].pid, sample.tasks[0].memory_mib) == (7, 512)
@@ -32,7 +32,7 @@ def test_a_sample_is_taken_as_it_is() -> None:
 
 @pytest.mark.parametrize("odd", ["<b>", True, [1], {}, float("nan"), float("inf"), 10**400, -(10**20)])
 @pytest.mark.parametrize("path", ["cpu_percent", "gpus.0.power_watts", "tasks.0.memory_mib", "at_s"])
-def test_what_is_no_number_is_not_taken(path: str, odd: Any) -> None:
+def test_values_that_are_no_numbers_are_refused(path: str, odd: Any) -> None:
     sample = json.loads(json.dumps(SAMPLE))
     *way, last = path.split(".")
     place = sample

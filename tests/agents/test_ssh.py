@@ -83,13 +83,13 @@ def test_a_host_key_of_another_type_than_pinned_is_refused(target: SshTarget, ke
         connect_with_key(replace(target, host_key=pinned), key_pairs["control"])
 
 
-def test_a_key_that_the_node_does_not_know_is_refused(target: SshTarget, tmp_path: Path) -> None:
+def test_a_key_unknown_to_the_node_is_refused(target: SshTarget, tmp_path: Path) -> None:
     outsider = make_keys(tmp_path / "stranger", "rig")["control"]
     with pytest.raises(AuthenticationError, match="rejects the portal's key for the account"):
         connect_with_key(target, outsider)
 
 
-def test_nobody_listening_is_told_from_no_such_name(key_pairs: Keys, target: SshTarget) -> None:
+def test_a_closed_port_and_an_unknown_name_are_distinguished(key_pairs: Keys, target: SshTarget) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
@@ -123,7 +123,7 @@ def test_a_server_that_is_no_sshd_costs_one_limit_at_most(
             connection.close()
 
 
-def test_a_missing_agent_is_told_with_what_to_do(
+def test_a_missing_agent_is_reported_with_instructions(
     sshd: LoopbackSshd, target: SshTarget, key_pairs: Keys
 ) -> None:
     keys = sshd.folder / "authorized_keys"
@@ -138,7 +138,9 @@ def test_a_missing_agent_is_told_with_what_to_do(
     stream.close()
 
 
-def test_an_agent_that_dies_at_once_is_quoted(sshd: LoopbackSshd, target: SshTarget, key_pairs: Keys) -> None:
+def test_an_agent_that_exits_at_once_is_quoted(
+    sshd: LoopbackSshd, target: SshTarget, key_pairs: Keys
+) -> None:
     keys = sshd.folder / "authorized_keys"
     dying = "echo 'fairway-node: the disk is full.' >&2; exit 78"
     keys.write_text(f'restrict,command="{dying}" {read_public_key(key_pairs["control"])}\n')
@@ -204,7 +206,7 @@ def test_a_cut_node_is_unreachable_within_the_limit(make_rig, rig_cluster) -> No
 
 
 @pytest.mark.rig
-def test_a_machine_put_in_the_nodes_place_is_refused(make_rig, rig_cluster) -> None:  # type: ignore[no-untyped-def]
+def test_a_machine_in_place_of_the_node_is_refused(make_rig, rig_cluster) -> None:  # type: ignore[no-untyped-def]
     node = make_rig(1).nodes[0]
     rig_cluster.enrol(node)
     target = rig_cluster.target(node)

@@ -122,7 +122,7 @@ def stop_and_wait(link: Link, job: str) -> None:
         time.sleep(0.1)
 
 
-def test_an_image_is_brought_as_a_file_and_then_runs(
+def test_an_image_is_copied_as_a_file_and_then_runs(
     make_rig: MakeRig, rig_cluster: RigCluster, tiny_image: RigImage
 ) -> None:
     node = enrolled(make_rig, rig_cluster)
@@ -142,7 +142,7 @@ def test_an_image_is_brought_as_a_file_and_then_runs(
         assert control.request("start", timeout_s=20, epoch=1, spec=task)["state"] == "running"
 
 
-def test_a_partition_harms_no_task_and_is_told_as_unknown(
+def test_a_partition_stops_no_task_and_is_reported_as_unknown(
     make_rig: MakeRig, rig_cluster: RigCluster, tiny_image: RigImage
 ) -> None:
     node = enrolled(make_rig, rig_cluster, tiny_image)
@@ -160,7 +160,7 @@ def test_a_partition_harms_no_task_and_is_told_as_unknown(
         assert states(again) == {"cutjob2345": "running"}
 
 
-async def test_a_tunnel_through_a_partition_is_refused_in_time_and_made_anew(
+async def test_a_tunnel_through_a_partition_times_out_and_is_reopened(
     make_rig: MakeRig, rig_cluster: RigCluster
 ) -> None:
     node = enrolled(make_rig, rig_cluster)
@@ -182,7 +182,7 @@ async def test_a_tunnel_through_a_partition_is_refused_in_time_and_made_anew(
     await pool.close()
 
 
-def test_after_a_reboot_nothing_runs_and_the_boot_id_tells(
+def test_after_a_reboot_no_task_runs_and_the_boot_id_differs(
     make_rig: MakeRig, rig_cluster: RigCluster, tiny_image: RigImage
 ) -> None:
     node = enrolled(make_rig, rig_cluster, tiny_image)

@@ -50,7 +50,7 @@ async def pool(key_pairs: dict[Purpose, Path]) -> AsyncIterator[TunnelPool]:
 
 
 @pytest.mark.parametrize("local", [True, False], ids=["local", "ssh"])
-async def test_bytes_come_back_unchanged(pool: TunnelPool, target: SshTarget, local: bool) -> None:
+async def test_bytes_arrive_unchanged(pool: TunnelPool, target: SshTarget, local: bool) -> None:
     sent = bytes(range(256)) * 4096 * 8  # 8 MiB, several windows
     async with job_server() as port:
         reader, writer = await pool.open_stream(LocalTarget() if local else target, port)
@@ -61,7 +61,7 @@ async def test_bytes_come_back_unchanged(pool: TunnelPool, target: SshTarget, lo
         await writer.wait_closed()
 
 
-async def test_a_server_that_speaks_first_is_heard(pool: TunnelPool, target: SshTarget) -> None:
+async def test_a_server_that_sends_first_is_received(pool: TunnelPool, target: SshTarget) -> None:
     async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"welcome\n")
         writer.close()
@@ -90,7 +90,7 @@ async def test_forty_streams_share_one_connection(
     assert (sshd.folder / "sshd.log").read_text().count("Accepted publickey") == 1
 
 
-async def test_nothing_listening_is_told_from_no_way_there(pool: TunnelPool, target: SshTarget) -> None:
+async def test_a_closed_port_and_no_route_are_distinguished(pool: TunnelPool, target: SshTarget) -> None:
     async with job_server() as port:
         pass
     with pytest.raises(PortRefusedError, match=f"Nothing listens on port {port}"):
@@ -125,9 +125,7 @@ async def test_a_broken_connection_ends_its_streams_and_the_next_one_works(
         writer.close()
 
 
-async def test_a_slow_reader_slows_the_sender_and_holds_no_more_than_a_window(
-    pool: TunnelPool, target: SshTarget
-) -> None:
+async def test_a_slow_reader_slows_the_sender_to_one_window(pool: TunnelPool, target: SshTarget) -> None:
     sent = 0
 
     async def pour(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -195,7 +193,7 @@ async def test_new_keys_are_exchanged_under_running_streams(
         assert log.count("Accepted publickey") == 1
 
 
-async def test_a_port_that_takes_no_connections_leaves_the_others_alone(
+async def test_a_port_that_accepts_nothing_does_not_affect_others(
     pool: TunnelPool, target: SshTarget
 ) -> None:
     with socket.socket() as full, contextlib.ExitStack() as waiting:
@@ -243,9 +241,7 @@ async def test_trouble_of_one_protocol_stays_with_it(pool: TunnelPool, target: S
     assert reported == ["a protocol failed"]
 
 
-async def test_who_gives_up_while_the_way_is_made_leaves_nothing_behind(
-    pool: TunnelPool, target: SshTarget
-) -> None:
+async def test_cancelling_a_connection_attempt_leaves_nothing(pool: TunnelPool, target: SshTarget) -> None:
     accepted: list[asyncio.StreamReader] = []
 
     async def count(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -99,7 +99,7 @@ def test_fields_that_cannot_be_carried_out_are_422(client, change, field):
     assert any(error["field"].startswith(field.split(".")[0]) for error in body["errors"]), body
 
 
-def test_the_impossible_comes_with_the_nearest_request(client):
+def test_an_impossible_request_gets_the_nearest_possible_one(client):
     body = is_problem(post(client, {**JOB, "gpus_per_task": 9}), 422, "unsatisfiable")
     assert body["details"]["nearest"] == {"tasks": 1, "gpus_per_task": 4}
 
@@ -136,14 +136,14 @@ def test_a_broken_text_full_of_quotes_costs_no_more_than_another(client):
     assert time.process_time() - began < 2
 
 
-def test_a_number_beyond_all_numbers_is_told(fixture_data):
+def test_an_overflowing_number_is_reported(fixture_data):
     quota = f"/api/v1/quotas/{fixture_data.rows['quota'].public_id}/"
     body = b'{"guaranteed_milli": 0, "limit_milli": null, "priority": 0, "weight": ' + b"9" * 400 + b"}"
     answer = fixture_data.client("admin").put(quota, body, content_type="application/json")
     assert is_problem(answer, 400, "invalid")["errors"][0]["field"] == "weight"
 
 
-def test_what_one_person_may_hold_stays_unless_it_is_named(fixture_data):
+def test_the_limit_per_user_is_kept_unless_it_is_given(fixture_data):
     quota = f"/api/v1/quotas/{fixture_data.rows['quota'].public_id}/"
     client = fixture_data.client("admin")
 
@@ -165,7 +165,7 @@ def test_what_one_person_may_hold_stays_unless_it_is_named(fixture_data):
     assert [row["after"]["user_limit_milli"] for row in changes][:2] == [None, 0]
 
 
-def test_a_job_may_start_after_others_that_one_may_see(fixture_data):
+def test_a_job_may_start_after_jobs_visible_to_its_owner(fixture_data):
     client = fixture_data.client("member")
     first = post(client, json.dumps(JOB)).json()["id"]
     answer = post(
@@ -197,7 +197,7 @@ def test_a_job_may_start_after_others_that_one_may_see(fixture_data):
         assert post(client, json.dumps(JOB | {"ignore_dependency_failure": nonsense})).status_code == 400
 
 
-def test_a_job_asks_for_a_kind_of_gpu_and_to_stand_near(fixture_data):
+def test_a_job_requests_a_gpu_model_and_a_topology_level(fixture_data):
     client = fixture_data.client("member")
     Gpu.objects.filter(index=3).update(mig_profile="1g.10gb", compute_capability=9.0)
     near = {"topology": "hall", "required": "rack", "preferred": None}
@@ -273,7 +273,7 @@ def test_a_session_needs_the_csrf_token(fixture_data):
     assert client.get(JOBS).status_code == 200
 
 
-def test_unforeseen_failures_leave_no_trace(client, monkeypatch):
+def test_unexpected_errors_leave_no_trace(client, monkeypatch):
     def broken(*_):
         raise ZeroDivisionError("secret detail")
 
@@ -301,7 +301,7 @@ def test_too_many_requests_are_429(client, monkeypatch):
     assert answers[2].status_code == 200
 
 
-def test_rates_hold_without_redis(monkeypatch):
+def test_rate_limits_apply_without_redis(monkeypatch):
     class Away:
         def __init__(self, within_s: float) -> None:
             pass

@@ -137,7 +137,7 @@ def test_every_method_of_every_view_is_declared() -> None:
     walk(urls.urlpatterns)
 
 
-def test_lists_hold_only_what_one_may_see(fixture_data: FixtureData) -> None:
+def test_lists_contain_only_visible_rows(fixture_data: FixtureData) -> None:
     for path in ("projects/", "jobs/", "workspaces/", "quotas/"):
         signed_in = [actor for actor in ACTORS if actor not in NOBODY]
         seen = {actor: fixture_data.client(actor).get(ROOT + path).json()["items"] for actor in signed_in}
@@ -146,7 +146,7 @@ def test_lists_hold_only_what_one_may_see(fixture_data: FixtureData) -> None:
         assert seen["viewer"] and seen["admin"]
 
 
-def test_environ_is_for_those_who_control_the_job(fixture_data: FixtureData) -> None:
+def test_variables_are_shown_to_those_who_control_the_job(fixture_data: FixtureData) -> None:
     path = ROOT + f"jobs/{fixture_data.names['job']}/"
     for actor in table.INSIDE:
         environ = fixture_data.client(actor).get(path).json()["env"]

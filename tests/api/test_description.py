@@ -17,7 +17,7 @@ from portal.api.schema import DOCS_CSP, openapi_document
 from tests import factories
 
 
-def test_it_is_made_without_a_warning():
+def test_the_schema_is_generated_without_warnings():
     openapi_document.cache_clear()
     GENERATOR_STATS.reset()
     said = io.StringIO()
@@ -29,7 +29,7 @@ def test_it_is_made_without_a_warning():
     validate_schema(made)
 
 
-def test_everything_has_a_word_to_it():
+def test_every_field_has_a_description():
     for path, operations in openapi_document()["paths"].items():
         for method, operation in operations.items():
             assert operation["summary"], (method, path)
@@ -39,7 +39,7 @@ def test_everything_has_a_word_to_it():
                     assert list(answer["content"]) == ["application/problem+json"], (method, path, status)
 
 
-def test_what_comes_in_is_not_what_goes_out():
+def test_input_and_output_schemas_differ():
     names = set(openapi_document()["components"]["schemas"])
     assert {"JobBodyRequest", "Job"} <= names
     sent = openapi_document()["components"]["schemas"]["JobBodyRequest"]["properties"]
@@ -47,7 +47,7 @@ def test_what_comes_in_is_not_what_goes_out():
 
 
 @pytest.mark.django_db
-def test_the_page_keeps_to_its_policy():
+def test_the_docs_page_satisfies_its_content_policy():
     client = Client()
     assert client.get("/api/docs/").status_code == 302
     assert client.get("/api/schema/").status_code == 401
@@ -63,7 +63,7 @@ def test_the_page_keeps_to_its_policy():
 
 
 @pytest.mark.long  # the test above makes the same document without a process of its own
-def test_the_command_line_says_nothing_either():
+def test_the_command_prints_no_warnings():
     """What a build runs: drf-spectacular's own command, failing on any warning."""
     made = subprocess.run(
         [sys.executable, "-c", COMMAND], capture_output=True, text=True, timeout=120, check=False

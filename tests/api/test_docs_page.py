@@ -37,7 +37,7 @@ def look(address: str, cookie: str) -> tuple[list[str], int, str]:
     return complaints, drawn, status
 
 
-def test_it_draws_and_tries_under_its_policy(live_server):
+def test_the_docs_page_renders_and_sends_requests_under_its_policy(live_server):
     client = Client()
     client.force_login(factories.user("ada"))
     cookie = client.cookies[settings.SESSION_COOKIE_NAME].value

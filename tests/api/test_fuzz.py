@@ -101,7 +101,7 @@ def signed_agent(tmp_path: Path, settings: Any) -> None:
     suppress_health_check=list(HealthCheck),
 )
 @pytest.mark.usefixtures("no_rate_limits", "signed_agent")
-def test_generated_requests_get_described_answers(case: Any, actor: str, fixture_data: FixtureData) -> None:
+def test_generated_requests_get_documented_answers(case: Any, actor: str, fixture_data: FixtureData) -> None:
     if next(_sent) % 2:  # every other request names rows that exist
         known = {
             name: fixture_data.names[name]

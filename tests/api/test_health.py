@@ -60,7 +60,7 @@ def test_scheduler_is_not_ok_after_several_missed_cycles():
 @pytest.mark.parametrize(
     ("part", "failure"), [("database", OperationalError("x")), ("redis", RedisAway("x"))]
 )
-def test_what_is_away_makes_503(monkeypatch, part, failure):
+def test_an_unavailable_dependency_gives_503(monkeypatch, part, failure):
     def away():
         raise failure
 

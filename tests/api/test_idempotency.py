@@ -33,7 +33,7 @@ def fixture_data(db: None) -> worlds.FixtureData:
     return worlds.make()
 
 
-def test_the_same_key_gives_the_same_answer_to_the_byte(fixture_data):
+def test_the_same_key_gives_an_identical_answer(fixture_data):
     client = fixture_data.client("member")
     before = Job.objects.count()
     first, second = submit(client, "k-1", JOB), submit(client, "k-1", JOB)
@@ -75,7 +75,7 @@ def test_a_key_must_be_one(fixture_data):
         assert answer.status_code in {400, 201} if not key else answer.status_code == 400, key
 
 
-def test_where_it_is_not_offered_it_is_refused(fixture_data):
+def test_a_key_is_refused_where_idempotency_is_not_supported(fixture_data):
     answer = fixture_data.client("member").post(
         "/api/v1/tokens/",
         {"name": "t", "scopes": ["read"]},
@@ -86,7 +86,7 @@ def test_where_it_is_not_offered_it_is_refused(fixture_data):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_in_flight_is_a_conflict():
+def test_a_key_in_flight_is_a_conflict():
     person = factories.user("ada")
     inside, leave = threading.Event(), threading.Event()
 
@@ -113,7 +113,7 @@ def test_in_flight_is_a_conflict():
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_crash_leaves_both_or_neither():
+def test_a_crash_leaves_both_rows_or_neither():
     person = factories.user("ada")
 
     def crash() -> tuple[int, dict[str, int]]:
@@ -129,7 +129,7 @@ def test_a_crash_leaves_both_or_neither():
 
 
 @pytest.mark.django_db(transaction=True)
-def test_fifty_at_once_make_one_job():
+def test_fifty_concurrent_requests_create_one_job():
     fixture_data = worlds.make()
     _, text = do_create_token(fixture_data.people["member"], name="t", scopes=[Scope.JOBS])
     headers = {"Authorization": f"Bearer {text}"}
@@ -161,7 +161,7 @@ def test_old_keys_are_forgotten(fixture_data):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_engine_is_asked_outside_the_transaction_and_once(monkeypatch):
+def test_the_engine_is_called_once_outside_the_transaction(monkeypatch):
     fixture_data = worlds.make()
     asked: list[bool] = []
 
@@ -180,7 +180,7 @@ def test_the_engine_is_asked_outside_the_transaction_and_once(monkeypatch):
 
 
 @pytest.mark.django_db
-def test_the_service_says_what_is_wrong():
+def test_errors_come_from_the_service():
     person = factories.user("ada")
     with pytest.raises(InvalidRequest):
         idempotency.run_once(person, "a b", "/r", {}, lambda: (201, {}))

@@ -14,7 +14,7 @@ def path(fixture_data):
     return f"/api/v1/jobs/{fixture_data.names['running']}/logs/"
 
 
-def test_stamps_go_and_split_lines_are_joined(fixture_data, path):
+def test_timestamps_are_removed_and_split_lines_joined(fixture_data, path):
     client = fixture_data.client("member")
     piece = client.get(f"{path}?rank=1").json()
     assert piece["text"] == "one\ntwo\ufffd\n"
@@ -44,13 +44,13 @@ def test_pieces_meet(fixture_data, path):
     assert download["Content-Disposition"].startswith("attachment;")
 
 
-def test_a_line_without_end_comes_in_pieces(fixture_data, path):
+def test_a_line_without_newline_is_returned_in_pieces(fixture_data, path):
     write_log_bytes(fixture_data.names["running"], 1, 0, "raw", 0, b"x" * 3000)
     piece = fixture_data.client("member").get(f"{path}?limit=1024").json()
     assert piece["next_offset"] == 1024
 
 
-def test_what_is_not_there(fixture_data, path):
+def test_missing_logs_are_404(fixture_data, path):
     client = fixture_data.client("member")
     assert client.get(path).json()["size"] == 0
     assert client.get(f"{path}download/").json()["code"] == "no_log_yet"

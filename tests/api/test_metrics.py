@@ -50,7 +50,7 @@ def admin(client, dataset):
     return client
 
 
-def test_before_the_first_cycle_it_answers_too(admin) -> None:
+def test_metrics_are_available_before_the_first_cycle(admin) -> None:
     reported = scraped(admin)
     assert reported[("fairway_cycles_total",)] == 0 and reported[("fairway_scheduler_alert",)] == 0
     assert ("fairway_last_cycle_timestamp_seconds",) not in reported
@@ -208,7 +208,7 @@ def test_labels_are_bounded_and_so_are_queries(dataset, admin, monkeypatch) -> N
     assert counts[0] == counts[1]
 
 
-def test_a_token_for_metrics_can_do_nothing_else(dataset, client) -> None:
+def test_a_metrics_token_permits_nothing_else(dataset, client) -> None:
     _, text = do_create_token(dataset["admin"], name="prometheus", scopes=[Scope.METRICS])
     headers = {"Authorization": f"Bearer {text}"}
     assert client.get("/metrics", headers=headers).status_code == 200

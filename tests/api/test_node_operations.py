@@ -34,7 +34,7 @@ def node(fixture_data) -> Node:
     return Node.objects.get(pk=fixture_data.rows["node"].pk)
 
 
-def test_in_and_out_of_service(fixture_data, post) -> None:
+def test_drain_and_resume(fixture_data, post) -> None:
     Node.objects.update(agent_info={"agent_version": "1"})
     answer = post("nodes/node-one/cordon/", {"reason": "a fan"})
     assert (answer.status_code, answer.json()["state"], answer.json()["state_reason"]) == (
@@ -56,7 +56,7 @@ def test_in_and_out_of_service(fixture_data, post) -> None:
     assert AuditEntry.objects.filter(action="node.state", actor=fixture_data.people["admin"]).count() == 4
 
 
-def test_a_node_says_which_of_its_programs_are_too_old(fixture_data, post) -> None:
+def test_outdated_programs_of_a_node_are_listed(fixture_data, post) -> None:
     old = "runc 1.1.5 is below 1.2.8 or 1.3.3: upgrade it, or keep vendor backports."
     Node.objects.update(agent_info={"agent_version": "1", "version_warnings": [old]})
     assert post("nodes/{node}/cordon/").json()["version_warnings"] == [old]
@@ -64,7 +64,7 @@ def test_a_node_says_which_of_its_programs_are_too_old(fixture_data, post) -> No
     assert post("nodes/{node}/drain/").json()["version_warnings"] == []
 
 
-def test_the_same_key_acts_once(fixture_data, post) -> None:
+def test_a_repeated_key_acts_once(fixture_data, post) -> None:
     first = post("nodes/{node}/cordon/", {"reason": "a fan"}, key="k1")
     again = post("nodes/{node}/cordon/", {"reason": "a fan"}, key="k1")
     assert first.content == again.content and again["Idempotency-Replayed"] == "true"
@@ -142,7 +142,7 @@ def test_a_container_is_stopped(fixture_data, post) -> None:
     assert (answer["decision"], answer["removed_at"]) == ("stop", None)
 
 
-def test_queries_do_not_grow_with_what_is_missing(fixture_data) -> None:
+def test_the_query_count_does_not_grow_with_missing_images(fixture_data) -> None:
     ClusterSettings.objects.update(recovery_mode=True)
     counts = []
     for _ in range(2):

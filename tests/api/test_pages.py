@@ -108,7 +108,7 @@ def test_filters_narrow(fixture_data, client):
         assert len(client.get(f"{JOBS}?{query}").json()["items"]) == expected, query
 
 
-def test_search_takes_signs_of_patterns_as_they_are(client):
+def test_search_treats_wildcards_literally(client):
     assert client.get(f"{JOBS}?search=%25").json()["items"] == []
     assert client.get(f"{JOBS}?search=_").json()["items"] == []
 

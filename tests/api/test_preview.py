@@ -78,21 +78,21 @@ def ask(body: dict, *, answered: bool) -> dict:
     return answer.json()
 
 
-def test_what_fits_starts_now():
+def test_a_request_that_fits_starts_now():
     reported = ask({**JOB, "gpus_per_task": 2}, answered=True)
     assert reported["starts_now"] is True
     assert reported["nodes"] == ["node-one"]
     assert reported["verdict"] is None
 
 
-def test_what_does_not_fit_has_a_verdict():
+def test_a_request_that_does_not_fit_has_a_verdict():
     reported = ask({**JOB, "gpus_per_task": 3}, answered=True)  # two of the four are held
     assert reported["feasible"] is True
     assert reported["starts_now"] is False
     assert reported["verdict"]["message"]
 
 
-def test_without_an_engine_nothing_is_claimed():
+def test_without_an_engine_no_start_is_predicted():
     reported = ask(JOB, answered=False)
     assert [rank["command"] for rank in reported.pop("ranks")] == [["true"]]
     nothing = {"starts_now": None, "verdict": None, "interval": None, "interval_missing": None}

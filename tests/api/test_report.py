@@ -53,7 +53,7 @@ def test_the_figures_of_each_grouping_add_up(used: FixtureData, by: str) -> None
     assert found["waits_by_size"] == [{"name": "2 to 4 GPUs", "jobs": 1, "p50_s": 600.0, "p90_s": 600.0}]
 
 
-def test_the_page_and_its_table_say_the_same(used: FixtureData) -> None:
+def test_page_and_csv_agree(used: FixtureData) -> None:
     client = used.client("member")
     page = client.get(reverse("usage")).content.decode()
     for text in (
@@ -71,12 +71,12 @@ def test_the_page_and_its_table_say_the_same(used: FixtureData) -> None:
     assert "report-user-" in table["Content-Disposition"]
 
 
-def test_without_prices_and_measurements_nothing_is_claimed(fixture_data: FixtureData) -> None:
+def test_without_prices_and_measurements_no_costs_are_shown(fixture_data: FixtureData) -> None:
     page = fixture_data.client("member").get(reverse("usage")).content.decode()
     assert "not measured" in page and "Cost" not in page and "CO₂" not in page
 
 
-def test_others_see_nothing_of_it(used: FixtureData) -> None:
+def test_other_users_cannot_see_the_report(used: FixtureData) -> None:
     client = Client()
     client.force_login(factories.user("eve"))
     assert client.get(REPORT).json()["items"] == []

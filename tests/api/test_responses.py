@@ -74,7 +74,7 @@ def test_represents_all_fields_in_their_order() -> None:
     ]
 
 
-def test_none_stays_none() -> None:
+def test_none_is_serialized_as_null() -> None:
     answer = Whole.represent(row(at=None, parts=[], words=None), ())
     nulls = {name for name, value in answer.items() if value is None}
     assert nulls == {"at", "parent_name", "parent", "newest", "stored", "words"}

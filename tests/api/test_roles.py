@@ -77,7 +77,7 @@ def test_roles_are_submitted_and_returned_complete(fixture_data, body) -> None:
         ({"tasks": 5}, 422, "tasks"),
     ],
 )
-def test_what_is_wrong_is_refused_by_field(fixture_data, body, changes, status, named) -> None:
+def test_invalid_roles_are_refused_by_field(fixture_data, body, changes, status, named) -> None:
     answer = post(fixture_data, body | changes)
     assert answer.status_code == status, answer.content
     assert {error["field"].split(".")[0] for error in answer.json()["errors"]} == {named}

@@ -29,7 +29,7 @@ def owner():
     return factories.user("ada")
 
 
-def test_the_secret_is_shown_once_and_kept_nowhere(owner):
+def test_the_secret_is_shown_once_and_not_stored(owner):
     client = Client()
     client.force_login(owner)
     body = {"name": "laptop", "scopes": ["read", "jobs"]}
@@ -56,7 +56,7 @@ def test_expiry_is_at_most_a_year(owner):
         assert client.post("/api/v1/tokens/", body, content_type="application/json").status_code == 400, days
 
 
-def test_what_does_not_work(owner):
+def test_invalid_tokens_are_refused(owner):
     row, text = do_create_token(owner, name="t", scopes=[Scope.READ])
     assert ask(text).status_code == 200
     other_secret = token_text(row.public_id, "0" * 64)
@@ -80,7 +80,7 @@ def test_what_does_not_work(owner):
     assert ask(text).json()["code"] == "account_deactivated"
 
 
-def test_a_revoked_token_stops_at_once(owner):
+def test_a_revoked_token_stops_working_at_once(owner):
     row, text = do_create_token(owner, name="t", scopes=[Scope.READ, Scope.TOKENS])
     path = f"/api/v1/tokens/{row.public_id}/"
     headers = {"Authorization": f"Bearer {text}"}
@@ -130,7 +130,7 @@ def test_a_token_neither_lists_nor_revokes_one_with_a_scope_it_lacks(owner, stro
     assert client.delete(f"/api/v1/tokens/{other.public_id}/").status_code == 204
 
 
-def test_rates_hold_for_each_token_and_for_all_of_a_person_together(owner, monkeypatch):
+def test_rate_limits_apply_per_token_and_per_user(owner, monkeypatch):
     monkeypatch.setattr(rate_limits, "REQUESTS", rate_limits.RateLimit("anything", 3, 3600))
     texts = [do_create_token(owner, name="t", scopes=[Scope.READ])[1] for _ in range(3)]
     session = Client()
@@ -154,14 +154,14 @@ def test_rights_are_the_owners_at_the_time_of_use(owner):
     assert ask(text, path).status_code == 404
 
 
-def test_there_is_an_end_to_tokens(owner, monkeypatch):
+def test_the_number_of_tokens_is_limited(owner, monkeypatch):
     monkeypatch.setattr(tokens, "MAX_LIVE_TOKENS", 1)
     do_create_token(owner, name="a", scopes=[Scope.READ])
     with pytest.raises(Conflict):
         do_create_token(owner, name="b", scopes=[Scope.READ])
 
 
-def test_the_last_use_is_written_at_most_once_a_minute(owner, django_assert_num_queries):
+def test_the_last_use_is_stored_at_most_once_a_minute(owner, django_assert_num_queries):
     _, text = do_create_token(owner, name="t", scopes=[Scope.READ])
     tokens.get_token(text)
     used = ApiToken.objects.get().last_used_at

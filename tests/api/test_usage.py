@@ -66,7 +66,7 @@ def test_open_spans_count_up_to_now(fixture_data):
         assert ask(fixture_data, by=by)["total_gpu_hours"] == pytest.approx(6.0, abs=0.01)
 
 
-def test_everybody_sees_their_own_and_managers_their_projects(spans):
+def test_users_see_their_own_usage_and_managers_their_projects(spans):
     span = {"start": "2026-05-01T00:00:00Z", "end": "2026-05-03T00:00:00Z"}
     totals = {actor: ask(spans, actor, **span)["total_gpu_hours"] for actor in spans.people}
     assert totals == {

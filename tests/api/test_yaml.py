@@ -28,7 +28,7 @@ def post(fixture_data: Any, text: str, **headers: str) -> Any:
     return client.post("/api/v1/jobs/", text, content_type="application/yaml", headers=headers)
 
 
-def test_a_job_in_yaml_is_submitted_once_per_key_and_read_back(fixture_data) -> None:
+def test_a_yaml_job_is_submitted_once_per_key_and_read_back(fixture_data) -> None:
     made = [post(fixture_data, YAML, **{"Idempotency-Key": "k"}) for _ in range(2)]
     assert [answer.status_code for answer in made] == [201, 201], made[0].content
     assert made[0].json()["id"] == made[1].json()["id"]
@@ -49,7 +49,7 @@ def test_a_job_in_yaml_is_submitted_once_per_key_and_read_back(fixture_data) -> 
         assert getattr(copy, name) == getattr(job, name), name
 
 
-def test_variables_and_secrets_are_for_those_who_control_the_job(fixture_data) -> None:
+def test_variables_and_secrets_are_shown_to_those_who_control_the_job(fixture_data) -> None:
     job = post(fixture_data, YAML).json()["id"]
     text = fixture_data.client("viewer").get(f"/api/v1/jobs/{job}/spec.yaml").content.decode()
     assert "SEED" not in text

@@ -59,7 +59,7 @@ def test_a_nodes_program_is_python_3_8(path: Path) -> None:
     ast.parse(path.read_text(), feature_version=(3, 8))
 
 
-def test_what_runs_before_django_needs_only_the_standard_library() -> None:
+def test_code_before_django_imports_only_the_standard_library() -> None:
     for path in modules(*BEFORE_DJANGO):
         top = {name for name in imported(path, at_the_top=True) if not is_standard(name)}
         assert all(name.startswith(("portal.bootstrap", "portal.config.data_paths")) for name in top), (
@@ -68,7 +68,7 @@ def test_what_runs_before_django_needs_only_the_standard_library() -> None:
         )
 
 
-def test_there_are_contracts_for_every_border() -> None:
+def test_every_layer_boundary_has_a_contract() -> None:
     linter = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
     assert len(linter["contracts"]) >= 8
     assert set(linter["root_packages"]) == {"scheduler", "portal", "agents", "client"}

@@ -51,7 +51,7 @@ def test_every_route_declares_a_policy(address: str, route: URLPattern) -> None:
     assert policy_of(route.callback) in set(AccessPolicy), f"{address} declares no policy"
 
 
-def test_public_routes_are_known() -> None:
+def test_public_routes_are_listed() -> None:
     public = {address for address, route in ROUTES if policy_of(route.callback) is AccessPolicy.PUBLIC}
     assert public == PUBLIC
 

@@ -17,7 +17,7 @@ NAMED_BY_DJANGO = {"portal/database/base.py"}
 LONGEST_CHAPTER_LINES = 700
 
 
-def test_modules_begin_with_their_captions() -> None:
+def test_modules_start_with_a_docstring() -> None:
     """The first line is one message that would serve as its caption on the map."""
     assert MODULES
     without = []
@@ -30,7 +30,7 @@ def test_modules_begin_with_their_captions() -> None:
     assert without == []
 
 
-def test_nothing_has_a_vague_name() -> None:
+def test_no_module_has_a_vague_name() -> None:
     vague = {str(path.relative_to(ROOT)) for path in OURS if {path.stem, path.parent.name} & VAGUE}
     assert vague - NAMED_BY_DJANGO == set()
 

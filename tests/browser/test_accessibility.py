@@ -203,7 +203,7 @@ def with_history(dataset) -> None:
     do_change_quota(dataset.people["r-castellan"], project, pool, numbers, version=None, reason="A deadline.")
 
 
-def test_the_door_passes_axe(open_as):
+def test_the_sign_in_page_passes_axe(open_as):
     assert look_at(open_as(), ["/sign-in/", "/sign-in/link/", "/invitation/"]) == ""
 
 

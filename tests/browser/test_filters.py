@@ -25,7 +25,7 @@ def test_filters_apply_as_they_are_changed_and_back_restores_them(open_as) -> No
     expect(rows).to_have_count(1, timeout=20_000)
 
 
-def test_filters_of_the_job_list_stand_in_the_address(open_as) -> None:
+def test_job_list_filters_are_in_the_url(open_as) -> None:
     page = open_as("r-castellan")
     page.goto("/jobs/")
     page.get_by_label("State").select_option("ended")

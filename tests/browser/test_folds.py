@@ -20,7 +20,7 @@ def mark_of(fold: Locator) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("address", ["/launch/?kind=training&defaults=1", "/queue/", "/users/"])
-def test_each_fold_has_a_mark_that_turns_as_it_opens(open_as, address):
+def test_each_details_element_has_a_rotating_marker(open_as, address):
     page = open_as("r-castellan")
     page.emulate_media(reduced_motion="reduce")
     page.goto(address)
@@ -38,7 +38,7 @@ def test_each_fold_has_a_mark_that_turns_as_it_opens(open_as, address):
         fold.click()
 
 
-def test_a_fold_is_seen_to_be_reached_by_keyboard_and_opened(open_as):
+def test_a_details_element_has_visible_focus_and_opens_by_keyboard(open_as):
     page = open_as("m-okafor")
     page.goto("/launch/?kind=training&defaults=1")
     fold, field = page.locator("summary", has_text="Variables, shared memory"), page.locator("[name=env]")

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.early, pytest.mark.django_db(tran
 PAGES = ["/", "/jobs/", "/queue/", "/policy/?pool=h200", "/launch/", "/account/"]
 
 
-def test_a_one_time_link_lets_one_in_and_leaves_no_code_in_the_address(open_as):
+def test_a_one_time_link_signs_in_and_leaves_no_code_in_the_url(open_as):
     code = users.do_create_magic_link(None, factories.user("first-admin", admin=True))
     page = open_as()
     asked: list[str] = []
@@ -48,7 +48,7 @@ def test_signing_in_by_keyboard(open_as, dataset):
     expect(page.get_by_role("link", name="depth-anything-ft")).to_be_visible()
 
 
-def test_a_verdict_reaches_the_open_page(open_as, dataset):
+def test_a_verdict_appears_on_the_open_page(open_as, dataset):
     page = open_as("m-okafor")
     job = dataset.jobs["depth-anything-ft"]
     page.goto(f"/jobs/{job.public_id}/")
@@ -58,7 +58,7 @@ def test_a_verdict_reaches_the_open_page(open_as, dataset):
     expect(page.get_by_role("button", name="Release")).to_be_visible()
 
 
-def test_news_that_were_lost_reach_the_open_page_within_two_minutes(open_as, dataset):
+def test_lost_messages_reach_the_open_page_within_two_minutes(open_as, dataset):
     page = open_as("m-okafor")
     page.clock.install()
     job = dataset.jobs["depth-anything-ft"]
@@ -71,7 +71,7 @@ def test_news_that_were_lost_reach_the_open_page_within_two_minutes(open_as, dat
     expect(page.locator("#job-head")).to_contain_text("Held")
 
 
-def test_a_verdict_before_the_subscription_reaches_the_page_too(open_as, dataset):
+def test_a_verdict_before_the_subscription_also_appears(open_as, dataset):
     page = open_as("m-okafor")
     job = dataset.jobs["depth-anything-ft"]
 
@@ -85,7 +85,7 @@ def test_a_verdict_before_the_subscription_reaches_the_page_too(open_as, dataset
     expect(page.locator("[data-live-chip]")).to_have_text("live")
 
 
-def test_a_page_that_the_browser_kept_asks_again_when_it_is_shown(open_as, dataset):
+def test_a_cached_page_refreshes_when_shown_again(open_as, dataset):
     page = open_as("m-okafor")
     page.goto("/")
     expect(page.locator("[data-live-chip]")).to_have_text("live")
@@ -113,7 +113,7 @@ def begin(dataset, job, place) -> None:
         start(dataset, job, place, ran=dt.timedelta(seconds=1))
 
 
-def test_without_the_socket_the_page_says_how_old_it_is_and_asks_again(open_as, dataset):
+def test_without_a_socket_the_page_shows_its_age_and_polls(open_as, dataset):
     page = open_as("m-okafor")
     page.route_web_socket("**/live/", lambda socket: socket.close())
     page.goto("/")
@@ -143,7 +143,7 @@ def test_launching_from_the_form(open_as, dataset):
     assert Job.objects.get(name="from-the-page").gpus_per_task == 2
 
 
-def test_stopping_can_be_taken_back(open_as, dataset):
+def test_a_stop_can_be_undone(open_as, dataset):
     page = open_as("m-okafor")
     job = dataset.jobs["depth-anything-ft"]
     page.goto(f"/jobs/{job.public_id}/")
@@ -227,7 +227,7 @@ def test_colours_follow_the_system_or_the_choice(open_as):
 
 
 @pytest.mark.parametrize("width", [360, pytest.param(1280, marks=pytest.mark.long)])
-def test_nothing_runs_over_the_edge(open_as, dataset, width):
+def test_no_page_overflows_horizontally(open_as, dataset, width):
     page = open_as("m-okafor", width=width)
     names = ("vit-h-pretrain", "depth-anything-ft", "dino-abl-b128")
     jobs = [f"/jobs/{dataset.jobs[name].public_id}/" for name in names]
@@ -266,7 +266,7 @@ def test_a_finger_reads_the_exact_time_of_a_change(open_as, dataset):
     assert page.locator(".fw-tip").count() == 0
 
 
-def test_the_queue_is_a_key_away_moves_by_itself_and_keeps_what_was_opened(open_as, dataset):
+def test_the_queue_opens_by_key_updates_live_and_keeps_expanded_rows(open_as, dataset):
     page = open_as("m-okafor")
     page.goto("/")
     page.keyboard.press("g")

@@ -171,7 +171,7 @@ class LossyProxy:
                         answer = far.recv(65536)
 
 
-def test_lost_answers_do_not_submit_a_job_twice(address, fields) -> None:
+def test_lost_answers_submit_a_job_only_once(address, fields) -> None:
     proxy = LossyProxy(address, lost=3)
     job = Fairway(proxy.url).submit(**fields)
     assert proxy.connections == 4
@@ -192,13 +192,13 @@ def test_a_server_that_does_not_answer_ends_the_command(address, monkeypatch, ho
     silent.close()
 
 
-def test_a_redirect_does_not_carry_the_token_away(address, monkeypatch) -> None:
+def test_a_redirect_does_not_forward_the_token(address, monkeypatch) -> None:
     with pytest.raises(Refused) as refused:
         Fairway().get("/account/")  # redirects to the page for signing in
     assert refused.value.status == 302
 
 
-def test_login_stores_the_token_for_its_user_alone(address, monkeypatch, capsys, dataset) -> None:
+def test_login_stores_the_token_readable_only_by_its_user(address, monkeypatch, capsys, dataset) -> None:
     token = os.environ["FAIRWAY_TOKEN"]
     for name in ("FAIRWAY_URL", "FAIRWAY_TOKEN"):
         monkeypatch.delenv(name)
@@ -233,7 +233,7 @@ def test_every_listing_prints_a_table_and_json(address, dataset, fields, capsys)
         assert "PENDING" in capsys.readouterr().out or command == "spec"
 
 
-def test_wait_says_how_it_ended_by_its_exit_code(address, fields, capsys) -> None:
+def test_the_exit_code_of_wait_reflects_the_end(address, fields, capsys) -> None:
     job = Fairway().submit(**fields)
     assert fairway("wait", job.id, "--for=0") == cli.TIMED_OUT
     assert fairway("stop", job.id) == cli.OK
@@ -295,7 +295,7 @@ def pasted(text: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_what_the_review_shows_works_when_it_is_pasted(address, dataset) -> None:
+def test_lines_of_the_review_work_when_pasted(address, dataset) -> None:
     typed = {name: value for name, value in HARD.items() if name != "name"} | {"name": "my run"}
     shown = reviewed(dataset, typed)
     jobs = []
@@ -320,7 +320,7 @@ def test_what_the_review_shows_works_when_it_is_pasted(address, dataset) -> None
         assert done.returncode == 0 and '"cron"' in done.stdout, (schedule[key], done)
 
 
-def test_it_installs_on_its_own(tmp_path) -> None:
+def test_the_client_installs_separately(tmp_path) -> None:
     source = tmp_path / "client"
     source.mkdir()
     for path in [*(ROOT / "client").glob("*.py"), ROOT / "client/pyproject.toml"]:

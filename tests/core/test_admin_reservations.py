@@ -73,7 +73,7 @@ def test_a_plan_that_starts_on_nodes_reserved_for_others_is_no_plan() -> None:
         check_plan(replace(open_to_all, reservations=(reserve(taken, "q", 60.0),)), plan)
 
 
-def test_who_is_kept_out_is_told_by_what_and_until_when() -> None:
+def test_a_blocked_job_names_the_reservation_and_its_end() -> None:
     now = hall(reserve("n0 n1", "q", -60.0), pending=[waits("j", "p", 4)])
     (verdict,) = decide(now, POLICY).verdicts
     assert verdict.message == (
@@ -89,7 +89,7 @@ def test_who_is_kept_out_is_told_by_what_and_until_when() -> None:
     assert preview_request(later, POLICY, replace(later.pending[0], time_limit_s=600.0)).starts_now
 
 
-def test_who_stands_there_stays_and_others_are_told_of_the_reservation() -> None:
+def test_running_jobs_stay_and_others_see_the_reservation() -> None:
     here = runs("r", "p", ("n0", [0, 1, 2, 3]), time_limit_s=10 * HOUR)
     snapshot = hall(reserve("n0 n1"), running=[here], pending=[waits("j", "p", 4)])
     plan = decide(snapshot, POLICY)
@@ -102,7 +102,7 @@ def test_who_stands_there_stays_and_others_are_told_of_the_reservation() -> None
     assert plan.verdicts[0].code is VerdictCode.RESERVED_FOR_OTHER_JOB
 
 
-def test_nobody_is_asked_to_leave_for_a_place_that_is_reserved() -> None:
+def test_no_preemption_frees_a_reserved_node() -> None:
     """The owed project takes back on the open node only."""
     held = [
         runs("a", "p", ("n0", [0, 1, 2, 3])),
@@ -115,7 +115,7 @@ def test_nobody_is_asked_to_leave_for_a_place_that_is_reserved() -> None:
     assert decide(both, POLICY).evictions == ()
 
 
-def test_of_a_reservation_in_another_pool_nothing_is_said() -> None:
+def test_a_reservation_in_another_pool_is_not_mentioned() -> None:
     """Whom it keeps out there is waiting here for another reason: the one node is avoided after a failure."""
     photo = hall(reserve("n0", "q"))
     other = node("far", 4, pool="other")
@@ -128,7 +128,7 @@ def test_of_a_reservation_in_another_pool_nothing_is_said() -> None:
     assert verdict.code is VerdictCode.INSUFFICIENT_RESOURCES and "reserved" not in verdict.message
 
 
-def test_nodes_under_maintenance_are_nobodys_share() -> None:
+def test_nodes_under_maintenance_count_towards_no_share() -> None:
     full = [runs("r", "p", ("n1", [0, 1, 2, 3]))]
     snapshot = hall(reserve("n0"), running=full, pending=[waits("j", "q", 2)])
     assert [eviction.job for eviction in decide(snapshot, POLICY).evictions] == ["r"]
@@ -146,7 +146,7 @@ def test_a_job_for_which_no_change_helps_is_offered_none() -> None:
     assert [change.fields for change in offered][:1] == [{"tasks": 1}]
 
 
-def test_as_time_goes_on_a_decision_that_remembers_keeps_up() -> None:
+def test_an_incremental_decision_follows_the_clock() -> None:
     memory = DecisionCache()
     snapshot = hall(reserve("n0 n1", "q", 600.0), pending=[waits("j", "p", 4, time_limit_s=300.0)])
     assert started(decide(snapshot, POLICY, memory)) == {"j"}

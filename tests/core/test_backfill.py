@@ -50,7 +50,7 @@ def test_a_gang_gets_the_time_at_which_enough_nodes_are_whole() -> None:
     assert sorted(one.node for one in found.held) == [0, 2]
 
 
-def test_who_never_ends_gives_no_places() -> None:
+def test_jobs_without_an_end_release_no_gpus() -> None:
     ground = floor(2)
     endings = busy(ground, ("a", None, held(0, 0)), ("b", 50.0, held(1, 0)))
     reservations = plan(ground, endings)
@@ -60,7 +60,7 @@ def test_who_never_ends_gives_no_places() -> None:
     assert alone.start_s == NOW_S + 50.0
 
 
-def test_a_later_job_passes_when_it_ends_before_or_stands_elsewhere() -> None:
+def test_a_later_job_passes_if_it_ends_earlier_or_uses_other_nodes() -> None:
     ground = floor(2)
     endings = busy(ground, ("a", 100.0, held(0, 0, 1)), ("b", None, held(1, 0)))
     reservations = plan(ground, endings)
@@ -71,7 +71,7 @@ def test_a_later_job_passes_when_it_ends_before_or_stands_elsewhere() -> None:
     assert reservations.unreserved_nodes(None, JobId("gang")).tolist() == [True, True]
 
 
-def test_a_second_reservation_leaves_the_first_alone() -> None:
+def test_a_second_reservation_does_not_move_the_first() -> None:
     ground = floor(2)
     endings = busy(ground, ("a", 100.0, held(0, 0)), ("b", 200.0, held(1, 0)))
     reservations = plan(ground, endings)
@@ -88,7 +88,7 @@ def test_a_second_reservation_leaves_the_first_alone() -> None:
     assert reservations.unreserved_nodes(NOW_S + 250.0).tolist() == [False, False]
 
 
-def test_who_should_have_ended_ends_at_any_moment() -> None:
+def test_an_overdue_job_counts_as_ending_at_any_moment() -> None:
     ground = floor(2)
     endings = busy(ground, ("late", -5.0, held(0, 0)), ("later", -3.0, held(1, 0)), ("a", 9.0, held(1, 1)))
     reservations = plan(ground, endings)
@@ -139,7 +139,7 @@ def one_by_one(ground: NodePlacer, endings: list[JobEnd], asked: TaskShape, task
 
 
 @given(data=st.data())
-def test_whoever_passes_on_open_nodes_delays_no_reservation(data: st.DataObject) -> None:
+def test_backfilled_jobs_on_open_nodes_delay_no_reservation(data: st.DataObject) -> None:
     """At its time, with everybody gone who said so, each reserved gang finds its places free; none was sooner."""
     ground = floor(3, 3)
     jobs = [

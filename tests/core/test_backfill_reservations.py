@@ -41,7 +41,7 @@ def test_a_job_that_ends_before_passes() -> None:
     assert started(decide(dataset(short, longer), POLICY)) == {"short"}
 
 
-def test_nothing_is_reserved_for_a_gang_that_came_just_now_or_where_no_end_is_known() -> None:
+def test_no_reservation_for_a_new_gang_or_without_known_ends() -> None:
     small = waits("small", "vision")
     assert started(decide(dataset(small, age_s=60.0), POLICY)) == {"small"}
     assert started(decide(dataset(small, limit_s=None), POLICY)) == {"small"}
@@ -49,7 +49,7 @@ def test_nothing_is_reserved_for_a_gang_that_came_just_now_or_where_no_end_is_kn
     assert started(decide(dataset(small), patient)) == {"small"}
 
 
-def test_the_gang_itself_starts_on_what_was_reserved() -> None:
+def test_the_gang_starts_on_its_reserved_nodes() -> None:
     snapshot = dataset(waits("small", "vision"))
     ended = replace(snapshot, running=(), nodes=(node("n1", 4), node("n2", 4)))
     assert started(decide(ended, POLICY)) == {"gang"}

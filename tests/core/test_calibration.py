@@ -56,7 +56,7 @@ def test_one_crowd_makes_no_interval() -> None:
     assert calibration.interval(WHOLE, 1_000.0) == pytest.approx((60.0, 60.0, 60.0))
 
 
-def test_until_a_size_speaks_for_itself_larger_ones_do_and_then_all() -> None:
+def test_sizes_without_data_use_larger_sizes_then_all() -> None:
     calibration = WaitCalibration()
     for hour in range(20):
         calibration.learn(WHOLE, NOW_S + hour * HOUR_S, 1_000.0, 100.0)
@@ -68,7 +68,7 @@ def test_until_a_size_speaks_for_itself_larger_ones_do_and_then_all() -> None:
     assert calibration.interval(300, 1_000.0).p90_s == pytest.approx(9_000.0)
 
 
-def test_what_is_weeks_old_counts_little() -> None:
+def test_old_samples_have_little_weight() -> None:
     calibration = taught(*[100.0] * 200)
     for hour in range(200):
         calibration.learn(WHOLE, NOW_S + 30 * DAY_S + hour * HOUR_S, 1_000.0, 5_000.0)
@@ -111,7 +111,7 @@ def test_an_interval_is_in_order_and_never_in_the_past(
 
 
 @given(st.randoms(use_true_random=False))
-def test_what_counts_equally_may_come_in_any_order(draw: random.Random) -> None:
+def test_samples_of_equal_weight_may_come_in_any_order(draw: random.Random) -> None:
     waits = [(NOW_S + hour * HOUR_S, 60.0 * hour) for hour in range(40)]
     found = []
     for _ in range(2):
@@ -127,7 +127,7 @@ def test_what_counts_equally_may_come_in_any_order(draw: random.Random) -> None:
     ("before", "after", "least"), [(1.0, 1.0, 0.77), (0.2, 5.0, 0.74), (5.0, 0.2, 0.74), (0.05, 20.0, 0.70)]
 )
 @pytest.mark.parametrize("seed", range(4))
-def test_in_the_long_run_it_holds_as_often_as_it_says_though_the_load_shifts(
+def test_long_run_coverage_matches_the_nominal_one_under_changing_load(
     seed: int, before: float, after: float, least: float
 ) -> None:
     """Jobs come in crowds that wait alike, tell only once they started, and from one day on wait otherwise."""

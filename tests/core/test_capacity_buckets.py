@@ -67,7 +67,7 @@ def milli_free(cells: BucketOccupancy) -> Counter[tuple[int, tuple[int, tuple[in
 
 
 @given(grounds(), st.lists(NEEDS, max_size=12), st.randoms(use_true_random=False))
-def test_what_is_taken_comes_back_and_nothing_is_given_twice(ground, needs, dice) -> None:
+def test_released_capacity_returns_once(ground, needs, dice) -> None:
     cells, room = with_sizes(ground, needs)
     before, rooms = milli_free(cells), [room(need) for need in needs]
     taken = []
@@ -88,7 +88,7 @@ def test_what_is_taken_comes_back_and_nothing_is_given_twice(ground, needs, dice
 
 
 @given(grounds(), NEEDS, st.integers(1, 6))
-def test_a_gang_for_which_there_is_room_finds_all_its_places(
+def test_a_gang_that_fits_finds_all_its_tasks(
     ground: CapacityBuckets, need: BucketRequest, count: int
 ) -> None:
     cells, room = with_sizes(ground, [need])
@@ -97,7 +97,7 @@ def test_a_gang_for_which_there_is_room_finds_all_its_places(
 
 
 @given(snapshots(), st.booleans())
-def test_cells_hold_one_task_where_the_floor_does(snapshot: Snapshot, apart: bool) -> None:
+def test_buckets_hold_one_task_where_a_floor_applies(snapshot: Snapshot, apart: bool) -> None:
     """Tasks of one GPU; CPU and memory, which a play does not follow, are left out."""
     for pool in snapshot.pools:
         nodes = [

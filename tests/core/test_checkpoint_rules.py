@@ -124,7 +124,7 @@ def test_gpu_time_is_divided_at_the_start_and_at_the_last_checkpoint(
     assert sum(found) == 20 * 60
 
 
-def test_shares_and_tasks_that_join_later_count_by_what_they_held() -> None:
+def test_shares_and_later_tasks_count_by_the_capacity_they_held() -> None:
     held = [HeldGpu(1000, at(0), at(10)), HeldGpu(500, at(6), at(10))]
     assert split_work(held, at(2), at(8)) == (120, 6 * 60 + 60, 2 * 60 + 60)
 

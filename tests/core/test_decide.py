@@ -140,7 +140,7 @@ ORDER = [
 
 
 @pytest.mark.parametrize(("snapshot", "expected"), [row[1:] for row in ORDER], ids=[row[0] for row in ORDER])
-def test_who_starts(snapshot: Snapshot, expected: set[str]) -> None:
+def test_which_jobs_start(snapshot: Snapshot, expected: set[str]) -> None:
     assert started(decide(snapshot, POLICY)) == expected
 
 
@@ -214,7 +214,7 @@ def test_shares_meet_on_the_fullest_gpu_and_never_pass_a_whole() -> None:
     assert on == ["n1-gpu0", "n1-gpu0", "n1-gpu1"]
 
 
-def test_nothing_starts_on_a_node_that_is_drained_silent_or_has_lost_its_gpus() -> None:
+def test_no_start_on_drained_silent_or_gpuless_nodes() -> None:
     lost = node("n3", 1)
     lost = replace(lost, gpus=tuple(replace(gpu, healthy=False) for gpu in lost.gpus))
     nodes = [node("n1", schedulable=False), node("n2", reachable=False), lost]
@@ -222,7 +222,7 @@ def test_nothing_starts_on_a_node_that_is_drained_silent_or_has_lost_its_gpus() 
     assert verdict(plan, "j").code is VerdictCode.INSUFFICIENT_RESOURCES
 
 
-def test_a_cluster_out_of_service_is_said_to_be_so() -> None:
+def test_a_cluster_out_of_service_is_reported() -> None:
     nodes = [node("n1", schedulable=False), node("n2", schedulable=False), node("n3", reachable=False)]
     plan = decide(cluster(nodes, [VISION], pending=[waits("j", "vision")]), POLICY)
     assert verdict(plan, "j").code is VerdictCode.INSUFFICIENT_RESOURCES
@@ -246,7 +246,7 @@ def test_only_nodes_that_could_run_it_count() -> None:
     )
 
 
-def test_a_driver_that_is_too_old_for_the_image_is_told_with_both_versions() -> None:
+def test_a_driver_too_old_for_the_image_is_reported_with_both_versions() -> None:
     nodes = [
         node("n1", 2, driver_cuda="12.2"),
         node("n2", 2, driver_cuda="12.10"),
@@ -376,12 +376,12 @@ SAID = [
 @pytest.mark.parametrize(
     ("snapshot", "code", "message"), SAID, ids=[f"{i}-{row[1]}" for i, row in enumerate(SAID)]
 )
-def test_what_is_said(snapshot: Snapshot, code: VerdictCode, message: str) -> None:
+def test_verdict_texts(snapshot: Snapshot, code: VerdictCode, message: str) -> None:
     said = verdict(decide(snapshot, POLICY), "j")
     assert (said.code, said.message) == (code, message)
 
 
-def test_the_numbers_stand_beside_the_sentence() -> None:
+def test_verdict_parameters_match_the_text() -> None:
     said = verdict(decide(cluster(TWO, [NLP], running=BUSY, pending=[waits("j", "nlp", 4)]), POLICY), "j")
     assert said.details == {
         "needed_gpus": 4.0, "free_gpus": 4, "largest_free_gpus": 3, "tasks_possible": 0, "used_gpus": 4.0,
@@ -390,7 +390,7 @@ def test_the_numbers_stand_beside_the_sentence() -> None:
     }  # fmt: skip
 
 
-def test_who_is_ahead_is_named_in_order() -> None:
+def test_jobs_ahead_are_listed_in_order() -> None:
     full = [runs("r", "nlp", ("n1", [0, 1, 2, 3]))]
     jobs = [waits(f"j{i}", "nlp", age_s=9 - i) for i in range(3)]
     plan = decide(cluster([node("n1")], [NLP], running=full, pending=jobs), POLICY)
@@ -422,7 +422,7 @@ def test_the_cheapest_change_would_start_it(job, kind, fields) -> None:
 # -- questions ---------------------------------------------------------------------------------------------------
 
 
-def test_would_start_answers_now_not_now_and_never() -> None:
+def test_would_start_answers_now_later_or_never() -> None:
     snapshot = cluster(TWO, [NLP], running=BUSY)
     assert preview_request(snapshot, POLICY, waits("q", "nlp", 3)).starts_now
     later = preview_request(snapshot, POLICY, waits("q", "nlp", 4))
@@ -569,14 +569,14 @@ ROOM = [
 
 
 @pytest.mark.parametrize(("snapshot", "leave"), [row[1:] for row in ROOM], ids=[row[0] for row in ROOM])
-def test_who_makes_room(snapshot: Snapshot, leave: set[tuple[str, str]]) -> None:
+def test_which_jobs_are_preempted(snapshot: Snapshot, leave: set[tuple[str, str]]) -> None:
     plan = decide(snapshot, POLICY)
     assert {(e.job, e.reason.value) for e in plan.evictions} == leave
     assert all(e.for_job == "j" for e in plan.evictions)
     assert (verdict(plan, "j").code is VerdictCode.WAITING_FOR_EVICTION) == bool(leave)
 
 
-def test_the_taker_starts_on_the_places_that_were_kept_for_it() -> None:
+def test_the_preemptor_starts_on_the_reserved_nodes() -> None:
     snapshot = cluster([node("n1")], [VISION, NLP], [quota("nlp", 3)], running=[
         runs("r", "vision", ("n1", [0, 1, 2]))], pending=[waits("j", "nlp", 3)])  # fmt: skip
     first = decide(snapshot, POLICY)
@@ -599,7 +599,7 @@ def test_the_taker_starts_on_the_places_that_were_kept_for_it() -> None:
     assert started(decide(cancelled, POLICY)) == {"urgent"}
 
 
-def test_an_edited_quota_turns_the_queue() -> None:
+def test_an_edited_quota_reorders_the_queue() -> None:
     def plan(guaranteed: float) -> Plan:
         return decide(
             cluster([node("n1")], [VISION, NLP], [quota("vision", 2), quota("nlp", guaranteed)],
@@ -647,7 +647,7 @@ STANDS = [
 
 
 @pytest.mark.parametrize("snapshot", [case[1] for case in STANDS], ids=[case[0] for case in STANDS])
-def test_a_plan_stands(snapshot: Snapshot) -> None:
+def test_a_plan_can_be_applied(snapshot: Snapshot) -> None:
     plan = decide(snapshot, POLICY)
     check_plan(snapshot, plan)
     again = decide(apply_plan(snapshot, plan), POLICY)

@@ -40,14 +40,14 @@ def asked(snapshot: Snapshot, later_s: float):
     return delays(snapshot, JobId("long"), END_S, later_s)
 
 
-def test_who_needs_its_gpus_is_delayed_by_as_much_and_who_does_not_is_not() -> None:
+def test_only_jobs_that_need_the_gpus_are_delayed() -> None:
     found = asked(full(waits("wide", "p", 4), waits("slim", "p", 1, time_limit_s=300.0)), END_S + 2 * HOUR)
     assert [(one.job, one.delay_s) for one in found.jobs] == [("wide", 2 * HOUR)]
     assert asked(full(waits("slim", "p", 1)), END_S + 2 * HOUR).jobs == ()
     assert asked(full(), END_S + 30 * 24 * HOUR) == asked(full(), END_S + 1.0)
 
 
-def test_of_a_long_queue_the_first_are_looked_at_and_it_is_said(monkeypatch) -> None:
+def test_only_the_head_of_a_long_queue_is_examined_and_that_is_reported(monkeypatch) -> None:
     line = [waits("slim", "p", 1, age_s=9.0), waits("wide", "p", 4, age_s=5.0)]
     assert asked(full(*line), END_S + HOUR).is_complete
     monkeypatch.setattr(start_times, "MAX_DELAYED_JOBS", 1)
@@ -61,7 +61,7 @@ def test_less_than_a_minute_is_no_delay() -> None:
     assert len(asked(line, END_S + MIN_DELAY_S).jobs) == 1
 
 
-def test_a_reservation_for_others_in_the_added_time_is_in_the_way() -> None:
+def test_a_reservation_in_the_added_time_conflicts() -> None:
     def reserved(name: str, begins_s: float, *projects: str) -> ReservationRow:
         whom = tuple(map(ProjectId, projects))
         return ReservationRow(name, name, (NodeId("n1"),), whom, begins_s, begins_s + HOUR)
@@ -76,7 +76,7 @@ def test_a_reservation_for_others_in_the_added_time_is_in_the_way() -> None:
     assert asked(full(reservations=rows), END_S + 30.0).reservations == ()
 
 
-def test_who_does_not_run_delays_nobody_and_is_refused() -> None:
+def test_a_job_that_does_not_run_is_refused() -> None:
     with pytest.raises(ValueError):
         delays(full(), JobId("none"), END_S, END_S + 1.0)
     with pytest.raises(ValueError):
@@ -84,9 +84,7 @@ def test_who_does_not_run_delays_nobody_and_is_refused() -> None:
 
 
 @given(snapshots(), st.floats(60.0, 1e6), st.floats(1.0, 1e6), st.randoms(use_true_random=False))
-def test_delays_are_waiting_jobs_longest_first_and_the_order_of_rows_changes_nothing(
-    snapshot, end_s, extra_s, dice
-) -> None:
+def test_delays_are_sorted_and_independent_of_row_order(snapshot, end_s, extra_s, dice) -> None:
     if not snapshot.running:
         return
     job, end_s = snapshot.running[0].job, snapshot.now_s + end_s

@@ -20,7 +20,7 @@ def in_main(running: list[RunningRow], pending: list[PendingRow]) -> Counter[Tas
     return asked.in_pool(MAIN)
 
 
-def test_what_runs_and_what_waits_is_asked() -> None:
+def test_running_and_waiting_demand_is_counted() -> None:
     running = runs("r", "vision", ("n1", [0, 1]), ("n2", [0]), milli=400, gpu_model="A100")
     waiting = [
         waits("w", "vision", 4, tasks=3),
@@ -44,7 +44,7 @@ ROWS: list[RunningRow | PendingRow] = [
 
 
 @given(st.lists(st.sets(st.sampled_from(range(len(ROWS)))), min_size=1, max_size=5))
-def test_counted_by_difference_it_is_what_a_fresh_count_says(photographs: list[set[int]]) -> None:
+def test_incremental_and_fresh_counts_agree(photographs: list[set[int]]) -> None:
     kept, before = DemandHistogram(), set[int]()
     for photograph in photographs:
         kept.update([ROWS[i] for i in photograph - before], [ROWS[i] for i in before - photograph])

@@ -39,34 +39,34 @@ def reported(row: PendingRow) -> Verdict:
         ((PREP, SECRET), True, "It starts after prep and 1 more have ended."),
     ],
 )
-def test_it_says_for_whom_it_waits_and_names_only_its_own_project(after, any_end, message) -> None:
+def test_a_waiting_job_names_its_dependencies_of_its_own_project_only(after, any_end, message) -> None:
     verdict = reported(waits("j", "vision", dependencies=after, ignore_dependency_failure=any_end))
     assert (verdict.code, verdict.message) == (VerdictCode.DEPENDENCY, message)
     assert verdict.details == {"unfinished_dependencies": len(after)}
     assert verdict.suggestion is None
 
 
-def test_it_starts_once_nobody_is_left() -> None:
+def test_it_starts_when_no_dependency_is_left() -> None:
     assert started(decide(cluster([node("n0")], [VISION], pending=[waits("j", "vision")]), POLICY)) == {"j"}
 
 
-def test_it_asks_for_no_share_and_stands_in_nobodys_way() -> None:
+def test_a_dependent_job_claims_no_share_and_blocks_nobody() -> None:
     first = waits("first", "vision", 4, age_s=99, priority=90, dependencies=(PREP,))
     plan = decide(cluster([node("n0")], [VISION], pending=[first, waits("second", "vision", 4)]), POLICY)
     assert started(plan) == {"second"}
     assert plan.share_breakdowns[0].requested_milli == 4000
 
 
-def test_what_the_cluster_can_never_run_is_said_at_once() -> None:
+def test_impossible_requests_are_reported_at_once() -> None:
     verdict = reported(waits("j", "vision", 9, dependencies=(PREP,)))
     assert verdict.code is VerdictCode.UNSATISFIABLE
 
 
-def test_a_hold_is_said_first() -> None:
+def test_a_hold_has_precedence_over_dependencies() -> None:
     assert reported(waits("j", "vision", dependencies=(PREP,), held=True)).code is VerdictCode.HELD
 
 
-def test_a_preview_says_that_it_would_wait_and_names_no_change_that_would_not_help() -> None:
+def test_a_preview_reports_the_dependency_and_suggests_no_useless_change() -> None:
     snapshot = cluster([node("n0")], [VISION])
     answer = preview_request(snapshot, POLICY, waits("asked", "vision", 2, dependencies=(PREP,)))
     assert not answer.starts_now and not answer.is_unsatisfiable
@@ -77,7 +77,7 @@ def test_a_preview_says_that_it_would_wait_and_names_no_change_that_would_not_he
     ).is_unsatisfiable
 
 
-def test_nobodys_forecast_counts_it() -> None:
+def test_forecasts_do_not_count_a_dependent_job() -> None:
     rows = [
         waits("a", "vision", 4, age_s=9, dependencies=(PREP,)),
         waits("b", "vision", 4),
@@ -93,7 +93,7 @@ def test_nobodys_forecast_counts_it() -> None:
 
 
 @pytest.mark.parametrize("dependencies", [(PREP, PREP), (JobDependency(JobId("j"), "j", VISION.id),)])
-def test_what_cannot_be_is_refused_by_field(dependencies) -> None:
+def test_invalid_dependencies_are_refused_by_field(dependencies) -> None:
     row = waits("j", "vision", dependencies=dependencies)
     with pytest.raises(SnapshotError, match="dependencies"):
         check_snapshot(cluster([node("n0")], [VISION], pending=[row]))
@@ -107,7 +107,7 @@ def test_a_plan_that_starts_it_is_refused() -> None:
         check_plan(early, plan)
 
 
-def test_a_save_keeps_it() -> None:
+def test_a_save_keeps_the_dependencies() -> None:
     snapshot = cluster(
         [node("n0")],
         [VISION, NLP],

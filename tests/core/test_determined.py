@@ -114,7 +114,7 @@ def test_searchers_are_translated(searcher: str, expected: dict[str, object]) ->
     assert sweep_errors(SweepSpec(**found.sweep), found.parameters, []) == {}
 
 
-def test_a_grid_takes_the_counts_of_its_ranges() -> None:
+def test_a_grid_uses_the_counts_of_its_ranges() -> None:
     found = read_experiment(
         "entrypoint: t.py\nsearcher: {name: grid, metric: loss}\nhyperparameters:\n"
         "  a: {type: double, minval: 0, maxval: 1, count: 3}\n  b: {type: log, minval: -3, maxval: -1, count: 3}\n"

@@ -28,13 +28,13 @@ def known(*taught: tuple[DurationKey, list[float]]) -> DurationHistory:
     return durations
 
 
-def test_nothing_is_known_of_the_unknown_but_its_limit() -> None:
+def test_unknown_jobs_are_predicted_only_by_their_limit() -> None:
     assert DurationHistory().expected_s(TRAIN) is None
     assert DurationHistory().remaining_s(TRAIN, 0.0, 600.0) == 600.0
     assert known((TRAIN, [60.0] * (MIN_SAMPLES - 1))).expected_s(TRAIN) is None
 
 
-def test_the_same_person_template_and_size_tells_most_then_project_and_size_then_size() -> None:
+def test_prediction_backs_off_from_user_template_and_size_to_size() -> None:
     durations = known(
         (TRAIN, [100.0] * 5),
         (DurationKey("vision", "bob", "serve", 1_000), [900.0] * 20),
@@ -59,7 +59,7 @@ def test_the_same_person_template_and_size_tells_most_then_project_and_size_then
         (70.0, 0.5, None, None),  # three ran longer: too few
     ],
 )
-def test_what_is_left_is_that_of_the_jobs_that_ran_longer(
+def test_the_remaining_time_is_that_of_longer_jobs(
     ran_s: float, part: float, limit_s: float | None, left_s: float | None
 ) -> None:
     durations = known((TRAIN, [10.0 * n for n in range(1, 11)]))
@@ -71,7 +71,7 @@ def test_old_habits_are_forgotten() -> None:
     assert durations.remaining_s(TRAIN, 0.0, quantile=1.0) == 30.0
 
 
-def test_beyond_its_bound_it_forgets_whoever_came_first_of_all_kinds() -> None:
+def test_beyond_its_bound_the_oldest_key_is_forgotten() -> None:
     other = DurationKey("nlp", "eve", None, 2_000)
     durations = DurationHistory(max_jobs=10)
     for kind, duration_s in [(TRAIN, 100.0)] * 5 + [(other, 900.0)] * 5:
@@ -83,7 +83,7 @@ def test_beyond_its_bound_it_forgets_whoever_came_first_of_all_kinds() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0.0, 1e6)), max_size=60))
-def test_learning_by_difference_is_learning_the_latest_anew(ran: list[tuple[str, float]]) -> None:
+def test_incremental_learning_equals_learning_anew(ran: list[tuple[str, float]]) -> None:
     latest, anew = DurationHistory(max_jobs=12), DurationHistory()
     for user, duration_s in ran:
         latest.learn(DurationKey("p", user, "t", 1_000), duration_s)
@@ -104,13 +104,13 @@ def test_learning_by_difference_is_learning_the_latest_anew(ran: list[tuple[str,
         (1_000.0, 1_920.0),  # too few ran longer than 960: as long again
     ],
 )
-def test_what_is_told_comes_in_steps_and_holds_until_it_has_passed(ran_s: float, in_all_s: float) -> None:
+def test_predictions_change_in_steps_and_hold_until_exceeded(ran_s: float, in_all_s: float) -> None:
     durations = known((TRAIN, [100.0 * n for n in range(1, 12)]))
     assert QuantizedDurations(durations).total_s(TRAIN, ran_s) == pytest.approx(in_all_s, abs=0.1)
 
 
 @given(st.lists(st.floats(0.0, 1e7), max_size=40), st.floats(0.0, 1e8))
-def test_what_is_told_lies_ahead_and_is_unknown_only_where_nothing_is_known(
+def test_predictions_are_in_the_future_and_unknown_only_without_data(
     ran: list[float], so_far_s: float
 ) -> None:
     told_s = (steps := QuantizedDurations(durations := known((TRAIN, ran)))).total_s(TRAIN, so_far_s)
@@ -120,7 +120,7 @@ def test_what_is_told_lies_ahead_and_is_unknown_only_where_nothing_is_known(
         assert steps.total_s(TRAIN, (so_far_s + told_s) / 2) == told_s
 
 
-def test_a_job_that_ends_changes_what_is_told_only_now_and_then() -> None:
+def test_an_ended_job_changes_predictions_only_occasionally() -> None:
     durations, reported = known((TRAIN, [600.0 + n for n in range(40)])), set()
     steps = QuantizedDurations(durations)
     for n in range(200):

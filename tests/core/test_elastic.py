@@ -40,7 +40,7 @@ def test_a_running_job_grows_as_far_as_there_is_room() -> None:
     assert ranks_started(snapshot) == {"e": [4, 5]}
 
 
-def test_it_starts_and_grows_within_a_limit() -> None:
+def test_an_elastic_job_starts_and_grows_within_a_limit() -> None:
     limits = [quota("p", 0, 2)]
     new = waits("e", "p", tasks=4, min_tasks=1)
     assert ranks_started(cluster([node("n0")], [project("p")], limits, pending=[new])) == {"e": [0, 1]}
@@ -51,7 +51,7 @@ def test_it_starts_and_grows_within_a_limit() -> None:
     assert ranks_started(snapshot) == {"e": [1]}
 
 
-def test_what_it_waits_for_says_what_it_needs_at_least() -> None:
+def test_a_waiting_elastic_job_names_its_minimum() -> None:
     new = waits("e", "p", tasks=4, min_tasks=2)
     taken = runs("other", "p", ("n0", range(3)))
     plan = decide(cluster([node("n0")], [project("p")], running=[taken], pending=[new]), Policy())
@@ -60,7 +60,7 @@ def test_what_it_waits_for_says_what_it_needs_at_least() -> None:
     assert verdict.message.startswith("Needs at least 2 × 1 GPU;") and verdict.details["needed_gpus"] == 2
 
 
-def test_the_photograph_after_a_growth_has_one_row_for_what_runs_and_one_for_what_waits() -> None:
+def test_a_snapshot_after_growth_has_a_running_and_a_waiting_row() -> None:
     held = some("e", "p", [("n0", 0)], 1)
     before = cluster([node("n0", 2)], [project("p")], running=[held], pending=[grows("e", "p", (7, 8), 1)])
     after = apply_plan(before, decide(before, Policy()))
@@ -70,7 +70,7 @@ def test_the_photograph_after_a_growth_has_one_row_for_what_runs_and_one_for_wha
     assert [gpu.used_milli for gpu in after.nodes[0].gpus] == [1000, 1000]
 
 
-def test_a_rank_that_keeps_a_place_may_wait_again_on_paper() -> None:
+def test_a_rank_with_a_reserved_node_may_wait_again() -> None:
     """Found by chance: it keeps a place, somebody goes first, and then it need not wait after all."""
     running = [some("r0", "p", [("n0", 0)], 1), some("r1", "q", [("n1", 0)], 1)]
     pending = [
@@ -84,7 +84,7 @@ def test_a_rank_that_keeps_a_place_may_wait_again_on_paper() -> None:
     assert sum(len(start.tasks) for start in plan.starts) == 2
 
 
-def test_a_job_that_leaves_whole_keeps_a_place_also_for_a_rank_that_was_to_join() -> None:
+def test_a_job_that_leaves_reserves_its_node_also_for_a_joining_rank() -> None:
     running = [some("r0", "q", [("n0", 0), ("n0", 1)], 2), some("r1", "q", [("n0", 2)], 1)]
     pending = [
         grows("r1", "q", (1,), 1),
@@ -144,7 +144,7 @@ STANDING_PLANS = [
 
 
 @pytest.mark.parametrize("before", STANDING_PLANS)
-def test_a_second_decision_evicts_and_starts_nothing_more(before: Snapshot) -> None:
+def test_a_second_decision_changes_nothing(before: Snapshot) -> None:
     again = decide(apply_plan(before, decide(before, Policy())), Policy())
     assert (again.starts, again.evictions) == ((), ())
 
@@ -178,7 +178,7 @@ def elastic(draw: st.DrawFn) -> Snapshot:
 
 @settings(max_examples=150, deadline=None)
 @given(elastic())
-def test_no_start_passes_a_limit_no_minimum_is_broken_and_a_plan_stands(before: Snapshot) -> None:
+def test_limits_and_minimums_hold_and_plans_can_be_applied(before: Snapshot) -> None:
     plan = decide(before, Policy())
     after = apply_plan(before, plan)
     for row in after.running:

@@ -62,7 +62,7 @@ def test_healthy_logs_match_no_rule(path: Path) -> None:
     assert matches == {None}
 
 
-def test_shipped_rules_are_valid_and_say_what_to_do() -> None:
+def test_shipped_rules_are_valid_and_have_a_fix() -> None:
     for rule in RULES:
         assert not rule.pattern or pattern_error(rule.pattern) is None, rule.code
         assert rule.pattern or rule.exit_codes or rule.reasons, rule.code

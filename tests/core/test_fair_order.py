@@ -42,7 +42,7 @@ def test_both_orders_are_the_same(snapshot: Snapshot) -> None:
         assert in_one_go == one_by_one
 
 
-def test_queues_of_siblings_take_turns() -> None:
+def test_sibling_queues_alternate() -> None:
     """Two projects under one roof and one beside it, with jobs of two sizes and two people."""
     sizes = (1, 1, 3, 1, 2, 2, 1)
     photo = cluster(
@@ -60,7 +60,7 @@ def test_queues_of_siblings_take_turns() -> None:
     assert len({job.partition("-")[0] for job in in_one_go[:6]}) > 1
 
 
-def test_a_decision_that_told_all_is_gone_when_nobody_holds_it() -> None:
+def test_a_finished_decision_is_freed() -> None:
     """Live cycles put off looking for circles of objects: a scene in one would stay for a hundred decisions."""
     photo = cluster([node("n0", 1)], [project("p")], pending=[waits(f"j{n}", "p") for n in range(3)])
     gc.disable()

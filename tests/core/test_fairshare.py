@@ -72,7 +72,9 @@ def test_a_receipt_adds_up(total: float, siblings: list[Claim[str]], usage_weigh
 
 
 @given(totals, claims(), st.randoms(use_true_random=False))
-def test_the_order_of_the_claims_changes_nothing(total: float, siblings: list[Claim[str]], random) -> None:  # type: ignore[no-untyped-def]
+def test_shares_do_not_depend_on_the_order_of_claims(
+    total: float, siblings: list[Claim[str]], random
+) -> None:  # type: ignore[no-untyped-def]
     shuffled = list(siblings)
     random.shuffle(shuffled)
     first, second = divide(total, siblings, 1.0, UNIT), divide(total, shuffled, 1.0, UNIT)
@@ -86,7 +88,7 @@ def test_an_unlimited_guarantee_promises_the_total_and_no_more() -> None:
     assert (shares["a"].amount, left) == (4.0, 0.0)
 
 
-def test_the_remainder_gives_nobody_more_than_it_requests() -> None:
+def test_the_remainder_never_exceeds_a_request() -> None:
     three = [Claim(key, 0, math.inf, 1.0, 0, 1.5, created=i) for i, key in enumerate("abc")]
     ours, left = divide(4.0, three, 0.0, 1.0)
     assert [ours[key].amount for key in "abc"] == [1.5, 1.5, 1.0] and left == 0

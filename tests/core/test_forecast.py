@@ -86,7 +86,7 @@ def test_a_share_waits_for_a_gpu_that_its_own_project_shares() -> None:
         assert outlook.median_starts_s([JobId("new")]) == {JobId("new"): start_s}
 
 
-def test_from_photograph_and_plan_to_a_median() -> None:
+def test_from_snapshot_and_plan_to_a_median() -> None:
     snapshot, policy = crowd(), Policy()
     plan = decide(snapshot, policy)
     outlook = QueueForecast(snapshot, plan, MAIN, taught(), policy)
@@ -108,14 +108,14 @@ def test_the_order_of_rows_changes_no_forecast() -> None:
     assert found[0] == found[1]
 
 
-def test_a_time_limit_caps_what_is_drawn() -> None:
+def test_a_time_limit_caps_the_sampled_duration() -> None:
     snapshot, policy = crowd(), Policy()
     limited = replace(snapshot, running=tuple(replace(row, time_limit_s=130.0) for row in snapshot.running))
     outlook = QueueForecast(limited, decide(limited, policy), MAIN, taught(), policy)
     assert outlook.median_starts_s([JobId("j0")])[JobId("j0")] <= 30.0
 
 
-def test_who_does_not_wait_here_has_no_forecast() -> None:
+def test_jobs_that_do_not_wait_here_have_no_forecast() -> None:
     snapshot, policy = crowd(), Policy()
     with pytest.raises(KeyError):
         QueueForecast(snapshot, decide(snapshot, policy), MAIN, taught(), policy).median_starts_s(
@@ -158,7 +158,7 @@ def test_a_limit_is_waited_for_though_gpus_are_free(bound: QuotaRow) -> None:
     assert foreseen(snapshot, "me") == 500.0
 
 
-def test_what_one_person_may_hold_is_waited_for() -> None:
+def test_the_limit_per_user_delays_a_forecast() -> None:
     running = [ends_in("r0", "p", 500.0, ("n0", range(2)))]
     snapshot = cluster(
         [node("n0")], [project("p")], [quota("p", person=2)], running=running, pending=[asks("me", "p")]
@@ -194,13 +194,13 @@ BUSY = [ends_in("soon", "p", 100.0, ("a", range(2))), ends_in("late", "p", 700.0
         ({"cpu_milli": 48_000}, 700.0),
     ],
 )
-def test_a_job_waits_for_the_nodes_on_which_it_can_stand(wish: dict[str, Any], wanted: float) -> None:
+def test_a_job_waits_for_nodes_that_can_run_it(wish: dict[str, Any], wanted: float) -> None:
     nodes = [replace(NODES[0], cpu_milli=32_000), NODES[1]]
     snapshot = cluster(nodes, [project("p")], running=BUSY, pending=[asks("me", "p", 2, **wish)])
     assert foreseen(snapshot, "me") == wanted
 
 
-def test_memory_and_capability_and_slices_are_told_apart_on_one_node() -> None:
+def test_memory_capability_and_mig_slices_are_distinguished_on_one_node() -> None:
     cards = (
         GpuRow(GpuUuid("x-gpu0"), 0, "A100", 40_960, compute_capability=8.0),
         GpuRow(GpuUuid("x-gpu1"), 1, "A100", 81_920, compute_capability=9.0),
@@ -221,7 +221,7 @@ def test_memory_and_capability_and_slices_are_told_apart_on_one_node() -> None:
     assert [round(median_s) for median_s in medians.values()] == [100, 200, 260, 300]
 
 
-def test_a_node_that_takes_no_work_and_a_lost_gpu_give_nothing_back() -> None:
+def test_unschedulable_nodes_and_lost_gpus_release_nothing() -> None:
     drained = replace(NODES[0], schedulable=False)
     snapshot = cluster([drained, NODES[1]], [project("p")], running=BUSY, pending=[asks("me", "p")])
     assert foreseen(snapshot, "me") == 700.0
@@ -246,7 +246,7 @@ def reserved(nodes: str, of: str | None, from_s: float, to_s: float) -> Reservat
         (reserved("n0", "q", 9_000.0, 9_400.0), None, 9_400.0),  # never surely gone
     ],
 )
-def test_reserved_nodes_open_and_close_as_the_clock_goes(
+def test_reserved_nodes_open_and_close_with_time(
     row: ReservationRow, limit_s: float | None, wanted: float
 ) -> None:
     snapshot = cluster(
@@ -256,7 +256,7 @@ def test_reserved_nodes_open_and_close_as_the_clock_goes(
     assert foreseen(replace(snapshot, reservations=(row,)), "me") == wanted
 
 
-def test_who_is_held_or_awaits_others_takes_nobodys_turn() -> None:
+def test_held_and_dependent_jobs_block_nobody() -> None:
     running = [ends_in("r0", "p", 100.0, ("n0", range(1)))]
     before = [
         asks("held", "p", age_s=50.0, held=True),
@@ -266,19 +266,19 @@ def test_who_is_held_or_awaits_others_takes_nobodys_turn() -> None:
     assert foreseen(snapshot, "me") == 100.0
 
 
-def test_nobody_is_foreseen_before_it_is_to_start() -> None:
+def test_no_forecast_before_the_start_after_time() -> None:
     snapshot = cluster([node("n0", 1)], [project("p")], pending=[asks("me", "p", not_before_s=NOW_S + 300.0)])
     assert foreseen(snapshot, "me") == 300.0
 
 
-def test_priority_goes_before_age() -> None:
+def test_priority_precedes_age() -> None:
     running = [ends_in("r0", "p", 100.0, ("n0", range(1)))]
     pending = [asks("old", "p", age_s=900.0), asks("urgent", "p", priority=75)]
     snapshot = cluster([node("n0", 1)], [project("p")], running=running, pending=pending)
     assert [foreseen(snapshot, "urgent"), foreseen(snapshot, "old")] == [100.0, 160.0]
 
 
-def test_a_job_waits_in_the_pool_that_can_hold_it() -> None:
+def test_a_job_waits_in_the_pool_that_can_run_it() -> None:
     pools = [PoolRow(MAIN, "main"), PoolRow(PoolId("big"), "big")]
     running = [ends_in("r0", "p", 100.0, ("b0", range(4)), pool=PoolId("big"))]
     snapshot = cluster(
@@ -308,14 +308,14 @@ def test_an_elastic_job_starts_with_the_fewest_tasks_that_do() -> None:
         (asks("me", "p", 2, preemptible=False), [quota("p", 1)]),
     ],
 )
-def test_nothing_is_promised_of_what_never_starts(me: PendingRow, quotas: list[QuotaRow]) -> None:
+def test_jobs_that_never_start_have_no_forecast(me: PendingRow, quotas: list[QuotaRow]) -> None:
     running = [ends_in("r0", "p", 100.0, ("n0", range(2)))]
     snapshot = cluster([node("n0", 2)], [project("p")], quotas, running=running, pending=[me])
     assert foreseen(snapshot, "me") == math.inf
 
 
 @given(st.one_of(snapshots(), crowded()))
-def test_whatever_is_photographed_is_foreseen_the_same_in_any_order(snapshot: Snapshot) -> None:
+def test_forecasts_do_not_depend_on_row_order(snapshot: Snapshot) -> None:
     turned = replace(
         snapshot,
         nodes=snapshot.nodes[::-1], running=snapshot.running[::-1], pending=snapshot.pending[::-1],

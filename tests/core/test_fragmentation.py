@@ -85,14 +85,14 @@ def lost(fragmentation: Fragmentation, free: list[int], kind: int, cpu: int, mem
 
 
 @given(mixes, nodes)
-def test_the_tables_count_what_the_formula_counts(mix, node) -> None:
+def test_tables_and_formula_agree(mix, node) -> None:
     free, kind, cpu, memory = node
     counted = lost(Fragmentation(KINDS, mix), free, kind, cpu, memory)
     assert counted == by_the_formula(mix, free, KINDS[kind], cpu, memory)
 
 
 @given(mixes, st.lists(nodes, min_size=1, max_size=6), st.randoms())
-def test_neither_the_order_of_requests_nor_of_nodes_matters(mix, many, random) -> None:
+def test_the_order_of_requests_and_nodes_does_not_matter(mix, many, random) -> None:
     shuffled = list(mix.items())
     random.shuffle(shuffled)
     one, other = Fragmentation(KINDS, mix), Fragmentation(KINDS, dict(shuffled))

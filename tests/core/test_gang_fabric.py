@@ -47,11 +47,11 @@ HELLO = {
         ("ib7", "eth0", None),
     ],
 )
-def test_a_choice_for_the_node_comes_first_then_what_the_pool_names(chosen, named, there) -> None:
+def test_the_interface_of_the_node_precedes_that_of_the_pool(chosen, named, there) -> None:
     assert node_address([ETH, IB], chosen, named) == there
 
 
-def test_an_agent_of_before_told_one_address() -> None:
+def test_an_older_agent_reports_one_address() -> None:
     assert node_address([ETH, OLD], "", "10.9.0.0/16") == InterfaceAddress("ib0", "10.9.0.7")
 
 
@@ -78,11 +78,11 @@ def test_an_agent_of_before_told_one_address() -> None:
         ),
     ],
 )
-def test_what_a_node_lacks_is_named(runtime: str, fabric: GangFabric, said: str) -> None:
+def test_missing_interfaces_of_a_node_are_named(runtime: str, fabric: GangFabric, said: str) -> None:
     assert missing_requirements(HELLO, runtime, "", fabric) == said
 
 
-def test_an_agent_that_tells_nothing_lacks_nothing() -> None:
+def test_an_agent_without_report_lacks_nothing() -> None:
     assert missing_requirements({}, "podman", "", GangFabric("ib0", "", ("/dev/infiniband/*",))) == ""
 
 
@@ -101,7 +101,7 @@ def test_an_agent_that_tells_nothing_lacks_nothing() -> None:
         (GangFabric(adapters="mlx5_0 x"), "fabric_adapters"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_at_its_field(fabric: GangFabric, field: str) -> None:
+def test_invalid_fabrics_are_refused_by_field(fabric: GangFabric, field: str) -> None:
     assert set(fabric_errors(fabric)) == {field}
     assert (
         fabric_errors(GangFabric("fd00:9::/64", "", ("/dev/infiniband/uverbs[0-3]",), "^mlx5_0:1,mlx5_1"))
@@ -114,7 +114,7 @@ def test_what_cannot_be_meant_is_refused_at_its_field(fabric: GangFabric, field:
     size=st.integers(0, 255),
     version=st.sampled_from(["10.9.0.0/24", "fd00:9::/64"]),
 )
-def test_addresses_are_of_the_upper_half_each_once_and_never_of_everybody(first, size, version) -> None:
+def test_addresses_are_unique_and_in_the_upper_half(first, size, version) -> None:
     subnet = ipaddress.ip_network(version)
     last = min(first + size, 255)
     ends = [str(subnet[first]), str(subnet[last])]
@@ -128,7 +128,7 @@ def test_addresses_are_of_the_upper_half_each_once_and_never_of_everybody(first,
         assert found[0] == subnet[last]
 
 
-def test_an_address_of_ipv6_stands_in_brackets_for_people() -> None:
+def test_ipv6_addresses_are_displayed_in_brackets() -> None:
     assert (format_endpoint("10.1.2.3", 29400), format_endpoint("fd00::1", 29400)) == (
         "10.1.2.3:29400",
         "[fd00::1]:29400",

@@ -15,7 +15,7 @@ from scheduler.core.model.snapshot import GpuShare, ProjectId, TaskShape
 from tests.core.cluster_builder import cluster, node, project, runs, waits
 
 
-def test_who_waits_for_a_share_is_told_that_others_share_the_gpu() -> None:
+def test_a_job_waiting_for_a_share_is_told_that_the_gpu_is_shared() -> None:
     here = node("n1", 1)
     stands = runs("old", "theirs", ("n1", [0]), milli=400)
     new = waits("new", "ours", gpus_per_task=1, milli_per_gpu=500)
@@ -43,7 +43,7 @@ SHAPES = [
     steps=st.lists(st.tuples(st.integers(0, len(SHAPES)), st.integers(0, 9)), max_size=25), looks=st.randoms()
 )
 @settings(max_examples=100)
-def test_the_room_for_shares_is_what_all_nodes_hold_together(
+def test_capacity_for_shares_is_the_sum_over_nodes(
     steps: list[tuple[int, int]], looks: random.Random
 ) -> None:
     """Also where a node's processors bound it, whatever was taken and given back since somebody last looked."""

@@ -31,7 +31,7 @@ def minutes(*use: float | None, samples: int = 60, begin_s: float = 0.0) -> list
     return [GpuUsageMinute(begin_s + 60.0 * n, samples, each) for n, each in enumerate(use)]
 
 
-def test_quiet_minutes_follow_one_another_without_a_gap() -> None:
+def test_idle_minutes_are_consecutive() -> None:
     assert GpuActivity().extended_by(minutes(0.0, 1.0, 2.9), 3.0) == GpuActivity(InactivePeriod(0.0, 180.0))
     assert GpuActivity().extended_by(minutes(0.0, 3.0, 0.0), 3.0) == GpuActivity(
         InactivePeriod(120.0, 180.0), 120.0
@@ -51,7 +51,7 @@ def test_quiet_minutes_follow_one_another_without_a_gap() -> None:
     st.lists(st.sampled_from([0.0, 1.0, 40.0, None, "gap"]), max_size=15),
     st.lists(st.integers(0, 15), max_size=4),
 )
-def test_it_does_not_matter_in_how_many_looks_minutes_are_read(use, cuts) -> None:
+def test_the_number_of_reads_does_not_matter(use, cuts) -> None:
     rows = [GpuUsageMinute(60.0 * n, 60, each) for n, each in enumerate(use) if each != "gap"]
     whole, parted = GpuActivity().extended_by(rows, 3.0), GpuActivity()
     for cut in [*sorted(cuts), len(rows)]:
@@ -63,7 +63,7 @@ def test_it_does_not_matter_in_how_many_looks_minutes_are_read(use, cuts) -> Non
         assert all(row.use_percent is not None and row.use_percent < 3.0 for row in inside)
 
 
-def test_both_must_be_known_to_be_quiet() -> None:
+def test_cpu_and_gpu_must_both_be_known_to_be_idle() -> None:
     assert inactive_since_s(IDLE, NOW_S) == NOW_S - 7200.0
     assert inactive_since_s(replace(IDLE, ready_s=NOW_S - 60.0), NOW_S) == NOW_S - 60.0
     used = replace(TOOL, last_active_s=NOW_S - 100.0)
@@ -87,7 +87,7 @@ def test_both_must_be_known_to_be_quiet() -> None:
         )
 
 
-def test_from_idle_to_a_countdown_to_suspended() -> None:
+def test_from_idle_to_a_warning_to_suspended() -> None:
     assert next_step(IDLE, replace(SUSPEND, after_s=7201.0), NOW_S) is IdleStep.NOTHING
     assert next_step(IDLE, SUSPEND, NOW_S) is IdleStep.START_COUNTDOWN
     counting = replace(IDLE, countdown_started=True, suspend_at_s=NOW_S + 60.0)
@@ -116,7 +116,7 @@ times = st.floats(0.0, 3e4)
     action=st.sampled_from(["off", "notify", "suspend"]),
     after=st.floats(300.0, 1e4),
 )
-def test_nobody_is_suspended_but_who_was_told_and_is_known_to_be_quiet(
+def test_only_warned_jobs_known_to_be_idle_are_suspended(
     gpu, tool, kept, stops, counts, action, after
 ) -> None:
     now_s = 3e4

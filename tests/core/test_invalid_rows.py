@@ -180,7 +180,7 @@ def test_job_for_another_pool_starts_there_though_the_quota_of_one_pool_is_inval
     assert {task.node for start in decide(found.snapshot, POLICY).starts for task in start.tasks} == {"good"}
 
 
-def test_job_that_asks_for_an_invalid_topology_waits_with_its_name() -> None:
+def test_job_with_an_invalid_topology_waits_and_names_it() -> None:
     snapshot = build(
         topologies=(TopologyRow("fabric", ("rack", "rack")),),
         pending=(waits("near", "vision", topology_constraint=TopologyConstraint("fabric", "rack")),),
@@ -209,7 +209,7 @@ def test_usage_of_an_invalid_running_job_stays_counted() -> None:
     assert not bad.schedulable and all(gpu.used_milli == 1000 for gpu in bad.gpus)
 
 
-def test_known_fault_of_the_reader_is_isolated_though_the_row_passes_the_checks() -> None:
+def test_a_reader_error_is_isolated_although_the_row_is_valid() -> None:
     (fault,) = find_faults(build(nodes=(replace(BAD, cpu_milli=-1), GOOD)))
     found = isolate_faults(SOUND, [fault])
     assert not next(each for each in found.snapshot.nodes if each.id == "bad").schedulable
@@ -279,7 +279,7 @@ def _corrupt(draw: st.DrawFn, table: str, row: Any, snapshot: Snapshot) -> Any:
 
 
 @given(corrupted())
-def test_any_corrupted_snapshot_is_decided_without_using_what_is_invalid(snapshot: Snapshot) -> None:
+def test_any_corrupted_snapshot_is_decided_without_the_invalid_rows(snapshot: Snapshot) -> None:
     faults = find_faults(snapshot)
     found = isolate_faults(snapshot)
     check_snapshot(found.snapshot)

@@ -38,7 +38,7 @@ def one(*nodes: NodeRow, **asks):
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_slices_and_whole_gpus_never_stand_in_for_each_other(placement) -> None:
+def test_mig_slices_and_whole_gpus_are_not_interchangeable(placement) -> None:
     nodes = [sliced("n0", 2, 1), sliced("n1", 2, profile="2g.20gb")]
     jobs = [waits("whole", "p"), waits("more", "p"), waits("half", "p", milli_per_gpu=500)]
     jobs += [waits(f"small{i}", "p", mig_profile=SLICE) for i in range(3)]
@@ -75,12 +75,12 @@ def test_a_plan_that_mixes_them_up_is_no_plan() -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_no_gpu_here_is_like_is_never(asks, message) -> None:
+def test_an_unmatched_gpu_request_can_never_start(asks, message) -> None:
     (verdict,) = one(sliced("n0", 2, 1), **asks).verdicts
     assert (verdict.code, verdict.message) == (VerdictCode.UNSATISFIABLE, message)
 
 
-def test_a_capability_that_is_not_known_is_not_enough() -> None:
+def test_an_unknown_compute_capability_is_not_enough() -> None:
     assert not one(node("n0", 1), min_compute_capability=8.0).starts
     assert one(sliced("n0", 0, 1, capability=8.6), min_compute_capability=8.6).starts
 
@@ -93,7 +93,7 @@ def test_a_slice_counts_as_one_gpu_and_is_carried_along() -> None:
     assert row.mig_profile == SLICE
 
 
-def test_another_layout_is_seen_by_a_decision_that_remembers() -> None:
+def test_an_incremental_decision_sees_a_changed_layout() -> None:
     memory = DecisionCache()
     snapshot = cluster([sliced("n0", 2)], [project("p")], pending=[waits("j", "p", 2)])
     assert decide(snapshot, POLICY, memory).verdicts[0].code is VerdictCode.UNSATISFIABLE

@@ -247,7 +247,7 @@ def test_laws_long(law: Callable[[Snapshot], None], snapshot: Snapshot) -> None:
 
 @settings(max_examples=100, deadline=None, suppress_health_check=CALM, derandomize=True)
 @given(snapshot=snapshots(), budget=st.integers(100, 110))
-def test_a_small_budget_is_said(snapshot: Snapshot, budget: int) -> None:
+def test_a_small_budget_is_reported(snapshot: Snapshot, budget: int) -> None:
     policy = replace(POLICY, max_steps_per_cycle=budget, max_suggestion_steps=0)
     plan = decide(snapshot, policy)
     check_plan(snapshot, plan)

@@ -54,14 +54,14 @@ CASES = [
 
 
 @pytest.mark.parametrize(("befell", "more", "cause"), [case[1:] for case in CASES], ids=[c[0] for c in CASES])
-def test_what_is_enough(befell, more, cause) -> None:
+def test_when_failures_quarantine_a_node(befell, more, cause) -> None:
     after = evaluate(NodeBreaker(), befell, now_s=NOW_S, **more)
     assert after.cause is cause
     assert after.state is (BreakerState.HEALTHY if cause is None else BreakerState.QUARANTINED)
     assert after.probe_at_s == (None if cause is None else NOW_S + node_breaker.MIN_QUARANTINE_S)
 
 
-def test_a_trial_that_fails_costs_twice_the_time_and_one_that_goes_well_ends_it() -> None:
+def test_a_failed_trial_doubles_the_time_and_a_successful_one_ends_quarantine() -> None:
     node, now_s = evaluate(NodeBreaker(), SEVERAL, now_s=NOW_S), NOW_S
     lasted = []
     for _ in range(9):
@@ -87,7 +87,7 @@ def test_a_trial_that_fails_costs_twice_the_time_and_one_that_goes_well_ends_it(
     assert evaluate(well, fresh, now_s=again).probe_at_s == again + node_breaker.MIN_QUARANTINE_S
 
 
-def test_what_is_stuck_has_no_time_and_leads_to_a_trial() -> None:
+def test_a_stuck_task_quarantines_until_a_trial() -> None:
     node = node_breaker.quarantine_stuck(NodeBreaker(), NOW_S)
     assert (node.state, node.probe_at_s) == (BreakerState.QUARANTINED, None)
     assert (
@@ -149,7 +149,7 @@ def test_laws_of_judging(node, befell, last_success_s, may_quarantine, seed) -> 
 
 
 @given(befell=EVENTS)
-def test_nobody_alone_puts_a_node_aside_with_broken_programs(befell) -> None:
+def test_one_user_with_broken_programs_cannot_quarantine_a_node(befell) -> None:
     alone = [
         Incident(each.at_s, each.kind, each.job, "x")
         for each in befell
@@ -178,7 +178,5 @@ def test_each_time_is_longer_up_to_an_hour(trips) -> None:
         ([("a", "c"), ("b", "c")], None),
     ],
 )
-def test_of_two_that_do_not_reach_each_other_the_one_with_more_such_others_is_the_cause(
-    before, cause
-) -> None:
+def test_of_two_disconnected_nodes_the_one_with_more_such_peers_is_the_cause(before, cause) -> None:
     assert node_breaker.likely_culprit(("a", "b"), before) == cause

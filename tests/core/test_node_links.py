@@ -43,7 +43,7 @@ def test_a_gang_prefers_nodes_whose_network_is_not_slow() -> None:
     assert _nodes_of([replace(each, slow_network=False) for each in nodes], two) == {"n0", "n1"}
 
 
-def test_a_slow_network_keeps_no_gang_from_starting() -> None:
+def test_a_slow_network_does_not_block_a_gang() -> None:
     nodes = [replace(node("n0"), slow_network=True), node("n1")]
     assert _nodes_of(nodes, waits("j", "vision", 4, tasks=2)) == {"n0", "n1"}
 

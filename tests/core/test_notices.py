@@ -38,7 +38,7 @@ def test_when_a_delivery_is_due(channel, urgent, now, due):
     assert found.astimezone(dt.UTC) == at(due).astimezone(dt.UTC)
 
 
-def test_without_quiet_hours_mail_is_due_at_once():
+def test_without_quiet_hours_mail_is_sent_at_once():
     now = at("2026-05-13 03:00")
     assert delivery_time(Channel.EMAIL, False, now, None, EIGHT) == now
 

@@ -81,7 +81,7 @@ def looked_at_anew(old: NodePlacer, strategy: str) -> NodePlacer:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @given(moves=moves)
-def test_what_is_remembered_is_what_a_fresh_look_gives(strategy: str, moves) -> None:
+def test_cached_and_fresh_placements_agree(strategy: str, moves) -> None:
     """After any takes and returns, the next place is the one that a floor without memory would give."""
     lived, taken = floor(strategy), []
     for which, tasks, back, speeds in moves:
@@ -130,14 +130,14 @@ def test_a_share_joins_the_gpu_that_it_fills() -> None:
     assert np.count_nonzero(here.free_milli[first[0].node] == 60) == 1
 
 
-def test_a_gang_stands_on_few_nodes_by_fragmentation_too() -> None:
+def test_fragmentation_also_places_a_gang_on_few_nodes() -> None:
     here = floor("fragmentation")
     held = here.place_gang(shape(1), 8)
     assert held is not None
     assert {one.node for one in held} == {0}
 
 
-def test_gpus_of_a_cpu_poor_node_are_left_to_those_who_need_little() -> None:
+def test_gpus_of_a_node_with_few_cpus_go_to_jobs_that_need_few() -> None:
     """Two nodes with equal GPUs: the task that asks for much CPU goes where its CPU is no loss."""
     asked = {TaskRequest(1, WHOLE_MILLI, 4_000, 0): 1}
     rich, poor = node("rich", 2, cpu_milli=64_000), node("poor", 2, cpu_milli=16_000)
@@ -147,7 +147,7 @@ def test_gpus_of_a_cpu_poor_node_are_left_to_those_who_need_little() -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_node_that_more_is_kept_of_than_it_has_takes_nothing(strategy: str) -> None:
+def test_an_overcommitted_node_takes_nothing(strategy: str) -> None:
     """While others leave, places may be kept twice over for a moment; such a node is simply full."""
     here = NodePlacer([node("a", 1)], strategy, demand=ASKED)
     for _ in range(2):
@@ -208,7 +208,7 @@ def test_shares_of_a_gpu_are_of_one_project() -> None:
     assert floor.fit_count(theirs) == 1, "any"
 
 
-def test_a_gang_that_fractions_leave_no_space_for_takes_nothing() -> None:
+def test_a_gang_that_does_not_fit_beside_fractions_does_not_start() -> None:
     placer = floor("spread")
     for which, tasks in [(0, 2), (3, 3), (7, 3), (12, 3), (0, 2), (9, 1), (1, 2), (0, 1), (0, 1)]:
         assert placer.place_gang(SHAPES[which], tasks) is not None

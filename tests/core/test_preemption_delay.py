@@ -34,7 +34,7 @@ def owed(age_s: float, pool: PoolRow, **changes: object) -> Snapshot:
         ((), 60.0, 59.0, False),
     ],
 )
-def test_others_are_asked_only_once_it_waited_so_long(settings, own, age_s, asks) -> None:
+def test_preemption_waits_for_the_configured_time(settings, own, age_s, asks) -> None:
     plan = decide(owed(age_s, PoolRow(MAIN, "main", None, settings), preemption_delay_s=own), Policy())
     assert bool(plan.evictions) is asks
     if not asks:
@@ -43,6 +43,6 @@ def test_others_are_asked_only_once_it_waited_so_long(settings, own, age_s, asks
         assert verdict.details["preemption_from_s"] == NOW_S + 1.0
 
 
-def test_the_knob_of_the_cluster_holds_where_the_pool_has_none() -> None:
+def test_the_cluster_setting_applies_where_the_pool_has_none() -> None:
     snapshot = owed(10.0, PoolRow(MAIN, "main"))
     assert not decide(snapshot, replace(Policy(), preemption_delay_s=60.0)).evictions

@@ -54,7 +54,7 @@ def test_a_preferred_node_too_small_for_two_tasks_is_not_filled_twice() -> None:
     assert sorted(node_of_rank(gang)) != ["a", "a"]
 
 
-def test_a_required_level_and_excluded_nodes_come_before_the_preference() -> None:
+def test_required_levels_and_exclusions_precede_preferences() -> None:
     together = TopologyConstraint("fabric", required="rack")
     gang = waits("j", "p", 4, tasks=2, preferred_nodes=("a", "b"), topology_constraint=together)
     assert len({RACKS[name] for name in node_of_rank(gang)}) == 1
@@ -65,7 +65,7 @@ def test_a_required_level_and_excluded_nodes_come_before_the_preference() -> Non
     assert "b" not in node_of_rank(replace(gang, topology_constraint=None), reservations=(closed,))
 
 
-def test_a_preference_never_keeps_a_job_pending() -> None:
+def test_a_preference_never_blocks_a_start() -> None:
     busy = [runs(f"r{name}", "p", (name, (0, 1, 2))) for name in ("a", "b")]
     gang = waits("j", "p", 4, tasks=2, preferred_nodes=("a", "b"))
     assert sorted(node_of_rank(gang, running=busy)) == ["c", "d"]

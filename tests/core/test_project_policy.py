@@ -59,7 +59,7 @@ def test_the_pool_bounds_every_project_and_every_project_those_below(case) -> No
 
 
 @given(cases())
-def test_what_a_project_is_let_type_counts_as_typed(case) -> None:
+def test_defaults_of_a_project_count_as_typed(case) -> None:
     """The bound at the door and the bound at the look are the same one: the room, and nothing beyond it, holds."""
     name, pool, line = case
     room = loosest_effective(name, [pool], [values for _, values in line])
@@ -67,7 +67,7 @@ def test_what_a_project_is_let_type_counts_as_typed(case) -> None:
     assert loosest_effective(name, [], []) is None
 
 
-def test_who_says_so() -> None:
+def test_who_decided_a_value() -> None:
     pool = {name: default_value(name) for name in setting_names(per_pool=True)} | {MAX_FACTOR_SETTING: 2.0}
 
     def said(*line: float | None) -> tuple[object, int | None, bool]:

@@ -66,7 +66,7 @@ def test_a_job_that_is_about_to_end_is_left_to() -> None:
     assert opening_s(nothing_promised, SPARING) == NOW_S + 300
 
 
-def test_but_not_by_whom_the_places_are_guaranteed() -> None:
+def test_protection_does_not_apply_against_the_guarantee_holder() -> None:
     soon = owner_and_borrower(600, 600, predicted_end_s=NOW_S + 300)
     assert {eviction.for_job for eviction in decide(soon, SPARING).evictions} == {"mine"}
 
@@ -92,7 +92,7 @@ def test_inside_a_project_too() -> None:
         ("there is no budget for it", owner_and_borrower(600, 600), replace(POLICY, max_suggestion_steps=0)),
     ],
 )  # fmt: skip
-def test_nothing_is_said_of_protection_where_it_is_not_the_reason(
+def test_protection_is_not_mentioned_where_it_is_not_the_reason(
     why: str, snapshot: Snapshot, policy: Policy
 ) -> None:
     codes = {verdict.code for verdict in decide(snapshot, policy).verdicts}

@@ -25,7 +25,7 @@ PLAIN = Policy(size_penalty_s_per_gpu=0.0, predicted_duration_weight=0.0)
         (replace(PLAIN, predicted_duration_weight=1.0, size_penalty_s_per_gpu=10.0), 4, 1, 100.0, 140.0),
     ],
 )
-def test_a_job_is_moved_later_by_what_it_asks_for(
+def test_a_larger_job_ages_more_slowly(
     policy: Policy, gpus: int, tasks: int, predicted_s: float | None, shift_s: float
 ) -> None:
     row = waits("j", "p", gpus, tasks=tasks, age_s=50.0, predicted_duration_s=predicted_s)
@@ -47,7 +47,7 @@ def test_half_a_gpu_counts_half() -> None:
         (NOW_S + 600.0, False),
     ],
 )
-def test_who_is_about_to_end_is_left_to(predicted_end_s: float | None, spared: bool) -> None:
+def test_jobs_about_to_end_are_not_preempted(predicted_end_s: float | None, spared: bool) -> None:
     row = replace(runs("r", "p", ("n", range(1))), predicted_end_s=predicted_end_s)
     assert ends_soon(row, NOW_S, Policy(near_end_protection_s=600.0)) is spared
     assert not ends_soon(row, NOW_S, Policy(near_end_protection_s=0.0))

@@ -37,11 +37,11 @@ def test_without_ranks_age_decides() -> None:
     assert order_of(mine("new", 10), mine("old", 30), mine("middle", 20)) == ["old", "middle", "new"]
 
 
-def test_the_rank_of_a_user_goes_before_age() -> None:
+def test_user_rank_precedes_age() -> None:
     assert order_of(mine("new", 10, -2), mine("old", 30), mine("middle", 20, -1)) == ["new", "middle", "old"]
 
 
-def test_priority_goes_before_the_rank() -> None:
+def test_priority_precedes_user_rank() -> None:
     assert order_of(mine("a", 10, -5), mine("b", 20, priority=51)) == ["b", "a"]
 
 

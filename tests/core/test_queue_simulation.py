@@ -103,7 +103,7 @@ def start_s(
     return plays[0]
 
 
-def test_a_job_starts_when_enough_has_ended_and_who_is_before_it_has_started() -> None:
+def test_a_job_starts_when_enough_jobs_ended_and_those_ahead_started() -> None:
     running = [runs_on(P, 50.0, (0, 1, ())), runs_on(P, 80.0, (0, 1, ()))]
     me = in_line(P, 10.0, (task(1), 1))
     assert start_s(ground(0), running, [me]) == 50.0
@@ -112,21 +112,21 @@ def test_a_job_starts_when_enough_has_ended_and_who_is_before_it_has_started() -
     assert start_s(ground(1), running, [me]) == 0.0
 
 
-def test_a_gang_waits_for_whole_nodes_and_smaller_ones_pass() -> None:
+def test_a_gang_waits_for_whole_nodes_while_smaller_jobs_pass() -> None:
     running = [runs_on(P, 50.0, (0, 2, ())), runs_on(P, 80.0, (1, 2, ()))]
     gang = in_line(P, 10.0, (task(4), 2))
     assert start_s(ground(2, 2), running, [gang]) == 80.0
     assert start_s(ground(2, 0), running, [gang, in_line(P, 10.0, (task(2), 1))]) == 0.0
 
 
-def test_who_holds_least_of_its_share_goes_first() -> None:
+def test_the_lowest_share_in_use_goes_first() -> None:
     running = [runs_on(P, 900.0, (0, 2, ())), runs_on(P, 50.0, (0, 1, ())), runs_on(Q, 900.0, (0, 1, ()))]
     mine, theirs = in_line(P, 10.0, (task(1), 1)), in_line(Q, 10.0, (task(1), 1))
     assert start_s(ground(0), running, [mine, theirs]) == 50.0
     assert start_s(ground(0), running, [theirs, mine]) == 60.0
 
 
-def test_a_play_is_bounded_and_tells_nothing_of_what_lies_beyond() -> None:
+def test_a_simulation_is_bounded_and_reports_nothing_beyond() -> None:
     running = [runs_on(P, 10.0 * n, (0, 1, ())) for n in range(1, 100)]
     assert start_s(ground(0), running, [in_line(P, 1.0, (task(9), 1))], max_steps=20) == 90.0
     assert start_s(ground(0), running, [in_line(P, 1.0, (task(90), 1))], max_steps=20) is None
@@ -138,7 +138,7 @@ def test_a_play_is_bounded_and_tells_nothing_of_what_lies_beyond() -> None:
 
 
 @pytest.mark.parametrize("bound", [quota("p", limit=2), quota("top", limit=3)], ids=["own", "above"])
-def test_a_limit_of_the_project_or_above_holds_a_job_back_until_enough_has_ended(bound: QuotaRow) -> None:
+def test_a_limit_of_the_project_or_its_parent_delays_a_job(bound: QuotaRow) -> None:
     running = [
         runs_on(P, 300.0, (0, 1, ())), runs_on(P, 200.0, (0, 1, ())), runs_on(Q, 700.0, (0, 1, ()))
     ]  # fmt: skip
@@ -148,7 +148,7 @@ def test_a_limit_of_the_project_or_above_holds_a_job_back_until_enough_has_ended
     assert start_s(ground(5), running, [in_line(P, 10.0, (task(2), 1)), me], bound) == 200.0  # passes it
 
 
-def test_what_one_person_may_hold_keeps_only_that_person_back() -> None:
+def test_the_limit_per_user_delays_only_that_user() -> None:
     running = [runs_on(P, 300.0, (0, 2, ()), user=ADA)]
     bound = quota("top", person=2)
     assert start_s(ground(5), running, [in_line(P, 10.0, (task(1), 1), user=ADA)], bound) == 300.0
@@ -156,7 +156,7 @@ def test_what_one_person_may_hold_keeps_only_that_person_back() -> None:
     assert start_s(ground(5), running, [hers, his], bound) == 0.0
 
 
-def test_what_nobody_may_take_back_waits_for_its_guarantee() -> None:
+def test_a_guarantee_waits_for_jobs_that_cannot_be_preempted() -> None:
     running = [
         runs_on(P, 400.0, (0, 2, ()), preemptible=False), runs_on(P, 100.0, (0, 1, ()))
     ]  # fmt: skip
@@ -168,7 +168,7 @@ def test_what_nobody_may_take_back_waits_for_its_guarantee() -> None:
     assert start_s(ground(5), running, [firm], quota("p", guaranteed=3), quota("top", guaranteed=2)) == 400.0
 
 
-def test_a_job_that_a_limit_never_lets_start_is_promised_nothing_however_long_the_play() -> None:
+def test_a_job_blocked_by_its_limit_gets_no_forecast() -> None:
     running = [runs_on(Q, 10.0 * n, (0, 1, ())) for n in range(1, 100)]
     me = in_line(P, 10.0, (task(3), 1))
     assert start_s(ground(9), running, [me], quota("p", limit=2), max_steps=7) == math.inf
@@ -209,7 +209,7 @@ def test_two_halves_free_on_two_gpus_are_no_whole_one() -> None:
     assert start_s(free, running, [in_line(P, 10.0, (task(1, milli=500), 3))]) == 60.0
 
 
-def test_a_gang_of_unequal_tasks_stands_whole_or_not_at_all() -> None:
+def test_a_gang_of_unequal_tasks_is_placed_completely_or_not_at_all() -> None:
     gang = in_line(P, 10.0, (task(4), 1), (task(2), 1))
     running = [runs_on(P, 50.0, (1, 2, ()))]
     assert start_s(ground(4, 0), running, [gang]) == 50.0
@@ -219,7 +219,7 @@ def test_a_gang_of_unequal_tasks_stands_whole_or_not_at_all() -> None:
 # -- the clock ------------------------------------------------------------------------------------------------
 
 
-def test_nobody_starts_before_it_is_to() -> None:
+def test_no_job_starts_before_its_start_time() -> None:
     later = in_line(P, 10.0, (task(1), 1), not_before_s=30.0)
     assert start_s(ground(1), [], [later]) == 30.0
     assert start_s(ground(1), [], [later, in_line(P, 500.0, (task(1), 1))]) == 0.0  # nothing is kept for it
@@ -233,7 +233,7 @@ def test_reserved_cells_open_when_they_are_free_again() -> None:
     assert start_s(ground(1, 0, sorts=(0, 1)), running, [elsewhere]) == 40.0
 
 
-def test_cells_close_when_a_reservation_comes_too_near() -> None:
+def test_capacity_closes_when_a_reservation_is_too_near() -> None:
     closed = (Closure(frozenset({0}), 60.0, 500.0),)
     me = in_line(P, 10.0, (task(1), 1), closures=closed)
     assert start_s(ground(0), [runs_on(P, 60.0, (0, 1, ()))], [me]) == 60.0
@@ -310,7 +310,9 @@ def stages(draw: st.DrawFn) -> SimulationInput:
 
 
 @given(stages())
-def test_who_is_last_of_its_project_starts_alone_as_with_everybody(simulation_input: SimulationInput) -> None:
+def test_the_last_job_of_a_project_starts_alike_alone_and_with_others(
+    simulation_input: SimulationInput,
+) -> None:
     everybody = simulate_queue(simulation_input, simulation_input.class_of)
     last: dict[ProjectId, int] = {}
     for turn, line in sorted(simulation_input.class_of.items()):
@@ -321,9 +323,7 @@ def test_who_is_last_of_its_project_starts_alone_as_with_everybody(simulation_in
 
 
 @given(stages(), st.integers(1, 40))
-def test_a_bound_takes_answers_away_and_changes_none(
-    simulation_input: SimulationInput, max_steps: int
-) -> None:
+def test_a_bound_removes_answers_and_changes_none(simulation_input: SimulationInput, max_steps: int) -> None:
     free = simulate_queue(simulation_input, simulation_input.class_of)
     for turn, plays in simulate_queue(
         simulation_input, simulation_input.class_of, max_steps=max_steps
@@ -332,7 +332,7 @@ def test_a_bound_takes_answers_away_and_changes_none(
 
 
 @given(stages())
-def test_nobody_starts_before_it_may_and_within_a_line_by_turn(simulation_input: SimulationInput) -> None:
+def test_jobs_of_one_queue_start_in_order_and_not_too_early(simulation_input: SimulationInput) -> None:
     found = simulate_queue(simulation_input, simulation_input.class_of)
     for line in simulation_input.job_classes:
         for play in range(SIMULATION_RUNS):
@@ -342,7 +342,7 @@ def test_nobody_starts_before_it_may_and_within_a_line_by_turn(simulation_input:
 
 
 @given(stages())
-def test_whoever_starts_passes_no_limit(simulation_input: SimulationInput) -> None:
+def test_starts_never_exceed_a_limit(simulation_input: SimulationInput) -> None:
     if simulation_input.ledger is None:
         return
     found = simulate_queue(simulation_input, simulation_input.class_of)
@@ -363,7 +363,7 @@ def test_whoever_starts_passes_no_limit(simulation_input: SimulationInput) -> No
                     assert sum(held) <= simulation_input.ledger.limit[level].gpu_milli
 
 
-def test_a_quota_is_asked_again_for_the_next_of_a_line() -> None:
+def test_a_quota_is_checked_again_for_the_next_job_of_a_queue() -> None:
     line, _ = in_line(P, 0.0, (task(1), 1))
     simulation_input = SimulationInput(
         ground(5),
@@ -376,7 +376,7 @@ def test_a_quota_is_asked_again_for_the_next_of_a_line() -> None:
     assert [plays[0] for plays in simulate_queue(simulation_input, [0, 1, 2]).values()] == [0.0, 0.0, 40.0]
 
 
-def test_with_everybody_a_later_turn_takes_what_an_earlier_one_cannot_use() -> None:
+def test_a_later_project_uses_what_an_earlier_one_cannot() -> None:
     running = [runs_on(P, 50.0, (0, 1, ()))]
     large, small = in_line(P, 10.0, (task(2), 1)), in_line(P, 200.0, (task(1), 1))
     simulation_input = staged(ground(1), running, [large, small])

@@ -43,7 +43,7 @@ def borrowing() -> Snapshot:
     )
 
 
-def test_a_guarantee_reclaims_what_others_borrow_and_the_job_starts(borrowing) -> None:
+def test_a_guarantee_reclaims_borrowed_gpus_and_the_job_starts(borrowing) -> None:
     found = effect(borrowing, quota("holder", 2), quota("waiter", 2))
     assert len(found.evictions) == 2 and {each.for_job for each in found.evictions} == {JobId("next")}
     (shift,) = found.shifts
@@ -74,7 +74,7 @@ def test_a_raised_limit_lets_an_impossible_job_start_and_a_lowered_one_delays() 
     assert {each.job: each.shift_s for each in back.shifts}[JobId("big")] == math.inf
 
 
-def test_borrowed_is_what_exceeds_the_guarantee_and_ancestors_hold_what_their_children_do() -> None:
+def test_borrowed_is_above_the_guarantee_and_parents_include_children() -> None:
     snapshot = cluster(
         [node("n1")],
         [project("dept"), project("team", "dept")],

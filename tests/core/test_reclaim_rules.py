@@ -62,7 +62,7 @@ def gives(check: ReclaimCheck[str], leaf: str, amounts: ResourceVector) -> bool:
 # -- may it take ------------------------------------------------------------------------------------------
 
 
-def test_who_holds_more_than_its_own_gives() -> None:
+def test_a_project_above_its_share_is_reclaimed_from() -> None:
     fixture_data = flat(taker=(gpus(0), gpus(2), gpus(1)), giver=(gpus(1), gpus(2), gpus(3)))
     taking = fixture_data.taking("taker", gpus(1))
     assert taking.allows("giver")
@@ -71,7 +71,7 @@ def test_who_holds_more_than_its_own_gives() -> None:
     assert taking.is_balanced()
 
 
-def test_a_taker_within_its_guarantee_takes_what_is_over_the_givers() -> None:
+def test_within_its_guarantee_a_project_reclaims_what_others_exceed() -> None:
     fixture_data = flat(taker=(gpus(2), gpus(2), gpus(1)), giver=(gpus(1), gpus(3), gpus(3)))
     assert fixture_data.taking("taker", gpus(1)).allows("giver")
     assert not fixture_data.taking("taker", gpus(2)).allows("giver")  # with two it would leave its guarantee
@@ -87,7 +87,7 @@ def test_work_inside_a_guarantee_is_safe_at_every_level() -> None:
     assert not fixture_data.taking("taker", gpus(1)).allows("leaf")
 
 
-def test_a_giver_is_over_by_what_the_taker_asks_for() -> None:
+def test_a_victim_must_exceed_its_share_by_the_request() -> None:
     fixture_data = flat(taker=(gpus(2), gpus(2), gpus(0)), giver=(gpus(4), gpus(4), gpus(2, cpus=8)))
     assert not fixture_data.taking("taker", gpus(1)).allows(
         "giver"
@@ -109,7 +109,7 @@ def test_the_levels_just_below_the_common_ancestor_are_compared() -> None:
     assert diverging_paths(("x", "a"), ("a",)) == (("x",), ())
 
 
-def test_a_taker_that_is_more_than_full_has_to_be_less_so_than_who_gave() -> None:
+def test_above_its_share_a_project_must_be_relatively_lower_than_the_victim() -> None:
     def balance(giver_holds: float) -> bool:
         fixture_data = FixtureData(
             {"a": ("a",), "b": ("b",), "a1": ("a1", "a"), "b1": ("b1", "b")},
@@ -158,7 +158,7 @@ def worlds(draw: st.DrawFn) -> FixtureData:
 
 
 @given(worlds(), amounts, st.booleans(), st.data())
-def test_whoever_takes_stays_within_its_share(
+def test_a_reclaiming_project_stays_within_its_share(
     fixture_data: FixtureData, asked: ResourceVector, preemptible: bool, data: st.DataObject
 ) -> None:
     leaves = sorted(name for name, path in fixture_data.paths.items() if len(path) == 2)
@@ -196,7 +196,7 @@ def test_whoever_takes_stays_within_its_share(
 
 
 @given(st.lists(amounts, min_size=6, max_size=6), st.builds(gpus, st.integers(1, 2), st.integers(0, 2)))
-def test_what_was_taken_is_never_taken_back(drawn: list[ResourceVector], job: ResourceVector) -> None:
+def test_reclaimed_gpus_are_not_reclaimed_back(drawn: list[ResourceVector], job: ResourceVector) -> None:
     promised_a, spare_a, held_a, promised_b, share_b, spare_b = drawn
     held_b = job.add(spare_b)
     fixture_data = flat(a=(promised_a, held_a.add(job).add(spare_a), held_a), b=(promised_b, share_b, held_b))

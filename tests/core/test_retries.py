@@ -18,5 +18,5 @@ APART = ("NODE_FAIL", "rendezvous_unreachable")
         ([APART] * (FREE_RENDEZVOUS_FAILURES + 2) + [("FAILED", "start_refused")], 3),
     ],
 )
-def test_nodes_that_do_not_reach_each_other_cost_none_for_a_while(ended, used) -> None:
+def test_disconnected_nodes_are_avoided_together_for_a_while(ended, used) -> None:
     assert counted_attempts(ended) == used

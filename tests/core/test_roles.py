@@ -35,7 +35,7 @@ def spec(*roles: JobRole, **fields) -> JobSpec:
     return JobSpec(**{"name": "j", "command": ("train",), "roles": roles or ROLES, **fields})
 
 
-def test_a_role_takes_what_it_lacks_from_the_job_and_the_job_is_as_large_as_its_roles() -> None:
+def test_a_role_inherits_from_the_job_and_the_job_has_the_size_of_its_roles() -> None:
     found = spec(cpu_milli=4000, memory_mib=1024)
     assert (found.tasks, found.gpus_per_task, found.total_gpus, found.total_milli) == (4, 2, 5, 5000)
     assert [role.gpus_per_task for role in found.roles] == [1, 2, 0]
@@ -127,11 +127,11 @@ def test_equal_tasks_complete_together(succeeded, outcome) -> None:
         (JobSpec(name="j", tasks=4, min_tasks=2, min_succeeded=1), "min_succeeded", "elastic"),
     ],
 )
-def test_what_is_refused(request_, field, part) -> None:
+def test_invalid_roles_are_refused(request_, field, part) -> None:
     assert part in role_errors(request_, workspace=False)[field]
 
 
-def test_what_is_accepted() -> None:
+def test_valid_roles_are_accepted() -> None:
     assert role_errors(spec(completion_role="chief"), workspace=False) == {}
     assert role_errors(spec(JobRole(name="a", may_fail=True), min_succeeded=1), workspace=False) == {}
     assert role_errors(JobSpec(name="j", tasks=3, min_succeeded=2), workspace=False) == {}
@@ -181,7 +181,7 @@ def test_roles_start_together_on_nodes_of_their_size() -> None:
     assert {task.rank: task.node for task in placed.tasks if task.gpus} == {1: "small", 2: "large"}
 
 
-def test_none_starts_while_one_role_does_not_fit() -> None:
+def test_no_role_starts_while_one_does_not_fit() -> None:
     job = gang("j", (1, 1000), (4, 1000))
     other = waits("other", "p", 4, submitted_s=-1.0)
     snapshot = cluster([node("small", 1), node("large", 4)], [project("p")], pending=[other, job])
@@ -205,7 +205,7 @@ def test_none_starts_while_one_role_does_not_fit() -> None:
         (((1, 1000), (4, 1000), (0, 60_000)), True),
     ],
 )
-def test_a_gang_that_never_fits_is_told_so(sizes, fits) -> None:
+def test_a_gang_that_never_fits_is_reported(sizes, fits) -> None:
     snapshot = cluster([node("small", 1), node("large", 4)], [project("p")], pending=[gang("j", *sizes)])
     plan = decide(snapshot, Policy())
     codes = {verdict.code for verdict in plan.verdicts}

@@ -63,7 +63,7 @@ def test_each_comparison_decides_before_the_next(first: SiblingKey[str], second:
     assert first < second
 
 
-def test_over_its_share_by_what_the_job_asks_for_or_by_everything() -> None:
+def test_above_its_share_by_the_request_or_by_everything() -> None:
     assert key("a", held=5, share=4).over_fair_share
     assert not key("a", held=5, share=4, job=0).over_fair_share
     assert not key(
@@ -97,7 +97,7 @@ keys = st.builds(
 
 
 @given(st.lists(keys, min_size=3, max_size=5, unique_by=lambda key: key.project))
-def test_it_is_a_total_order(drawn: list[SiblingKey[str]]) -> None:
+def test_the_order_is_total(drawn: list[SiblingKey[str]]) -> None:
     for a, b in itertools.permutations(drawn, 2):
         assert (a < b) != (b < a)
     for a, b, c in itertools.permutations(drawn, 3):

@@ -23,7 +23,7 @@ def reports(*rows: tuple[float, float, float | None]) -> list[RankReport]:
         ([(0, 0, 50), (30, 60, 12)], []),  # the own work started again
     ],
 )
-def test_a_step_takes_the_own_work_of_a_rank_or_the_time_between_reports(
+def test_a_step_uses_the_own_work_of_a_rank_or_the_time_between_reports(
     given: list[tuple[float, float, float | None]], seconds: list[float]
 ) -> None:
     assert [each.seconds for each in step_times(reports(*given))] == seconds
@@ -58,18 +58,18 @@ def test_a_straggler_is_slower_than_the_median_rank_for_two_minutes(
     )
 
 
-def test_of_several_slow_ranks_the_slowest_is_named() -> None:
+def test_the_slowest_of_several_slow_ranks_is_named() -> None:
     ranks = dict.fromkeys(range(6), FAST) | {2: times(*[0.4] * 8), 4: times(*[0.5] * 8)}
     straggler = find_straggler(ranks)
     assert straggler is not None and straggler.rank == 4
 
 
-def test_of_two_ranks_the_slower_one_is_compared_with_the_other() -> None:
+def test_of_two_ranks_the_slower_is_compared_with_the_other() -> None:
     straggler = find_straggler({0: FAST, 1: times(*[0.36] * 8)})
     assert straggler is not None and (straggler.rank, straggler.slower_percent) == (1, 20)
 
 
-def test_a_single_rank_has_nobody_to_wait_for_it() -> None:
+def test_a_single_rank_is_no_straggler() -> None:
     assert find_straggler({0: times(0.1, *[0.9] * 8)}) is None
 
 
@@ -88,7 +88,7 @@ OTHERS = [GpuState(90, 62, 320), GpuState(92, 64, 330), GpuState(None, None, Non
         (GpuState(91, 88, 320, "6 NVLinks are down."), "6 NVLinks are down."),
     ],
 )
-def test_the_cause_is_what_its_gpu_does_differently(own: GpuState, words: str) -> None:
+def test_the_cause_is_the_difference_of_its_gpu(own: GpuState, words: str) -> None:
     assert words in likely_cause(own, OTHERS)
 
 

@@ -113,13 +113,13 @@ def test_an_array_runs_each_point_once_and_needs_only_its_live_trials() -> None:
     assert decide(grid, read_parameters(space), (), [], 6).is_complete
 
 
-def test_a_trial_that_a_user_suspended_keeps_the_sweep_open_and_is_left_alone() -> None:
+def test_a_trial_suspended_by_a_user_keeps_the_sweep_open_and_suspended() -> None:
     trials = [TrialRecord(0, {"lr": 0.01, "decay": 0.3}, PAUSED)]
     decision = step(replace(ASHA, max_trials=1), trials)
     assert not decision.is_complete and not decision.resume and not decision.prune
 
 
-def test_members_of_a_population_continue_from_themselves_or_from_a_better_one() -> None:
+def test_members_of_a_population_continue_from_their_own_or_a_better_checkpoint() -> None:
     spec = replace(ASHA, searcher="population", population=4, max_trials=8, max_parallel=4)
     space = {"lr": {"low": 1e-5, "high": 1e-1, "log": True}, "kind": ["a", "b", "c"]}
     values = [0.1, 0.2, 0.3, 0.9]

@@ -116,7 +116,7 @@ def test_parameters_reach_a_trial_in_command_and_variables() -> None:
         (["awk", "{{print}}"], [], False, None),
     ],
 )
-def test_every_parameter_is_used_and_every_placeholder_known(
+def test_unused_parameters_and_unknown_placeholders_are_refused(
     command: list[str], names: list[str], reads: bool, message: str | None
 ) -> None:
     found = parameter_use_error(command, [], names, reads_environment=reads)

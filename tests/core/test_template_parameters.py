@@ -136,7 +136,7 @@ def test_values_may_be_arguments_of_a_script() -> None:
         ({"model": ["small", "huge"]}, "model = huge: Choose one of"),
     ],
 )
-def test_a_sweep_over_what_the_template_lacks_is_refused(space, message: str) -> None:
+def test_a_sweep_over_an_unknown_parameter_is_refused(space, message: str) -> None:
     error = swept_parameters_error(read_template_parameters(ALL), FIELDS, [space])
     assert error is not None and message in error
 

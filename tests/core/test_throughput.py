@@ -36,13 +36,13 @@ def both(fast: float, slow: float, times: int = MIN_SAMPLES) -> list[tuple[str, 
     return [("train", FAST, fast), ("train", SLOW, slow)] * times
 
 
-def test_of_two_layouts_the_faster_is_the_measure() -> None:
+def test_the_faster_of_two_layouts_is_the_reference() -> None:
     known = learned(*both(10.0, 5.0))
     assert known.speeds("train") == (LayoutSpeed(FAST, 100), LayoutSpeed(SLOW, 50))
     assert known.speeds("eval") == ()
 
 
-def test_two_attempts_say_nothing_and_one_layout_alone_neither() -> None:
+def test_two_attempts_or_a_single_layout_are_not_enough() -> None:
     assert learned(*both(10.0, 5.0, MIN_SAMPLES - 1)).speeds("train") == ()
     one = learned(*[("train", FAST, 10.0)] * 9, *both(10.0, 5.0, MIN_SAMPLES - 1))
     assert one.speeds("train") == () and not one.has_differences
@@ -53,12 +53,12 @@ def test_one_odd_attempt_does_not_count() -> None:
     assert known.speeds("train")[0] == LayoutSpeed(FAST, 100)
 
 
-def test_what_differs_by_less_than_a_step_is_not_told() -> None:
+def test_differences_below_one_step_are_ignored() -> None:
     assert learned(*both(10.0, 9.9)).speeds("train") == ()
     assert learned(*both(10.0, 9.4)).speeds("train") == (LayoutSpeed(FAST, 100), LayoutSpeed(SLOW, 95))
 
 
-def test_habits_change_and_what_is_old_is_forgotten() -> None:
+def test_old_measurements_are_forgotten() -> None:
     known = learned(*both(10.0, 5.0, 5), *both(5.0, 10.0, MAX_SAMPLES))
     assert known.speeds("train") == (LayoutSpeed(SLOW, 100), LayoutSpeed(FAST, 50))
     known = learned(*both(10.0, 5.0))
@@ -67,7 +67,7 @@ def test_habits_change_and_what_is_old_is_forgotten() -> None:
 
 
 @given(LEARNED, st.integers(0, 130))
-def test_what_is_told_is_what_the_latest_attempts_say(attempts, first: int) -> None:
+def test_throughput_follows_the_latest_attempts(attempts, first: int) -> None:
     known = learned(*attempts)
     known.forget_before(first)
     for work in ("train", "eval"):
@@ -92,7 +92,7 @@ def test_what_is_told_is_what_the_latest_attempts_say(attempts, first: int) -> N
 
 
 @given(LEARNED, st.lists(st.integers(0, 120), max_size=5))
-def test_learned_by_difference_is_learned_anew(attempts, forgotten) -> None:
+def test_incremental_learning_equals_learning_anew(attempts, forgotten) -> None:
     """Asked and forgotten in between or not: the same is told."""
     lived = ThroughputHistory()
     for number, each in enumerate(attempts):

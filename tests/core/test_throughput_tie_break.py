@@ -50,7 +50,7 @@ def where(plan: Plan, job: str = "j") -> list[str]:
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_of_equal_nodes_the_one_of_the_faster_model(placement: str, count: int) -> None:
+def test_of_equal_nodes_the_faster_model_is_chosen(placement: str, count: int) -> None:
     nodes = [node("a"), node("b", "H200"), node("c")]
     plain, known = waits("j", "p", count), waits("j", "p", count, layout_speeds=faster(ONE_H, ONE_A))
     assert where(decided(nodes, plain, placement=placement)) == ["a"]
@@ -62,12 +62,12 @@ def test_of_equal_nodes_the_one_of_the_faster_model(placement: str, count: int) 
 @pytest.mark.parametrize(
     "speeds", [(), faster(ONE_H), faster(TWO_H, TWO_A), (LayoutSpeed(ONE_H, 90), LayoutSpeed(ONE_A, 90))]
 )
-def test_where_no_two_layouts_are_known_to_differ_the_name_decides(speeds: tuple[LayoutSpeed, ...]) -> None:
+def test_without_known_differences_the_name_decides(speeds: tuple[LayoutSpeed, ...]) -> None:
     nodes = [node("a"), node("b", "H200")]
     assert where(decided(nodes, waits("j", "p", 2, layout_speeds=speeds))) == ["a"]
 
 
-def test_what_is_unknown_counts_as_the_slowest_that_is_known() -> None:
+def test_unknown_throughput_counts_as_the_slowest_known() -> None:
     nodes = [node("a", "L4"), node("b"), node("c", "H200")]
     assert where(decided(nodes, waits("j", "p", 2, layout_speeds=faster(ONE_H, ONE_A)))) == ["c"]
     assert where(decided(nodes[:2], waits("j", "p", 2, layout_speeds=faster(ONE_H, ONE_A)))) == ["a"]
@@ -82,7 +82,7 @@ def test_the_score_comes_first() -> None:
     assert where(decided(nodes, known, running=[held], placement="spread")) == ["b"]
 
 
-def test_gpus_of_one_nvlink_island_where_these_are_known_to_be_faster() -> None:
+def test_gpus_of_one_nvlink_island_are_chosen_where_known_to_be_faster() -> None:
     """On both nodes two GPUs are free: on a, of two islands; on b, of one."""
     nodes = [node("a", islands=(0, 0, 1, 1)), node("b", islands=(0, 0, 1, 1))]
     held = [runs("r", "p", ("a", (0, 2))), runs("s", "p", ("b", (0, 1)))]
@@ -118,13 +118,13 @@ def test_the_levels_that_a_gang_crosses_belong_to_its_layout() -> None:
     assert chosen(far, TWO_A) == ["a", "b"]
 
 
-def test_a_job_that_takes_its_faster_place_leaves_the_other_to_the_next() -> None:
+def test_a_job_on_its_faster_node_leaves_the_other_to_the_next() -> None:
     nodes = [node("a"), node("b", "H200")]
     plan = decided(nodes, waits("j", "p", 4, age_s=9, layout_speeds=faster(ONE_H, ONE_A)), waits("k", "p", 4))
     assert (where(plan), where(plan, "k")) == (["b"], ["a"])
 
 
-def test_a_saved_photograph_carries_what_is_known() -> None:
+def test_a_saved_snapshot_contains_throughputs() -> None:
     snapshot = cluster(
         [node("a"), node("b", "H200")],
         [project("p")],
@@ -174,7 +174,7 @@ def test_speeds_choose_among_equals_and_cost_no_room(strategy: str, rows, gangs)
 
 @settings(deadline=None, max_examples=60)
 @given(FLOORS, st.integers(1, 4), KNOWN.filter(len))
-def test_on_one_node_the_fastest_of_all_equal_ones_is_taken(rows, count: int, speeds) -> None:
+def test_on_one_node_the_fastest_of_equal_places_is_chosen(rows, count: int, speeds) -> None:
     nodes = [node(f"n{i}", model, islands) for i, (model, islands) in enumerate(rows)]
     floor = NodePlacer(nodes, "pack")
     held = floor.place_gang(TaskShape(count, 1000, None, None, 0, 0, (), None), 1, speeds=speeds)
@@ -198,7 +198,7 @@ def test_on_one_node_the_fastest_of_all_equal_ones_is_taken(rows, count: int, sp
 @given(
     st.lists(st.sampled_from(LABELS), min_size=1, max_size=5), st.lists(st.booleans(), min_size=5, max_size=5)
 )
-def test_the_floor_and_the_record_count_levels_alike(labels, chosen) -> None:
+def test_the_floor_and_the_database_count_levels_alike(labels, chosen) -> None:
     nodes = [cluster_builder.node(f"n{i}", labels=each) for i, each in enumerate(labels)]
     fabric = TopologyIndex(TopologyRow("fabric", FABRIC.levels), nodes)
     mask = fabric.known_nodes.copy()

@@ -38,7 +38,7 @@ def chosen(capacity: list[int], tasks: int) -> list[int] | None:
     return None if found is None else np.flatnonzero(found).tolist()
 
 
-def test_domains_are_told_apart_by_the_whole_path() -> None:
+def test_domains_are_distinguished_by_their_whole_path() -> None:
     blocks, racks = TopologyIndex(FABRIC, HALL).domain_index.tolist()
     assert blocks == [0, 0, 0, 0, 0, 1, 1, 1, NO_DOMAIN]
     assert racks == [0, 0, 1, 1, 1, 2, 2, NO_DOMAIN, NO_DOMAIN]
@@ -78,7 +78,7 @@ def test_a_gang_crosses_as_few_levels_as_it_can() -> None:
 
 @pytest.mark.parametrize("strategy", ["pack", "fragmentation"])
 @given(free=st.lists(st.integers(0, 4), min_size=9, max_size=9), tasks=st.integers(2, 30))
-def test_keeping_near_never_keeps_a_gang_from_starting(strategy: str, free: list[int], tasks: int) -> None:
+def test_a_topology_preference_never_blocks_a_gang(strategy: str, free: list[int], tasks: int) -> None:
     nodes = [replace(row, gpus=row.gpus[:count]) for row, count in zip(HALL, free, strict=True)]
     asked = TaskShape(1, 1000, None, None, 0, 0, (), None)
     near, far = NodePlacer(nodes, strategy, topologies=[FABRIC]), NodePlacer(nodes, strategy)
@@ -108,7 +108,7 @@ def test_slots_on_few_islands(free: list[int], count: int, slots: list[int]) -> 
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.data())
-def test_slots_are_free_ones_and_as_many_as_asked(island_of: list[int], data: st.DataObject) -> None:
+def test_slots_are_free_and_as_many_as_requested(island_of: list[int], data: st.DataObject) -> None:
     free = data.draw(st.lists(st.sampled_from(range(len(island_of))), unique=True, min_size=1))
     count = data.draw(st.integers(1, len(free)))
     taken = pick_slots_by_island(free, island_of, count)
@@ -116,7 +116,7 @@ def test_slots_are_free_ones_and_as_many_as_asked(island_of: list[int], data: st
     assert set(taken) <= set(free)
 
 
-def test_a_task_of_several_gpus_stands_on_one_island() -> None:
+def test_a_task_of_several_gpus_uses_one_island() -> None:
     row = node("n", 8)
     joined = replace(row, gpus=tuple(replace(gpu, nvlink_island=gpu.index // 4) for gpu in row.gpus))
     here = NodePlacer([joined], "pack")

@@ -30,13 +30,13 @@ def hall(*running, pending=(), nodes=("n0", "n1", "n2", "n3")) -> Snapshot:
     return replace(drawn, topologies=(FABRIC,))
 
 
-def test_a_gang_stands_in_the_one_rack_that_has_room() -> None:
+def test_a_gang_is_placed_in_the_one_rack_with_capacity() -> None:
     gang = waits("j", "p", 4, tasks=2, topology_constraint=ONE_RACK)
     plan = decide(hall(runs("r", "q", ("n0", [0])), pending=[gang]), POLICY)
     assert {place for place, _ in places(plan, "j")} == {"n2", "n3"}
 
 
-def test_a_gang_that_no_rack_holds_now_waits_and_is_told_so() -> None:
+def test_a_gang_that_fits_no_rack_now_waits_with_that_reason() -> None:
     gang = waits("j", "p", 4, tasks=2, topology_constraint=ONE_RACK)
     fixed = {"preemptible": False}
     snapshot = hall(
@@ -75,7 +75,7 @@ def test_a_gang_that_no_rack_holds_now_waits_and_is_told_so() -> None:
         ),
     ],
 )
-def test_what_no_rack_could_ever_hold_is_never(
+def test_a_gang_that_no_rack_can_ever_hold_never_starts(
     topology_constraint: TopologyConstraint, tasks: int, message: str
 ) -> None:
     gang = waits("j", "p", 4, tasks=tasks, topology_constraint=topology_constraint)
@@ -84,7 +84,7 @@ def test_what_no_rack_could_ever_hold_is_never(
     assert (verdict.code, verdict.message) == (VerdictCode.UNSATISFIABLE, message)
 
 
-def test_what_is_only_preferred_keeps_nobody_waiting() -> None:
+def test_a_preferred_level_delays_no_job() -> None:
     gang = waits("j", "p", 4, tasks=5, topology_constraint=TopologyConstraint("fabric", None, "rack"))
     labelled = hall(pending=[gang])
     bare = replace(labelled, nodes=(*labelled.nodes, node("n9", 4)))
@@ -93,7 +93,7 @@ def test_what_is_only_preferred_keeps_nobody_waiting() -> None:
     assert len(places(decide(unlabelled, POLICY), "j")) == 5
 
 
-def test_a_late_gang_reserves_within_one_rack() -> None:
+def test_a_waiting_gang_reserves_within_one_rack() -> None:
     gang = waits("j", "p", 4, tasks=2, age_s=1e6, topology_constraint=ONE_RACK)
     short, long = (
         {"time_limit_s": 3_600, "preemptible": False},
@@ -108,13 +108,13 @@ def test_a_late_gang_reserves_within_one_rack() -> None:
     assert verdict.details["reserved_from_s"] == 1_000_000.0 - 600 + 3_600  # of n2 and n3, not of n0 and n2
 
 
-def test_a_job_that_runs_still_tells_how_near_it_must_stand() -> None:
+def test_a_running_job_keeps_its_topology_constraint() -> None:
     snapshot = hall(pending=[waits("j", "p", 4, tasks=2, topology_constraint=ONE_RACK)])
     (row,) = apply_plan(snapshot, decide(snapshot, POLICY)).running
     assert row.topology_constraint == ONE_RACK
 
 
-def test_other_labels_and_topologies_are_seen_by_a_decision_that_remembers() -> None:
+def test_an_incremental_decision_sees_changed_labels_and_topologies() -> None:
     memory = DecisionCache()
     gang = waits("j", "p", 4, tasks=2, topology_constraint=ONE_RACK)
     apart = hall(pending=[gang], nodes=("n0", "n2"))

@@ -56,12 +56,12 @@ def test_a_person_gets_so_much_and_a_colleague_the_rest() -> None:
     }  # fmt: skip
 
 
-def test_without_the_number_one_person_may_hold_everything() -> None:
+def test_without_a_limit_one_user_may_hold_everything() -> None:
     mine = [waits(f"a{i}", "lab", 2) for i in range(4)]
     assert len(started(decide(one_team(None, *mine), POLICY))) == 4
 
 
-def test_nothing_at_all_is_a_number_too() -> None:
+def test_zero_is_a_limit_too() -> None:
     plan = decide(one_team(0, waits("a", "lab", 1), waits("cpu", "lab", 0)), POLICY)
     assert started(plan) == {"cpu"}
     assert verdict(plan, "a").code is VerdictCode.USER_LIMIT
@@ -78,7 +78,7 @@ def test_fewer_gpus_are_named_where_they_would_start() -> None:
     assert verdict(decide(nothing_left, POLICY), "a").suggestion is None
 
 
-def test_what_would_help_one_person_is_not_what_helps_the_other() -> None:
+def test_a_change_that_helps_one_user_is_not_suggested_to_another() -> None:
     """Equal requests, larger than anybody may hold: who holds nothing may have less, who holds all may not."""
     running = [runs("r", "lab", ("n0", [0, 1, 2]))]
     photo = one_team(3, waits("a", "lab", 4), waits("b", "lab", 4, user=BOB), running=running)
@@ -89,7 +89,7 @@ def test_what_would_help_one_person_is_not_what_helps_the_other() -> None:
     assert helps.fields == {"gpus_per_task": 3}
 
 
-def test_equal_jobs_of_two_people_are_told_two_things() -> None:
+def test_equal_jobs_of_two_users_have_different_verdicts() -> None:
     full = [
         runs("r", "lab", ("n0", range(4)), user=BOB),
         runs("s", "lab", ("n1", range(4)), user=UserId("cy")),
@@ -99,7 +99,7 @@ def test_equal_jobs_of_two_people_are_told_two_things() -> None:
     assert verdict(plan, "b").code is VerdictCode.USER_LIMIT
 
 
-def test_what_a_person_holds_below_counts_above() -> None:
+def test_use_in_child_projects_counts_in_the_parent() -> None:
     held = [runs("r", "vision", ("n0", [0, 1]))]
     snapshot = cluster(
         [node("n0")], [LAB, VISION, NLP], [quota("lab", person=3)], running=held,
@@ -110,7 +110,7 @@ def test_what_a_person_holds_below_counts_above() -> None:
     assert "In lab its owner uses 3 of the user limit of 3" in verdict(plan, "a").message
 
 
-def test_a_number_in_one_pool_says_nothing_of_another() -> None:
+def test_a_limit_in_one_pool_does_not_apply_in_another() -> None:
     other = PoolId("other")
     snapshot = cluster(
         [node("n0"), node("n1", pool=other)], [LAB], [quota("lab", person=1)],
@@ -122,7 +122,7 @@ def test_a_number_in_one_pool_says_nothing_of_another() -> None:
     assert verdict(plan, "a").message.endswith("its owner uses 0 of the user limit of 1 in the pool main.")
 
 
-def test_who_still_lets_go_still_counts() -> None:
+def test_a_job_being_stopped_still_counts() -> None:
     leaves = runs("r", "lab", ("n0", [0, 1]), stopping=True)
     before = one_team(2, waits("a", "lab", 2), running=[leaves])
     plan = decide(before, POLICY)
@@ -140,7 +140,7 @@ def test_a_person_makes_room_for_their_own_more_urgent_job_and_no_colleague_does
     assert [(each.job, each.for_job) for each in plan.evictions] == [("mine", "a")]
 
 
-def test_others_leave_for_nobody_who_may_not_hold_more() -> None:
+def test_no_preemption_for_a_user_at_the_limit() -> None:
     held = [
         runs("mine", "lab", ("n0", range(4)), preemptible=False),
         runs("borrowed", "two", ("n1", range(4))),
@@ -156,7 +156,7 @@ def test_others_leave_for_nobody_who_may_not_hold_more() -> None:
     assert [each.job for each in decide(free, POLICY).evictions] == ["borrowed"]
 
 
-def test_who_is_called_back_does_not_make_a_person_hold_too_much() -> None:
+def test_preempted_jobs_do_not_count_towards_the_limit() -> None:
     """Two of ada's jobs are to leave, for two others; the one is called back only if hers still fits beside it."""
     snapshot = cluster(
         [node("n0"), node("n1"), node("n2")],
@@ -182,7 +182,7 @@ def test_who_is_called_back_does_not_make_a_person_hold_too_much() -> None:
     assert (again.starts, again.evictions) == ((), ())
 
 
-def test_lowering_the_number_below_what_somebody_holds_makes_nobody_leave() -> None:
+def test_a_limit_below_current_use_stops_no_job() -> None:
     held = [
         runs("mine", "lab", ("n0", range(4))),
         runs("old", "lab", ("n1", range(4)), started_s=NOW_S - 9_000),
@@ -193,7 +193,7 @@ def test_lowering_the_number_below_what_somebody_holds_makes_nobody_leave() -> N
     assert eviction.for_job == "b"
 
 
-def test_a_share_asks_for_no_more_than_people_may_hold() -> None:
+def test_a_share_does_not_claim_above_the_limit_per_user() -> None:
     """Otherwise a pile of one person's jobs would hold a share that nobody can use."""
     pile = [waits(f"a{i}", "lab", 4) for i in range(9)]
     snapshot = cluster(
@@ -210,7 +210,7 @@ def test_a_share_asks_for_no_more_than_people_may_hold() -> None:
     assert lab.requested_milli == 2000
 
 
-def test_would_start_tells_it_before_the_submit() -> None:
+def test_would_start_reports_it_before_submission() -> None:
     snapshot = one_team(2, running=[runs("r", "lab", ("n0", [0]))])
     assert preview_request(snapshot, POLICY, waits("asked", "lab", 1)).starts_now
     answer = preview_request(snapshot, POLICY, waits("asked", "lab", 2))
@@ -227,7 +227,7 @@ def test_a_number_that_cannot_be_is_refused_by_field(wrong: float) -> None:
         check_snapshot(broken)
 
 
-def test_a_plan_that_gives_one_person_more_is_refused() -> None:
+def test_a_plan_above_the_limit_per_user_is_refused() -> None:
     free = one_team(None, waits("a", "lab", 4))
     plan = decide(free, POLICY)
     check_plan(free, plan)
@@ -235,7 +235,7 @@ def test_a_plan_that_gives_one_person_more_is_refused() -> None:
         check_plan(replace(free, quotas=(quota("lab", person=3),)), plan)
 
 
-def test_a_save_keeps_the_number_and_an_older_one_has_none() -> None:
+def test_a_save_keeps_the_limit_and_older_ones_have_none() -> None:
     saved = snapshot_to_json(one_team(2))
     assert snapshot_from_json(saved) == one_team(2)
     assert snapshot_from_json(saved.replace(', "user_limit_milli": 2000', "")) == one_team(None)

@@ -24,7 +24,7 @@ def kept(plan: Plan) -> dict[str, str]:
     return {start.job: start.tasks[0].node for start in plan.nominations}
 
 
-def test_only_who_is_in_the_way_moves() -> None:
+def test_only_jobs_in_the_way_are_moved() -> None:
     snapshot = cluster(
         [node("n0"), node("n1")],
         [project("p")],
@@ -41,7 +41,7 @@ def test_only_who_is_in_the_way_moves() -> None:
     assert kept(plan) == {"small": "n0", "pair": "n1"}
 
 
-def test_nothing_is_taken_from_who_would_come_first_anyhow() -> None:
+def test_jobs_that_would_start_first_anyway_keep_their_gpus() -> None:
     def plan_with(priority: int) -> Plan:
         snapshot = cluster(
             [node("n0")],
@@ -60,7 +60,7 @@ def test_nothing_is_taken_from_who_would_come_first_anyhow() -> None:
     assert gone(plan_with(priority=1)) == {}
 
 
-def test_surplus_leaves_before_whole_jobs() -> None:
+def test_surplus_tasks_leave_before_whole_jobs() -> None:
     elastic = [
         replace(runs(name, "giver", ("n0", [first]), ("n0", [first + 1])), min_tasks=1)
         for name, first in (("a", 0), ("b", 2))
@@ -76,7 +76,7 @@ def test_surplus_leaves_before_whole_jobs() -> None:
     assert {(eviction.job, eviction.ranks) for eviction in plan.evictions} == {("a", (1,)), ("b", (1,))}
 
 
-def test_who_only_starts_stands_where_it_would_be_moved_to() -> None:
+def test_a_new_job_starts_where_it_would_be_moved() -> None:
     """Under our own rules: else the next decision moves the job that this one has just placed."""
     snapshot = cluster(
         [node("n0"), node("n1")],

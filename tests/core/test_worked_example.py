@@ -45,7 +45,7 @@ def test_the_example_on_the_page_is_true() -> None:
     assert shares["nlp"].steps[-1].kind == "remainder"
 
 
-def test_the_example_of_who_takes_from_whom_is_true() -> None:
+def test_the_documented_example_of_preemption_holds() -> None:
     chapter = PAGE.split("## Who may take from whom")[1].split("\n## ")[0]
     numbers = re.findall(r"^\| (vision|nlp|bio) \| (\d+) \| (\d+) \| (\d+) \|$", chapter, re.M)
     owed = {

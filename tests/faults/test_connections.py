@@ -74,7 +74,7 @@ def elsewhere(act: Callable[[], object]) -> object:
     return reported[0]
 
 
-def test_threads_take_turns_with_one(pool):
+def test_threads_share_one_connection_in_turn(pool):
     def work() -> int:
         try:
             return backend()
@@ -85,7 +85,7 @@ def test_threads_take_turns_with_one(pool):
     assert (checked_out_count(pool), idle_count(pool)) == (0, 1)
 
 
-def test_who_finds_no_turn_is_told_and_the_next_is_served(pool):
+def test_a_thread_without_a_connection_gets_an_error_and_the_next_is_served(pool):
     enter, leave = threading.Barrier(3), threading.Event()
 
     def hold() -> None:
@@ -117,14 +117,14 @@ def test_a_transaction_keeps_its_connection(pool):
     assert checked_out_count(pool) == 0
 
 
-def test_what_was_forgotten_costs_no_turn(pool):
+def test_an_abandoned_connection_is_returned(pool):
     for _ in range(3):
         assert isinstance(elsewhere(backend), int)
         gc.collect()
     assert checked_out_count(pool) == 0
 
 
-def test_half_a_transaction_reaches_nobody(pool):
+def test_half_a_transaction_is_never_sent(pool):
     first = backend()
     connection.connection.execute("BEGIN")
     release_connection()
@@ -148,7 +148,7 @@ def test_the_dead_are_replaced_unnoticed(pool):
     assert idle_count(pool) == 0
 
 
-def test_the_silent_are_given_up_and_all_is_well_when_they_speak(pool):
+def test_unresponsive_connections_are_dropped_and_later_restored(pool):
     silent = backend()
     release_connection()
     os.kill(silent, signal.SIGSTOP)
@@ -165,7 +165,7 @@ def test_the_silent_are_given_up_and_all_is_well_when_they_speak(pool):
     assert (checked_out_count(pool), idle_count(pool)) == (0, 1)
 
 
-def test_a_child_leaves_its_parents_connections_alone(pool):
+def test_a_child_process_does_not_use_connections_of_its_parent(pool):
     with transaction.atomic():
         elsewhere(lambda: (backend(), release_connection()))
         parents = backend()
@@ -203,7 +203,7 @@ def plain_parameters(name: str = "") -> dict[str, object]:
     return wanted | {"dbname": name or parameters["dbname"], "autocommit": True}
 
 
-def test_who_waits_for_a_silent_node_holds_none(pool: ConnectionPool, tmp_path: Path) -> None:
+def test_waiting_for_an_unresponsive_node_holds_no_connection(pool: ConnectionPool, tmp_path: Path) -> None:
     program, settings = tmp_path / "agent.pyz", tmp_path / "node.json"
     program.write_bytes(rig_agent())
     folders = {"state_dir": str(tmp_path / "state"), "home_root": str(tmp_path / "homes")}

@@ -69,7 +69,7 @@ async def test_an_answer_in_time_passes_unchanged() -> None:
     assert (served.status, [message.get("body") for message in served.said]) == (200, [None, b"fine", b""])
 
 
-async def test_an_answer_that_has_begun_may_take_its_time() -> None:
+async def test_an_answer_that_has_started_may_take_longer() -> None:
     async def download(scope: Any, receive: Any, send: Any) -> None:
         await receive()
         await answer(send, (WITHIN_S, b"half"), (WITHIN_S, b"whole"))
@@ -79,7 +79,7 @@ async def test_an_answer_that_has_begun_may_take_its_time() -> None:
     assert served.said[-2]["body"] == b"whole"
 
 
-async def test_a_slow_sender_uses_nobodys_time_but_its_own() -> None:
+async def test_a_slow_sender_does_not_use_the_time_of_others() -> None:
     async def read_all(scope: Any, receive: Any, send: Any) -> None:
         while (await receive())["more_body"]:
             pass
@@ -89,7 +89,7 @@ async def test_a_slow_sender_uses_nobodys_time_but_its_own() -> None:
     assert served.status == 200
 
 
-async def test_no_answer_is_a_503_and_late_words_reach_nobody() -> None:
+async def test_no_answer_is_a_503_and_late_output_is_discarded() -> None:
     ended = asyncio.Event()
 
     async def stuck(scope: Any, receive: Any, send: Any) -> None:
@@ -116,7 +116,7 @@ async def test_no_answer_is_a_503_and_late_words_reach_nobody() -> None:
         ({"path": "/jobs/", "hx_request": "true"}, "text/plain; charset=utf-8"),
     ],
 )
-async def test_each_door_is_told_in_its_own_way(asked: dict[str, str], kind: str) -> None:
+async def test_each_entry_point_has_its_own_format(asked: dict[str, str], kind: str) -> None:
     async def stuck(scope: Any, receive: Any, send: Any) -> None:
         await receive()
         await asyncio.sleep(WITHIN_S * 2)
@@ -127,7 +127,7 @@ async def test_each_door_is_told_in_its_own_way(asked: dict[str, str], kind: str
         assert json.loads(served.said[1]["body"])["code"] == "unavailable"
 
 
-async def test_a_failure_is_the_servers_to_tell() -> None:
+async def test_an_error_is_reported_by_the_server() -> None:
     async def broken(scope: Any, receive: Any, send: Any) -> None:
         raise LookupError("broken")
 
@@ -136,7 +136,7 @@ async def test_a_failure_is_the_servers_to_tell() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_silent_database_is_given_up_and_left_alone_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unresponsive_database_is_dropped_and_not_retried_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timeouts, "SERVER_TIMEOUT_S", 0.3)
     open_for_s = budget_s(0.5)
     monkeypatch.setattr(timeouts.DATABASE_BREAKER, "open_for_s", open_for_s)

@@ -119,7 +119,7 @@ def test_killed_while_a_job_grows(harness: EngineHarness, dataset, point: str) -
 
 
 @pytest.mark.parametrize("point", each_of(LEAVE))
-def test_killed_while_a_task_leaves(harness: EngineHarness, dataset, point: str) -> None:
+def test_killed_while_a_task_is_evicted(harness: EngineHarness, dataset, point: str) -> None:
     job = submit(dataset, tasks=3, min_tasks=1)
     reach(harness, job, runs(harness, dataset, job, 0, 1, 2))
     job_control.set_job_held(job.pk, True, actor="ada")  # it is not to grow again at once

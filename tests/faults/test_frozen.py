@@ -205,7 +205,7 @@ def portal() -> Iterator[Portal]:
         yield made
 
 
-def test_a_frozen_database_is_a_clear_503_and_then_all_is_well(portal: Portal) -> None:
+def test_a_frozen_database_is_a_clear_503_and_recovers(portal: Portal) -> None:
     with portal.frozen("postgres"), ThreadPoolExecutor(8) as hands:
         asked = {
             "page": hands.submit(portal.page),
@@ -242,7 +242,7 @@ def test_a_frozen_database_is_a_clear_503_and_then_all_is_well(portal: Portal) -
     assert first.json()["id"] == second.json()["id"]
 
 
-def test_requests_caught_half_way_are_done_once(portal: Portal) -> None:
+def test_requests_interrupted_by_a_freeze_are_done_once(portal: Portal) -> None:
     """Twenty people submit while the database freezes under them: each tries again until there is a job.
 
     They ask web itself, because the gateway has a patience of its own.
@@ -281,7 +281,7 @@ def test_requests_caught_half_way_are_done_once(portal: Portal) -> None:
     assert max(slowest) < HANG_S
 
 
-def test_a_frozen_message_store_slows_nobody_for_long(portal: Portal) -> None:
+def test_a_frozen_message_store_delays_nobody_for_long(portal: Portal) -> None:
     before = portal.run(COUNT)
     with portal.frozen("valkey"), ThreadPoolExecutor(4) as hands:
         asked = [hands.submit(look) for look in (portal.page, portal.listed)]
@@ -307,7 +307,7 @@ def test_a_frozen_message_store_slows_nobody_for_long(portal: Portal) -> None:
     assert portal.run(COUNT) == before + 1
 
 
-def test_a_database_that_starts_anew_is_missed_for_seconds_only(portal: Portal) -> None:
+def test_a_restarted_database_is_unavailable_for_seconds_only(portal: Portal) -> None:
     with ThreadPoolExecutor(CONNECTIONS) as hands:  # every connection is warm, and none survives
         assert {each[0].status_code for each in hands.map(lambda _: portal.listed(), range(12))} == {200}
         restart = hands.submit(portal.start_anew, 1.5)
@@ -328,7 +328,7 @@ def test_a_database_that_starts_anew_is_missed_for_seconds_only(portal: Portal) 
         assert {each[0].status_code for each in hands.map(lambda _: portal.listed(), range(12))} == {200}
 
 
-def test_when_all_connections_are_in_use_the_others_are_told(portal: Portal) -> None:
+def test_when_all_connections_are_in_use_others_get_an_error(portal: Portal) -> None:
     with ThreadPoolExecutor(3 * CONNECTIONS) as hands, portal.database() as blocker:
         blocker.execute("BEGIN; LOCK TABLE portal_job IN ACCESS EXCLUSIVE MODE")
         asked = [hands.submit(portal.listed) for _ in range(3 * CONNECTIONS)]
@@ -348,7 +348,7 @@ def test_when_all_connections_are_in_use_the_others_are_told(portal: Portal) -> 
         assert {each[0].status_code for each in hands.map(lambda _: portal.listed(), range(12))} == {200}
 
 
-def test_slow_readers_and_readers_who_leave_hold_no_connection(portal: Portal) -> None:
+def test_slow_and_disconnected_readers_hold_no_connection(portal: Portal) -> None:
     """A download that nobody reads, and requests whose sender hangs up at once."""
     path = f"/api/v1/jobs/{portal.dataset['talker']}/logs/download/"
     head = f"Host: localhost:{portal.port}\r\nAuthorization: Bearer {portal.dataset['token']}\r\n\r\n"

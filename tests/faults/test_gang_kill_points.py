@@ -73,7 +73,7 @@ def nothing_is_left(testbed: TwoLocalNodes, job: Job) -> None:
 
 
 @pytest.mark.parametrize("point", each_of(BEGIN))
-def test_killed_while_a_gang_begins(testbed: TwoLocalNodes, point: str) -> None:
+def test_killed_while_a_gang_starts(testbed: TwoLocalNodes, point: str) -> None:
     job = testbed.submit(tasks=2)
 
     def all_run() -> bool:

@@ -87,7 +87,7 @@ def peak_mib(pid: int) -> float:
     return int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) / 1024
 
 
-def test_parallel_sign_ins_are_bounded_and_the_health_check_answers_all_the_while(web):
+def test_parallel_sign_ins_are_bounded_and_the_health_check_still_answers(web):
     path, pid = web
     password = make_password(factories.PASSWORD)
     for number in range(AT_ONCE):
@@ -131,7 +131,7 @@ def test_parallel_sign_ins_are_bounded_and_the_health_check_answers_all_the_whil
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("who", ["known", "unknown", "inactive", "without a password"])
-def test_all_slots_in_use_every_name_is_refused_alike_and_no_try_is_counted(all_slots_in_use, who):
+def test_with_all_slots_in_use_every_name_is_refused_and_no_attempt_counted(all_slots_in_use, who):
     user = factories.user("ada-love")
     user.password = make_password(None) if who == "without a password" else user.password
     user.is_active = who != "inactive"
@@ -144,7 +144,7 @@ def test_all_slots_in_use_every_name_is_refused_alike_and_no_try_is_counted(all_
 
 
 @pytest.mark.django_db
-def test_all_slots_in_use_other_ways_to_hash_are_refused_and_change_nothing(all_slots_in_use, settings):
+def test_with_all_slots_in_use_other_hashing_is_refused_and_changes_nothing(all_slots_in_use, settings):
     settings.PASSWORD_HASHERS = ["tests.fast_password_hasher.FastArgon2Hasher", HASHER]
     admin = factories.user("boss", admin=True, password=factories.PASSWORD)
     _, code = users.do_create_invitation(admin, full_name="Ada")
@@ -180,7 +180,7 @@ def test_hash_of_former_parameters_opens_and_is_replaced():
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-async def test_health_check_answers_while_django_does_not(monkeypatch, method):
+async def test_the_health_check_answers_while_django_is_blocked(monkeypatch, method):
     async def never(*_: object) -> None:
         raise AssertionError("asked Django")
 

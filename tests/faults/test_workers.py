@@ -57,7 +57,7 @@ def starts(harness: EngineHarness) -> list[str]:
     ]
 
 
-def test_messages_that_come_again_and_again_start_nothing_twice(harness: EngineHarness, dataset) -> None:
+def test_repeated_messages_start_nothing_twice(harness: EngineHarness, dataset) -> None:
     harness.start_worker()
     jobs = [submit(dataset, 0.05) for _ in range(12)]
     for _ in range(100):
@@ -69,7 +69,7 @@ def test_messages_that_come_again_and_again_start_nothing_twice(harness: EngineH
     assert held_milli() == 0
 
 
-def test_an_emptied_broker_forgets_nothing(harness: EngineHarness, dataset) -> None:
+def test_an_emptied_broker_loses_no_job(harness: EngineHarness, dataset) -> None:
     """Hints are lost before anybody read them and again while work runs; rows and periods bring it all back."""
     store = redis.Redis.from_url(django_settings.REDIS_URL)
     jobs = [submit(dataset) for _ in range(3)]
@@ -84,7 +84,7 @@ def test_an_emptied_broker_forgets_nothing(harness: EngineHarness, dataset) -> N
     assert len(starts(harness)) == len(set(starts(harness))) == len(jobs)
 
 
-def test_a_broker_that_is_away_at_submit_leaves_the_hint_in_the_outbox(
+def test_a_broker_that_is_down_at_submit_leaves_the_hint_in_the_outbox(
     harness: EngineHarness, dataset
 ) -> None:
     connections.close_all()
@@ -109,7 +109,7 @@ def test_a_broker_that_is_away_at_submit_leaves_the_hint_in_the_outbox(
         ("commit.in_transaction", "idle-in-transaction timeout"),  # PostgreSQL ended it, and so its locks
     ],
 )
-def test_a_leader_that_is_stopped_is_replaced_and_starts_nothing_more(
+def test_a_stopped_leader_is_replaced_and_starts_nothing_more(
     harness: EngineHarness, dataset, where: str, says: str
 ) -> None:
     harness.start_worker("nodes")
@@ -131,9 +131,7 @@ def test_a_leader_that_is_stopped_is_replaced_and_starts_nothing_more(
     assert Attempt.objects.count() == 1
 
 
-def test_a_silent_valkey_keeps_nobody_from_writing_down_what_nodes_say(
-    harness: EngineHarness, dataset
-) -> None:
+def test_an_unresponsive_valkey_does_not_block_recording(harness: EngineHarness, dataset) -> None:
     """The end of a job is news: who has written it down goes on although nobody takes the news."""
     valkey, address = _own_valkey(harness)
     harness.start_worker(REDIS_URL=address)
@@ -145,7 +143,7 @@ def test_a_silent_valkey_keeps_nobody_from_writing_down_what_nodes_say(
     assert held_milli() == 0
 
 
-def test_a_killed_worker_leaves_what_runs_and_another_goes_on(harness: EngineHarness, dataset) -> None:
+def test_a_killed_worker_leaves_jobs_running_and_another_takes_over(harness: EngineHarness, dataset) -> None:
     first = harness.start_worker()
     long = submit(dataset, 600)
     wait_for("it runs", lambda: Attempt.objects.filter(job=long, state="RUNNING").exists(), 30)

@@ -32,7 +32,7 @@ def test_the_latest_of_kernels_and_terminals_counts_and_a_busy_kernel_is_use() -
 @pytest.mark.parametrize(
     "rows", [[{}], [{"execution_state": "idle", "last_activity": "soon"}], [{"execution_state": 1}]]
 )
-def test_what_is_no_answer_is_not_understood(rows) -> None:
+def test_an_invalid_activity_answer_is_ignored(rows) -> None:
     with pytest.raises((ValueError, KeyError)):
         inactive_for_s(NOON, rows, [])
 

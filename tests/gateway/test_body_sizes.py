@@ -64,7 +64,7 @@ def _head(host: str, *lines: str, path: str = "/api/v1/jobs/") -> str:
 CHUNK = b"10000\r\n" + b"x" * 65536 + b"\r\n"
 
 
-def test_a_long_body_is_refused_by_what_it_says_before_any_of_it_is_read(testbed) -> None:
+def test_a_body_with_a_large_declared_length_is_refused_before_reading(testbed) -> None:
     began_s = time.monotonic()
     status, headers, body, _ = _talk(
         testbed, _head("localhost:8000", f"Content-Length: {MAX_BODY_BYTES + 1}")
@@ -85,7 +85,7 @@ def test_a_body_without_a_length_is_refused_where_it_grows_too_long(testbed) -> 
     assert sent < 64 * MIB  # of 125: nobody read to the end
 
 
-def test_a_page_is_told_as_a_page(testbed) -> None:
+def test_a_browser_gets_a_page(testbed) -> None:
     lines = ("Accept: text/html", f"Content-Length: {MAX_BODY_BYTES + 1}")
     status, headers, body, _ = _talk(testbed, _head("localhost:8000", *lines, path="/launch/"), b"x" * 1000)
     assert status == 413
@@ -103,13 +103,13 @@ def test_the_longest_body_passes(testbed, chunked) -> None:
     assert _talk(testbed, head, *pieces)[0] == 200
 
 
-def test_more_than_the_length_says_is_no_part_of_the_body(testbed) -> None:
+def test_data_beyond_the_declared_length_is_not_part_of_the_body(testbed) -> None:
     """What follows the ten bytes can only be another request, and is none."""
     status, _, body, _ = _talk(testbed, _head("localhost:8000", "Content-Length: 10"), b"y" * 10 + b"z" * MIB)
     assert status == 400 or json.loads(body)["body"] == "eXl5eXl5eXl5eQ=="
 
 
-def test_workspaces_take_what_their_tool_takes(testbed, workspace, cookie) -> None:
+def test_workspaces_accept_what_their_tool_accepts(testbed, workspace, cookie) -> None:
     lines = (f"Cookie: {cookie}", f"Content-Length: {16 * MIB}")
     status, _, body, _ = _talk(
         testbed, _head(testbed.host(workspace), *lines, path="/upload"), b"x" * 16 * MIB
@@ -136,7 +136,7 @@ def test_a_limit_for_uploads_to_workspaces_can_be_set(
             assert browser.get("/lab", headers={"Cookie": cookie}).status_code == 200
 
 
-def test_a_body_that_stops_coming_is_let_go(testbed, monkeypatch):
+def test_a_stalled_body_is_abandoned(testbed, monkeypatch):
     monkeypatch.setattr(http_proxy, "BODY_IDLE_TIMEOUT_S", 0.2)
     monkeypatch.setattr(http_proxy, "WATCH_AFTER_S", 0.2)
     head = "POST /echo HTTP/1.1\r\nHost: localhost:8000\r\nContent-Length: 100\r\n"

@@ -43,7 +43,7 @@ def test_a_ticket_works_once(testbed, owner, workspace, session):
     assert WorkspaceSession.objects.count() == 1
 
 
-def test_of_many_that_come_at_once_one_wins(testbed, owner, workspace, session):
+def test_of_many_concurrent_uses_one_succeeds(testbed, owner, workspace, session):
     _, ticket = do_open_workspace(owner, workspace, session)
     codes: list[int] = []
     threads = [
@@ -105,7 +105,7 @@ def test_strangers_get_no_ticket(owner, workspace):
         do_open_workspace(outsider, workspace, sign_in(outsider))
 
 
-def test_nobody_gets_a_ticket_for_the_session_of_another(owner, workspace):
+def test_no_ticket_for_the_session_of_another_user(owner, workspace):
     with pytest.raises(Conflict):
         do_open_workspace(owner, workspace, sign_in(factories.user()))
 
@@ -116,7 +116,7 @@ def test_there_is_no_ticket_before_the_server_answers(testbed, owner, session):
         do_open_workspace(owner, starting, session)
 
 
-def test_strangers_cannot_tell_whether_a_workspace_exists(testbed, workspace, cookie):
+def test_strangers_cannot_learn_whether_a_workspace_exists(testbed, workspace, cookie):
     answers = []
     for name in [workspace.public_id, "abcdefghjk"]:
         for crumbs in ["", cookie.replace("=", "=x"), "fairway_workspace="]:
@@ -142,7 +142,7 @@ def test_names_that_cannot_be_ids_never_reach_web(testbed):
             assert name == "a.b", name
 
 
-def test_its_own_pages_carry_every_header_and_nothing_unsafe(testbed):
+def test_gateway_pages_have_all_headers_and_nothing_unsafe(testbed):
     with testbed.browser("nosuch") as browser:
         answer = browser.get("/")
     assert "unsafe" not in answer.headers["content-security-policy"]
@@ -153,7 +153,7 @@ def test_its_own_pages_carry_every_header_and_nothing_unsafe(testbed):
         assert answer.headers[name]
 
 
-def test_json_is_answered_where_json_is_asked(testbed, workspace):
+def test_json_is_returned_when_requested(testbed, workspace):
     with testbed.browser(workspace) as browser:
         answer = browser.get("/api/status", headers={"Accept": "application/json"})
     assert answer.status_code == 403
@@ -161,7 +161,7 @@ def test_json_is_answered_where_json_is_asked(testbed, workspace):
     assert answer.json()["code"] == "no_session"
 
 
-def test_a_stopped_workspace_says_so_to_its_owner(testbed, owner, workspace, inside):
+def test_a_stopped_workspace_is_explained_to_its_owner(testbed, owner, workspace, inside):
     job_control.request_stop(attempt_of(workspace).pk, EndReason.CANCELLED_BY_USER)
     testbed.call(_later(1.6))
     answer = inside.get("/lab")
@@ -169,7 +169,7 @@ def test_a_stopped_workspace_says_so_to_its_owner(testbed, owner, workspace, ins
     assert "has stopped" in answer.text
 
 
-def test_a_workspace_that_became_unready_says_so(testbed, workspace, inside):
+def test_a_workspace_that_became_unready_is_explained(testbed, workspace, inside):
     Attempt.objects.update(ready_at=None)
     testbed.call(_later(1.6))
     answer = inside.get("/lab")
@@ -186,7 +186,7 @@ def test_a_secret_opens_in_its_own_row_only(owner, testbed, workspace):
         decrypt_attempt_secret(theirs)
 
 
-def test_an_inactive_person_enters_nothing(owner, workspace, session):
+def test_an_inactive_user_cannot_enter(owner, workspace, session):
     _, ticket = do_open_workspace(owner, workspace, session)
     owner.is_active = False
     owner.save()

@@ -57,7 +57,7 @@ def test_ambiguous_framing_is_refused(testbed, workspace, cookie, what):
     assert all(entry.get("path") != "/secret" for entry in testbed.tool.seen)
 
 
-def test_pipelined_requests_are_answered_each_by_itself(testbed, workspace, cookie):
+def test_pipelined_requests_are_answered_separately(testbed, workspace, cookie):
     one = f"GET /one HTTP/1.1\r\nHost: {testbed.host(workspace)}\r\nCookie: {cookie}\r\n\r\n"
     two = f"GET /two HTTP/1.1\r\nHost: {testbed.host(workspace)}\r\n\r\n"
     three = "GET /three HTTP/1.1\r\nHost: localhost:8000\r\nConnection: close\r\n\r\n"
@@ -78,7 +78,7 @@ def test_bytes_after_a_refused_upgrade_are_no_second_request(testbed, workspace,
     assert not testbed.tool.seen
 
 
-def test_an_upgrade_to_something_else_is_plain_http(testbed, workspace, cookie):
+def test_an_upgrade_to_another_protocol_is_plain_http(testbed, workspace, cookie):
     head = (
         f"GET /plain HTTP/1.1\r\nHost: {testbed.host(workspace)}\r\nCookie: {cookie}\r\n"
         "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n\r\n"
@@ -131,14 +131,14 @@ def test_no_answer_falls_into_another(testbed, workspace, cookie):
     assert b"101" not in _send(testbed, two.encode())
 
 
-def test_bytes_that_no_address_holds_are_refused(testbed, workspace, cookie):
+def test_bytes_invalid_in_a_url_are_refused(testbed, workspace, cookie):
     raw = f"GET /\xff HTTP/1.1\r\nHost: {testbed.host(workspace)}\r\nCookie: {cookie}\r\n\r\n"
     answer = _send(testbed, raw.encode("latin-1"))
     assert not answer or b"HTTP/1.1 2" not in answer
     assert not testbed.tool.seen
 
 
-def test_the_rules_by_themselves():
+def test_framing_rules():
     host = (b"host", b"x")
     assert framing_error([host], b"/", b"") is None
     assert framing_error([host, (b"transfer-encoding", b"Chunked")], b"/", b"") is None

@@ -55,7 +55,7 @@ def test_a_running_workspace_switches_to_a_gpu_and_back(engine: Path, owner: Use
         do_switch_gpus(owner, Job.objects.get(pk=job.pk), gpus_per_task=1)
 
 
-def test_switches_that_are_not_possible_change_nothing(transactional_db: None, owner: User) -> None:
+def test_impossible_switches_change_nothing(transactional_db: None, owner: User) -> None:
     pool = factories.pool()
     factories.node(pool, runtime="process")
     project = factories.project(member=owner)

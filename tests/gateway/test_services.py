@@ -211,7 +211,7 @@ class Load:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_service_answers_replaces_a_killed_replica_is_updated_under_load_and_scales_to_zero(
+def test_a_service_replaces_a_killed_replica_is_updated_under_load_and_scales_to_zero(
     cluster: Cluster,
 ) -> None:
     owner = cluster.owner
@@ -310,7 +310,7 @@ def _is_of(replica: ServiceReplica, text: str) -> bool:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_crash_loop_waits_longer_each_time_and_says_why(cluster: Cluster) -> None:
+def test_a_crash_loop_backs_off_and_gives_its_cause(cluster: Cluster) -> None:
     service = cluster.deploy(ServiceSpec(), "sh", "-c", "echo broken; exit 3")
     wait_for("three failures", lambda: Service.objects.get(pk=service.pk).failures >= 3, 90)
     service.refresh_from_db()
@@ -442,7 +442,7 @@ async def echo(cluster: Cluster, service: Service, token: str) -> str:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_quota_lets_only_some_replicas_start_and_says_why(cluster: Cluster) -> None:
+def test_a_quota_that_admits_only_some_replicas_is_explained(cluster: Cluster) -> None:
     pool = NodePool.objects.get()
     Quota.objects.create(project=cluster.project, pool=pool, guaranteed_milli=0, limit_milli=1000)
     service = cluster.deploy(ServiceSpec(), *serve("v1"))
@@ -460,7 +460,7 @@ def test_a_quota_lets_only_some_replicas_start_and_says_why(cluster: Cluster) ->
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_server_whose_port_is_taken_is_said_in_its_row(cluster: Cluster) -> None:
+def test_a_port_in_use_is_reported_in_the_row_of_the_service(cluster: Cluster) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         script = f"import socket; socket.create_server(('127.0.0.1', {port}))"

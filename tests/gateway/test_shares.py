@@ -92,9 +92,7 @@ def test_a_guest_edits_until_the_share_is_revoked(
     assert workspace.events.filter(kind="shared").count() == 2
 
 
-def test_a_viewer_reads_and_changes_nothing(
-    testbed: Testbed, owner: User, workspace: Job, guest: User
-) -> None:
+def test_a_viewer_can_read_and_not_change(testbed: Testbed, owner: User, workspace: Job, guest: User) -> None:
     do_share_workspace(owner, workspace, guest, "view", HOUR_S)
     headers = enter(testbed, guest, workspace)
     before = len(testbed.tool.seen)

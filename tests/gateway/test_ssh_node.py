@@ -129,7 +129,7 @@ def teller() -> Iterator[tuple[int, threading.Event]]:
 
 
 @pytest.mark.parametrize("broken", [True, False])
-def test_a_lost_connection_never_looks_like_the_end_of_an_answer(far, owner, session, broken: bool):
+def test_a_lost_connection_is_never_a_complete_answer(far, owner, session, broken: bool):
     testbed, _, _, sshd, node = far
     with teller() as (port, end):
         job = running_workspace(owner, port=port, node=node)

@@ -135,7 +135,7 @@ def acts(job: Job) -> list[tuple[str, str]]:
     return list(rows.order_by("pk").values_list("action", "actor_name"))
 
 
-def test_a_terminal_the_whole_way(testbed: Testbed, owner: User, session: str, running: Job) -> None:
+def test_a_terminal_from_browser_to_task(testbed: Testbed, owner: User, session: str, running: Job) -> None:
     path = opened(session, running)
     outsider, admin = factories.user(), factories.user(admin=True)
     Project.objects.get(pk=running.project_id).memberships.create(user=outsider, role="manager")
@@ -204,7 +204,7 @@ def in_thread(act: Callable[[], Any]) -> None:
         connection.close()
 
 
-def test_bounds_and_what_a_dead_gateway_left_open(testbed: Testbed, session: str, running: Job) -> None:
+def test_limits_and_sessions_left_by_a_dead_gateway(testbed: Testbed, session: str, running: Job) -> None:
     for _ in range(4):
         opened(session, running)
     refusal = ask(session, running).json()

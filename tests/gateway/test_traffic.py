@@ -96,7 +96,7 @@ def test_large_bodies_stream_both_ways(testbed, inside):
     assert len(inside.get("/big").content) == 64 << 20
 
 
-def test_an_answer_that_breaks_off_never_looks_whole(inside):
+def test_a_truncated_answer_is_never_complete(inside):
     import httpx
 
     with pytest.raises(httpx.RemoteProtocolError):
@@ -144,7 +144,7 @@ def test_own_pages_and_bookmarks_can(testbed, workspace, inside):
     assert inside.get("/lab", headers=bookmark).status_code == 200
 
 
-def test_a_server_that_went_away_is_a_clear_page(testbed, owner, session):
+def test_a_stopped_server_is_a_clear_page(testbed, owner, session):
     from portal.services.workspaces.access import do_open_workspace
     from tests.gateway.gateway_harness import running_workspace
 
@@ -285,7 +285,7 @@ def test_sockets_and_streams_die_within_five_seconds(testbed, owner, workspace, 
     assert inside.get("/").status_code in (403, 410)
 
 
-def test_a_browser_that_leaves_ends_the_request_upstream(testbed, inside):
+def test_a_disconnected_browser_ends_the_upstream_request(testbed, inside):
     with inside.stream("GET", "/stream") as stream:
         next(stream.iter_lines())
     time.sleep(1.6)

@@ -184,7 +184,7 @@ PORTS = {8888, 31000}
         ("0; http://localhost:22/", None),
     ],
 )
-def test_addresses_that_reach_the_browser(address, reaches):
+def test_addresses_sent_to_the_browser(address, reaches):
     found = rewrite_location(address.encode("latin-1"), PORTS)
     assert (found.decode("latin-1") if found is not None else None) == reaches
 

@@ -20,7 +20,7 @@ def _headers(answer) -> dict[str, list[str]]:
     return found
 
 
-def test_everything_else_goes_to_web(testbed):
+def test_all_other_requests_go_to_the_web_process(testbed):
     with testbed.browser() as browser:
         answer = browser.post(
             "/a%2Fb?q=1",
@@ -57,7 +57,7 @@ def test_client_address_is_taken_from_a_trusted_proxy(monkeypatch, transactional
     assert _headers(answer)["x-forwarded-for"] == ["7.7.7.7"]
 
 
-def test_sockets_reach_web(testbed):
+def test_sockets_reach_the_web_process(testbed):
     async def run() -> str:
         async with (
             aiohttp.ClientSession() as session,
@@ -71,7 +71,7 @@ def test_sockets_reach_web(testbed):
     assert asyncio.run(run()) == "web says hi"
 
 
-def test_a_web_process_that_is_away_is_a_clear_503(own_stand):
+def test_an_unavailable_web_process_is_a_clear_503(own_stand):
     with own_stand.browser() as browser:
         assert browser.get("/").status_code == 200
         own_stand.stop_web()
@@ -95,7 +95,7 @@ def test_a_web_process_that_hangs_is_a_503_within_ten_seconds(testbed):
     assert time.monotonic() - started < budget_s(10)
 
 
-def test_workspaces_outlive_web(own_stand, owner, session):
+def test_workspaces_survive_the_web_process(own_stand, owner, session):
     job = running_workspace(owner, port=own_stand.tool.port)
     _, ticket = do_open_workspace(owner, job, session)
     crumb = own_stand.enter(job, ticket).headers["set-cookie"].partition(";")[0]

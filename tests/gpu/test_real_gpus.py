@@ -62,7 +62,7 @@ def test_every_gpu_has_its_facts(gpus: GpuProvider) -> None:
     )
 
 
-def test_a_reading_is_what_nvidia_smi_says(gpus: GpuProvider) -> None:
+def test_readings_agree_with_nvidia_smi(gpus: GpuProvider) -> None:
     asked = "uuid,memory.total,temperature.gpu,power.draw"
     text = subprocess.run(
         ["nvidia-smi", f"--query-gpu={asked}", "--format=csv,noheader,nounits"],
@@ -107,7 +107,7 @@ def test_events_can_be_waited_for(gpus: GpuProvider) -> None:
         pynvml.nvmlEventSetFree(events)
 
 
-def test_the_shipped_agent_sees_them_and_a_foreign_process(gpus: GpuProvider, tmp_path: Path) -> None:
+def test_the_shipped_agent_sees_real_gpus_and_a_foreign_process(gpus: GpuProvider, tmp_path: Path) -> None:
     build_archive(tmp_path / "agent.pyz")
     own = {"cluster": "t", "state_dir": str(tmp_path / "state"), "home_root": str(tmp_path / "homes")}
     (tmp_path / "node.json").write_text(json.dumps({**own, "gpu_provider": "nvml"}))

@@ -35,7 +35,7 @@ def _first_words(testbed: LiveTestbed, person: Any, *topics: str, since: int | N
     return asyncio.run(run())
 
 
-def test_news_between_the_page_and_its_subscription_are_told_as_missed(testbed):
+def test_messages_before_the_subscription_are_reported_as_missed(testbed):
     person = factories.user()
     topic = f"user.{person.public_id}"
     made = announcements.now_ms()
@@ -75,14 +75,14 @@ def test_a_page_older_than_the_notes_has_missed_everything_that_announces(testbe
     assert missed == {f"user.{person.public_id}", f"job.{job.public_id}"}  # a log brings its tail
 
 
-def test_a_refused_topic_is_not_told_of(testbed):
+def test_a_refused_topic_is_not_disclosed(testbed):
     person = factories.user()
     publish([("job.unknown", {"kind": "job_state"})])
     (refusal,) = _first_words(testbed, person, "job.unknown", since=announcements.now_ms() - 500)
     assert refusal["error"]["code"] == "not_found"
 
 
-def test_what_is_watched_already_was_heard_and_not_missed(testbed):
+def test_a_topic_already_watched_has_missed_nothing(testbed):
     person = factories.user()
     topic = f"user.{person.public_id}"
 
@@ -133,7 +133,7 @@ async def late(monkeypatch):
     await layer.flush()
 
 
-async def test_a_subscription_stands_only_when_the_join_has_taken_effect(late):
+async def test_a_subscription_counts_once_the_join_has_taken_effect(late):
     hub, box = Hub(), SendBuffer()
     hub.subscribe("user.late", box)
     standing = asyncio.create_task(hub.wait_subscribed(["user.late"]))
@@ -146,7 +146,7 @@ async def test_a_subscription_stands_only_when_the_join_has_taken_effect(late):
     hub._task.cancel()
 
 
-async def test_nobody_waits_for_a_topic_that_was_left(late):
+async def test_no_thread_waits_for_an_abandoned_topic(late):
     hub, box = Hub(), SendBuffer()
     hub.subscribe("user.left", box)
     standing = asyncio.create_task(hub.wait_subscribed(["user.left"]))

@@ -87,7 +87,7 @@ def running_job(owner, node, *, command=("true",)):
     return job, task, gpu
 
 
-def test_samples_reach_browsers_and_last_samples(testbed, tmp_path):
+def test_samples_reach_browsers_and_the_last_samples(testbed, tmp_path):
     node, person = local_node(tmp_path), factories.user()
     uuids = [gpu.uuid for gpu in node.gpus.all()]
 
@@ -123,7 +123,7 @@ def test_samples_reach_browsers_and_last_samples(testbed, tmp_path):
     assert all(joules > 0 for joules in row.energy_joules)
 
 
-def test_what_nobody_watches_is_not_sent(testbed, tmp_path):
+def test_unwatched_samples_are_not_sent(testbed, tmp_path):
     node, person = local_node(tmp_path), factories.user()
     topic = f"node.{node.public_id}"
 
@@ -211,7 +211,7 @@ def test_logs_of_a_running_task_grow_in_the_browser(testbed, tmp_path):
     assert page.lines[0].text == "line 0"
 
 
-def test_a_black_hole_holds_up_nobody(tmp_path):
+def test_an_unresponsive_node_delays_no_other(tmp_path):
     """One node accepts and says nothing, one refuses, one breaks off: the fourth ticks on."""
     good = local_node(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -248,7 +248,7 @@ def test_a_black_hole_holds_up_nobody(tmp_path):
     assert {"hole", "shut"} <= set(opened)
 
 
-def test_a_stream_that_breaks_opens_again(tmp_path):
+def test_a_broken_stream_reconnects(tmp_path):
     node = local_node(tmp_path)
     links = []
 

@@ -202,7 +202,7 @@ def test_too_many_questions_end_the_socket(testbed):
         *[f'{{"subscribe": ["user.me"], "since": {odd}}}' for odd in SINCE_NONSENSE],
     ],
 )
-def test_odd_words_are_refused_and_harmless(testbed, words):
+def test_malformed_messages_are_refused_without_effect(testbed, words):
     person = factories.user()
 
     async def run() -> None:
@@ -234,7 +234,7 @@ def test_a_person_has_a_bounded_number_of_sockets(testbed, monkeypatch):
     asyncio.run(run())
 
 
-def test_a_browser_that_does_not_read_delays_nobody(testbed):
+def test_a_browser_that_does_not_read_delays_no_other(testbed):
     person = factories.user()
     big = "x" * 60_000
 
@@ -263,7 +263,7 @@ def test_a_browser_that_does_not_read_delays_nobody(testbed):
     asyncio.run(run())
 
 
-async def test_an_outbox_is_bounded_and_keeps_the_newest():
+async def test_the_send_queue_is_bounded_and_keeps_the_newest():
     box = SendBuffer()
     for number in range(SEND_BUFFER_FRAMES * 3):
         box.put(str(number))
@@ -276,7 +276,7 @@ async def test_an_outbox_is_bounded_and_keeps_the_newest():
     assert [await box.get(), await box.get()] == ["sample 9", "event"]
 
 
-def test_a_process_leaves_topics_that_nobody_watches(testbed):
+def test_a_process_leaves_unwatched_topics(testbed):
     person = factories.user()
 
     async def run() -> None:

@@ -22,7 +22,7 @@ def sample(*users: GpuProcess) -> NodeSample:
     return NodeSample(0.0, 1.0, 1, 2, (gpu,), ())
 
 
-def test_who_counts():
+def test_which_processes_are_foreign():
     assert largest_foreign_process(sample(OURS, SMALL).gpus[0]) == ""
     assert (
         largest_foreign_process(sample(OURS, SMALL, THEIRS, UNTOLD).gpus[0]) == "python (process 12) of ann"
@@ -30,7 +30,7 @@ def test_who_counts():
     assert largest_foreign_process(sample(UNTOLD).gpus[0]) == "process 14"
 
 
-def test_it_is_told_once_it_is_settled_and_once_it_is_gone():
+def test_a_foreign_process_is_reported_when_stable_and_when_gone():
     watch, reported = ForeignProcessTracker(), {}
     seen = [(at, (THEIRS,)) for at in range(100, 200)] + [(at, (OURS,)) for at in range(200, 300)]
     for at, users in seen:
@@ -42,7 +42,7 @@ def test_it_is_told_once_it_is_settled_and_once_it_is_gone():
     }
 
 
-def test_what_comes_for_a_moment_or_goes_for_one_is_not_told():
+def test_short_appearances_and_gaps_are_not_reported():
     watch = ForeignProcessTracker()
     reported = [watch.add(float(at), sample(*([THEIRS] if at % 15 < 5 else []))) for at in range(300)]
     assert not any(reported)
@@ -51,7 +51,7 @@ def test_what_comes_for_a_moment_or_goes_for_one_is_not_told():
     assert [each for each in reported if each] == [{"g": "python (process 12) of ann"}]
 
 
-def test_a_new_watch_tells_that_nobody_is_there():
+def test_a_new_collector_reports_that_there_is_none():
     watch = ForeignProcessTracker()
     reported = [watch.add(float(at), sample(OURS)) for at in range(100)]
     assert [each for each in reported if each] == [{"g": ""}]

@@ -25,7 +25,7 @@ def reported(*processes: dict[str, object]) -> list[tuple[str | None, list[dict[
     return [(gpu["busy"], gpu["foreign"]) for gpu in frame["gpus"]]
 
 
-def test_foreign_processes_are_told_and_those_of_jobs_are_not() -> None:
+def test_foreign_processes_are_reported_and_job_processes_are_not() -> None:
     process = {"pid": 8, "memory_mib": 64, "account": "mallory", "command": "python3"}
     assert reported(OURS, THEIRS | {"account": "mallory", "command": "python3"}) == [
         ("job", []),
@@ -34,7 +34,7 @@ def test_foreign_processes_are_told_and_those_of_jobs_are_not() -> None:
     ]
 
 
-def test_an_agent_that_knows_no_accounts_tells_none() -> None:
+def test_an_agent_without_account_data_reports_none() -> None:
     assert reported(THEIRS)[0] == (
         "foreign",
         [{"pid": 8, "memory_mib": 64, "account": None, "command": None}],

@@ -30,7 +30,7 @@ def sample(*users: GpuProcess, uuid: str = "g") -> NodeSample:
     return NodeSample(0.0, 1.0, 1, 2, (GpuSample(uuid, 10.0, 100, 50.0, 40.0, "ok", users),), ())
 
 
-def test_shares_are_of_what_the_driver_leaves_and_all_processes_count() -> None:
+def test_shares_are_of_the_usable_memory_and_all_processes_count() -> None:
     within = sample(user("half", 30_000), user("half", 10_000 + TOLERANCE_MIB), user("rest", None))
     assert find_overuse(within.gpus[0], HOLDERS["g"], ROOM["g"]) == []
     beyond = sample(user("half", 30_000), user("half", 10_001 + TOLERANCE_MIB), user("gone", 70_000))
@@ -40,7 +40,7 @@ def test_shares_are_of_what_the_driver_leaves_and_all_processes_count() -> None:
     assert find_overuse(whole.gpus[0], HOLDERS["w"], ROOM["w"]) == [], "alone on it"
 
 
-def test_it_ends_what_lasts_and_not_what_comes_for_a_moment() -> None:
+def test_only_lasting_overuse_ends_a_job() -> None:
     watch, much, little = OveruseTracker(), sample(user("half", 60_000)), sample(user("half", 1_000))
     reported = [watch.add(float(at), much if at % 10 else little, HOLDERS, ROOM) for at in range(200)]
     assert not any(reported)
@@ -50,9 +50,7 @@ def test_it_ends_what_lasts_and_not_what_comes_for_a_moment() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the runtime process gives each job a uid of its own")
 @pytest.mark.django_db(transaction=True)
-def test_a_job_that_takes_more_than_its_share_ends_with_the_figures(
-    harness: EngineHarness, monkeypatch
-) -> None:
+def test_a_job_above_its_memory_share_ends_with_the_figures(harness: EngineHarness, monkeypatch) -> None:
     monkeypatch.setattr(gpu_memory_overuse, "REPORT_AFTER_S", 2.0)
     node, engine, owner = (
         harness.mark_enrolled(harness.create_node(name="shared"), gpus=4),

@@ -118,7 +118,7 @@ def test_a_forged_sample_ends_no_job_of_another_node_and_books_no_energy_to_it(n
         {"processes": [{"pid": 10**400, "memory_mib": 1, "job": "\0", "attempt": 1, "foreign": True}]},
     ],
 )
-def test_a_malformed_sample_keeps_no_minute_of_another_node_from_being_written(nodes, spoil) -> None:
+def test_a_malformed_sample_does_not_block_minutes_of_other_nodes(nodes, spoil) -> None:
     hostile, honest = nodes
     bad = {**reading(uuids(hostile)[0]), **spoil}
     with collecting(
@@ -131,7 +131,7 @@ def test_a_malformed_sample_keeps_no_minute_of_another_node_from_being_written(n
     assert not NodeIncident.objects.filter(node=honest).exists()
 
 
-def test_a_node_that_keeps_sending_malformed_samples_is_put_aside_with_that_cause(nodes, monkeypatch) -> None:
+def test_a_node_that_keeps_sending_malformed_samples_is_quarantined(nodes, monkeypatch) -> None:
     monkeypatch.setattr(collector, "MALFORMED_REPORT_INTERVAL_S", 0.1)
     hostile, honest = nodes
     bad = sample(reading("\0"))
@@ -150,7 +150,7 @@ def test_a_node_that_keeps_sending_malformed_samples_is_put_aside_with_that_caus
     assert Node.objects.get(pk=honest.pk).breaker_state == "healthy"
 
 
-def test_what_the_database_refuses_of_one_node_costs_the_others_nothing(nodes) -> None:
+def test_rows_of_one_node_refused_by_the_database_do_not_affect_others(nodes) -> None:
     hostile, honest = nodes
     columns = {
         "gpu_uuids": ["g"], "samples": 1, "utilisation_percent": [1.0], "memory_used_mib": [1.0],

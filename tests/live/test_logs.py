@@ -41,7 +41,7 @@ def _k8s(*rows: tuple[str, str, str]) -> bytes:
     )
 
 
-def test_the_same_bytes_again_change_nothing():
+def test_repeated_bytes_change_nothing():
     assert write_log_bytes("abc", 1, 0, "raw", 0, b"hello ") == 6
     assert write_log_bytes("abc", 1, 0, "raw", 6, b"world\n") == 12
     assert write_log_bytes("abc", 1, 0, "raw", 0, b"hello world\n") == 12
@@ -62,21 +62,21 @@ def test_the_size_is_capped(monkeypatch):
 
 
 @pytest.mark.parametrize("job", ["../etc", "a/b", "", "A", "a" * 17, "a\n"])
-def test_no_name_leads_elsewhere(job):
+def test_no_name_leads_outside(job):
     with pytest.raises(ValueError, match="is not a task"):
         log_path(job, 1, 0, "raw")
     with pytest.raises(ValueError, match="format"):
         log_path("abc", 1, 0, "../x")
 
 
-def test_a_format_that_nobody_knows_is_kept_as_it_came():
+def test_an_unknown_format_is_stored_unchanged():
     line = b'{"log":"hello\\n","stream":"stdout"}\n'
     assert write_log_bytes("abc", 1, 0, "json", 0, line) == len(line)
     [shown] = lines.read_lines(lines.log_file("abc", 1, 0)).lines
     assert shown.text == line.decode().rstrip("\n")
 
 
-def test_a_link_in_the_way_is_not_followed(tmp_path):
+def test_a_link_in_the_path_is_not_followed(tmp_path):
     path = log_path("abc", 1, 0, "raw")
     path.parent.mkdir(parents=True)
     path.symlink_to(tmp_path / "elsewhere")
@@ -99,7 +99,7 @@ def test_partial_pieces_become_one_line():
     assert page.cursor == len(text)
 
 
-def test_a_line_held_open_does_not_hold_up_the_other_stream():
+def test_an_incomplete_line_does_not_delay_the_other_stream():
     text = _k8s(("stdout", "P", "progress "), *[("stderr", "F", f"e{n}") for n in range(20)])
     page = lines.read_lines(_write(text), limit=10)
     assert page.cursor > 0
@@ -115,7 +115,7 @@ def test_an_unfinished_line_waits_for_its_end():
     assert [line.text for line in page.lines] == ["half and half"]
 
 
-def test_a_line_without_its_end_is_shown_when_nothing_more_comes():
+def test_a_line_without_newline_is_shown_at_the_end():
     text = b"done\nno end"
     assert [line.text for line in lines.read_lines(_write(text, "raw")).lines] == ["done"]
     page = lines.read_lines(lines.log_file("abc", 1, 0, complete=True))
@@ -123,7 +123,7 @@ def test_a_line_without_its_end_is_shown_when_nothing_more_comes():
     assert page.complete
 
 
-def test_reading_on_gives_each_line_once():
+def test_continued_reading_returns_each_line_once():
     text = b"".join(b"line %d\n" % number for number in range(5000))
     log = _write(text, "raw")
     cursor, got = 0, []
@@ -151,7 +151,7 @@ def test_the_tail(form):
     assert [line.text for line in again.lines] == rows[-50:]
 
 
-def test_a_monstrous_line_does_not_stand_still():
+def test_a_huge_line_does_not_block_reading():
     log = _write(b"x" * (3 << 20) + b"\nend\n", "raw")
     cursor, texts = 0, []
     while cursor < log.size_bytes:
@@ -167,7 +167,7 @@ def _texts(found: search.SearchResult) -> list[str]:
     return [match.line.text for match in found.matches]
 
 
-def test_search_finds_plain_words_and_goes_on_where_it_ended():
+def test_search_finds_plain_text_and_continues():
     log = _write(b"".join(b"step %d loss (a+)+$\n" % number for number in range(3000)), "raw")
     found = search.search([log], LogSearchQuery("STEP 2999"))
     assert (_texts(found), found.next) == (["step 2999 loss (a+)+$"], None)
@@ -204,7 +204,7 @@ def test_search_by_pattern_over_ranks_and_streams():
 
 
 @pytest.mark.parametrize("pattern", ["(", "*a", "(?P<x>a)(?P<x>b)"])
-def test_what_is_no_pattern_is_said(pattern):
+def test_an_invalid_pattern_is_reported(pattern):
     with pytest.raises(InvalidRequest, match="not a valid pattern"):
         search.search([_write(b"x\n", "raw")], LogSearchQuery(pattern, is_regex=True))
 
@@ -225,7 +225,7 @@ def test_a_pattern_without_end_is_ended(monkeypatch):
     limit=st.integers(1, 5),
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
-def test_search_gives_what_looking_at_each_line_gives(words, rows, limit, tmp_path_factory):
+def test_search_agrees_with_matching_each_line(words, rows, limit, tmp_path_factory):
     with override_settings(LOG_DIR=tmp_path_factory.mktemp("drawn")):
         log = _write("".join(f"{row}\n" for row in rows).encode(), "raw")
         seen, start = [], None
@@ -239,7 +239,7 @@ def test_search_gives_what_looking_at_each_line_gives(words, rows, limit, tmp_pa
     assert seen == [row for row in rows if words.casefold() in row.casefold()]
 
 
-def test_old_logs_are_removed_and_that_is_said(db, settings):
+def test_removal_of_old_logs_is_reported(db, settings):
     dataset = factories.basic_cluster()
     jobs = [
         factories.job(dataset["owner"], dataset["project"], factories.environment(tool=False))
@@ -263,7 +263,7 @@ def test_old_logs_are_removed_and_that_is_said(db, settings):
         log_download_response(RequestFactory().get("/"), gone, job="abc")
 
 
-def test_what_is_beyond_the_most_that_is_kept_is_counted(monkeypatch):
+def test_bytes_beyond_the_limit_are_counted(monkeypatch):
     monkeypatch.setattr("portal.selectors.logs.lines.MAX_LOG_BYTES", 10)
     log = replace(_write(b"0123456789", "raw"), reported_bytes=25)
     assert log.truncated_bytes == 15
@@ -296,7 +296,7 @@ def test_a_range_is_that_part_of_the_whole(stamps, first, last, tmp_path_factory
         assert answer["Content-Length"] == str(len(wanted))
 
 
-def test_ranges_and_what_is_answered_with_all():
+def test_byte_ranges_and_whole_files():
     growing, text = _write(bytes(range(128)) * 100, "raw"), bytes(range(128)) * 100
     assert b"".join(_ranged(growing, "bytes=-3").streaming_content) == text[-3:]
     assert "ETag" not in _ranged(growing, "bytes=0-1"), "there is more to come"
@@ -319,7 +319,7 @@ def test_a_log_that_is_not_there_is_empty():
     assert lines.tail(lines.log_file("zzz", 1, 0)).lines == []
 
 
-def test_logs_are_read_by_those_who_may(db):
+def test_logs_are_readable_with_permission(db):
     owner, member, outsider = factories.user(), factories.user(), factories.user()
     project = factories.project(member=owner)
     factories.node(factories.pool())

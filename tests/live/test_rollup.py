@@ -25,7 +25,7 @@ def sample(
     return NodeSample(at_s, 10.0, 2048, 9999, (gpu,), (TaskSample("abc", 1, 0, 80.0, 512),))
 
 
-def test_a_minute_is_the_mean_of_what_was_known():
+def test_a_minute_is_the_mean_of_known_samples():
     rollup = NodeRollup()
     for second, use in enumerate([0, 100, None, 50]):
         assert rollup.add(6000 + second, sample(use=use)) is None
@@ -51,7 +51,7 @@ def counted(joules: float | None, *, watts: float | None = 100) -> NodeSample:
     return replace(first, gpus=(gpu,))
 
 
-def test_energy_is_what_the_counter_grew_by():
+def test_energy_is_the_increase_of_the_counter():
     rollup = NodeRollup()
     for at_s, joules in (
         (6000, 1e9),
@@ -68,14 +68,14 @@ def test_energy_is_what_the_counter_grew_by():
     ]
 
 
-def test_what_a_counter_grew_by_over_a_long_gap_is_nobodys():
+def test_the_increase_over_a_long_gap_is_not_attributed():
     rollup = NodeRollup()
     rollup.add(6000, counted(10.0))
     rollup.add(6000 + MAX_COUNTER_GAP_S + 1, counted(9_000.0))
     assert minute_columns(rollup.pop_partial(), ["GPU-1"])["energy_joules"] == [None]
 
 
-def test_energy_goes_to_those_who_hold_the_gpu():
+def test_energy_is_attributed_to_the_holders_of_the_gpu():
     rollup, both = NodeRollup(), {"GPU-1": [("abc", 2, 250), ("xyz", 1, 500)]}
     rollup.add(6000, counted(0.0), both)
     rollup.add(6001, counted(400.0), both)
@@ -113,7 +113,7 @@ def test_joules_are_added_to_the_attempt(db):
     ]
 
 
-def test_a_gap_and_an_unknown_power_hold_no_energy():
+def test_gaps_and_unknown_power_have_no_energy():
     rollup = NodeRollup()
     rollup.add(6000, sample())
     rollup.add(6030, sample())
@@ -171,7 +171,7 @@ def test_a_minute_in_two_parts_is_joined(db):
     assert row.holders == [["abc"], ["abc"]]
 
 
-def test_old_minutes_go_by_whole_days(db):
+def test_old_minutes_are_removed_by_whole_days(db):
     node = factories.node(factories.pool())
     now = timezone.now()
     for days in [0, 1, 89, 91, 92, 200]:
@@ -198,7 +198,7 @@ def test_a_node_is_read_as_series(db):
     assert series.energy_joules == 10.0
 
 
-def test_the_peak_memory_is_that_of_gpus_held_alone():
+def test_peak_memory_is_that_of_exclusively_held_gpus():
     rollup, alone = NodeRollup(), {"GPU-1": [("job1", 1, 1000)]}
     rollup.add(6000, sample(), alone)
     rollup.add(6001, sample(), {"GPU-1": [("job1", 1, 500), ("job2", 1, 500)]})

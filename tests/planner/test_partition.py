@@ -173,7 +173,7 @@ def test_gpus_of_stages_on_two_nodes() -> None:
     assert [len(ranks) for ranks in nested.ranks(levels)] == [stage.replicas for stage in nested.stages]
 
 
-def test_an_impossible_alternative_says_why() -> None:
+def test_an_impossible_alternative_has_a_reason() -> None:
     alternatives = compare_plans(profile_of(Chain([1.0], [1.0], [1.0])), [BandwidthLevel(3, GB)])[
         "alternatives"
     ]

@@ -41,13 +41,13 @@ def arguments_of(name: str, **given: object) -> list[str]:
     return fill_command(command[2:], values_of(SHIPPED[name], **given))
 
 
-def test_there_are_templates_for_what_people_do() -> None:
+def test_templates_exist_for_common_tasks() -> None:
     assert len(SHIPPED) >= 16 and len(WITH_PROGRAM) >= 20
     assert SHIPPED["sweep"].sweep["searcher"] == "asha"
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_a_shipped_template_is_what_a_person_could_save(name: str) -> None:
+def test_a_shipped_template_is_valid_for_users(name: str) -> None:
     assert input_errors(SHIPPED[name]) == {}
 
 
@@ -122,7 +122,7 @@ STANDARD = [
 
 
 @pytest.mark.parametrize(("name", "length", "first", "then", "given"), STANDARD)
-def test_a_program_without_framework_learns_and_continues(
+def test_a_program_without_framework_trains_and_resumes(
     tmp_path: Path, name: str, length: str, first: int, then: int, given: dict[str, object]
 ) -> None:
     check_continues(sys.executable, tmp_path, name, length, first, then, given)
@@ -206,7 +206,7 @@ def free_port() -> int:
         ("tf-mirrored", "tf", "epochs", 1, 2, {}),
     ],
 )
-def test_a_program_with_framework_learns_and_continues(
+def test_a_program_with_framework_trains_and_resumes(
     tmp_path: Path,
     python_with,
     name: str,
@@ -234,7 +234,7 @@ def test_several_processes_of_torchrun(tmp_path: Path, python_with, strategy: st
 
 @pytest.mark.long
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "pipedream"])
-def test_a_pipeline_of_two_processes_learns(tmp_path: Path, python_with, schedule: str) -> None:
+def test_a_pipeline_of_two_processes_trains(tmp_path: Path, python_with, schedule: str) -> None:
     launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     run(python_with("torch-2.13.0"), tmp_path, "torch-pipeline", *launch, schedule=schedule, steps=60)
     losses = [loss for _, loss in reports(tmp_path)]
@@ -286,7 +286,7 @@ def test_tensorflow_tasks_find_each_other(tmp_path: Path, python_with, name: str
 
 
 @pytest.mark.long
-def test_federated_tasks_share_weights_alone(tmp_path: Path, python_with) -> None:
+def test_federated_tasks_exchange_only_weights(tmp_path: Path, python_with) -> None:
     port = str(free_port())
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
     variables = [{**common, "RANK": str(rank)} for rank in range(2)]

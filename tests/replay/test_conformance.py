@@ -109,7 +109,7 @@ def changed(*path: str | int, to: Any) -> Callable[[], dict[str, Any]]:
         (list, "$"),
     ],
 )  # fmt: skip
-def test_whatever_the_format_does_not_know_is_refused_with_its_place(
+def test_unknown_keys_are_refused_with_their_position(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], make: Callable[[], Any], place: str
 ) -> None:
     assert main(["conformance", write(tmp_path, make())]) == MALFORMED
@@ -151,7 +151,7 @@ def test_the_last_line_counts_every_case(tmp_path: Path, capsys: pytest.CaptureF
     assert last_line(capsys) == f"120 passed, 1 failed, {skipped} skipped of {121 + skipped}"
 
 
-def test_a_choice_counts_what_was_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_choice_counts_the_chosen_alternative(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["conformance", str(FILE), "--kind", "predicate"]) == 0
     assert last_line(capsys) == "69 passed, 0 failed, 0 skipped of 69"
     assert main(["conformance", str(FILE), "--only", "fairshare#00"]) == 0
@@ -193,7 +193,7 @@ def perturbed(case: dict[str, Any], draw: random.Random) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_laws_hold_on_every_kind_of_case(seed: int) -> None:
+def test_invariants_hold_on_every_kind_of_case(seed: int) -> None:
     draw = random.Random(seed)
     for case in draw.sample([case for case in CASES.scheduling if case["portable"]], 60):
         cluster = CaseCluster(perturbed(copy.deepcopy(dict(case)), draw))
@@ -247,7 +247,7 @@ def test_a_case_becomes_a_photograph() -> None:
     assert oldest.job == "half"  # priority first, then the order of the list
 
 
-def test_what_a_plan_does_to_tasks_and_what_the_next_cycle_begins_with() -> None:
+def test_effects_of_a_plan_on_tasks_and_the_next_cycle() -> None:
     case = small()
     cluster = CaseCluster(case)
     states = cluster.initial_states()

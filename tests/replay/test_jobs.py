@@ -84,7 +84,7 @@ def test_a_trace_is_read_by_time_of_submit_then_duration(tmp_path: Path) -> None
         (gzip.compress(HEAD.encode() * 99, mtime=0)[:-20], "damaged or truncated"),
     ],
 )
-def test_a_malformed_trace_ends_with_status_2_and_the_place(
+def test_a_malformed_trace_exits_with_status_2_and_the_position(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | bytes, place: str
 ) -> None:
     path = tmp_path / "trace.csv"
@@ -126,19 +126,19 @@ def test_a_malformed_side_file_is_refused_too(
         ["--nodes", "4", "--setting", "usage_half_life_s"],
     ],
 )
-def test_words_that_mean_nothing_are_refused(words: list[str]) -> None:
+def test_invalid_arguments_are_refused(words: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["jobs", "--trace", str(MORNING), *words])
     assert ended.value.code == 2
 
 
-def test_what_is_ours_alone_is_not_asked_of_another_policy(capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_of_this_policy_are_refused_for_others(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["jobs", "--trace", str(MORNING), "--nodes", "4", "--policy", "fifo", "--forecast"]
     assert main(words) == 2
     assert "Fairway's own" in capsys.readouterr().err
 
 
-def test_where_nothing_fits_it_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_cluster_where_nothing_fits_is_reported(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text(HEAD + "2017-10-01 00:00:00,5,64,5,a\n")
     assert main(["jobs", "--trace", str(path), "--nodes", "2"]) == 1
@@ -158,13 +158,13 @@ SMALL = ClusterSize(2, 4)
         ("sjf", [0, 0, 55, 0, 25]),
     ],
 )
-def test_who_waits_for_whom(policy: str, wanted: list[int]) -> None:
+def test_order_of_waiting_jobs(policy: str, wanted: list[int]) -> None:
     traced = jobs((0, 100, 4), (0, 50, 2), (10, 40, 4), (15, 30, 2), (20, 20, 2))
     assert starts(simulate_reference_policy(traced, SMALL, policy)) == wanted
 
 
 @pytest.mark.parametrize(("policy", "wanted"), [("fifo", [0, 9, 108]), ("sjf", [0, 14, 8])])
-def test_sjf_takes_the_shortest_of_those_that_wait(policy: str, wanted: list[int]) -> None:
+def test_sjf_starts_the_shortest_waiting_job(policy: str, wanted: list[int]) -> None:
     assert (
         starts(simulate_reference_policy(jobs((0, 10, 4), (1, 100, 4), (2, 5, 4)), ClusterSize(1, 4), policy))
         == wanted
@@ -179,7 +179,7 @@ def test_srtf_lets_the_shorter_in_and_adds_the_cost_of_a_restart() -> None:
     assert (outcome.preemptions, outcome.lost_gpu_s) == (1, 120)
 
 
-def test_tiresias_lets_a_newcomer_in_once_a_job_had_its_time() -> None:
+def test_tiresias_prefers_a_new_job_over_one_with_service() -> None:
     traced = jobs((0, 20_000, 4), (100, 50, 4), (9_000, 50, 4))
     outcome = simulate_reference_policy(traced, ClusterSize(1, 4), "tiresias")
     assert starts(outcome) == [0, 7_100, 0]  # the first job gives way at 28,800 GPU-seconds
@@ -232,7 +232,7 @@ def test_the_same_trace_gives_the_same_figures() -> None:
     assert fairway(morning, ClusterSize(3, 8)).summary() == fairway(morning, ClusterSize(3, 8)).summary()
 
 
-def test_a_guarantee_is_given_back_at_once_and_the_work_done_is_kept() -> None:
+def test_a_guarantee_is_restored_at_once_and_finished_work_is_kept() -> None:
     """b borrows the whole cluster; a comes for its half: two of b's jobs leave, come back and lose no progress."""
     size = ClusterSize(1, 4)
     traced = jobs(
@@ -245,13 +245,13 @@ def test_a_guarantee_is_given_back_at_once_and_the_work_done_is_kept() -> None:
     assert outcome.lost_gpu_s == 14
 
 
-def test_a_gang_that_does_not_fill_its_nodes_stands_too() -> None:
+def test_a_gang_that_does_not_fill_its_nodes_is_placed() -> None:
     outcome = fairway(jobs((0, 10, 12), (0, 10, 4)), ClusterSize(2, 8))
     assert outcome.ended_s == [10, 10]
 
 
 @pytest.mark.parametrize("policy", ["fairway", "fifo-skip"])
-def test_the_command_says_one_line(capsys: pytest.CaptureFixture[str], policy: str) -> None:
+def test_the_command_prints_one_line(capsys: pytest.CaptureFixture[str], policy: str) -> None:
     words = ["jobs", "--trace", str(MORNING), "--nodes", "6", "--policy", policy, "--to", "2017-10-09T09:00"]
     assert main(words) == 0
     figures: dict[str, Any] = json.loads(capsys.readouterr().out)
@@ -287,7 +287,7 @@ class Looks(PredictionHook):
         self.past += [snapshot.now_s - (row.predicted_end_s or 0.0) for row in snapshot.running]
 
 
-def test_a_prediction_knows_only_jobs_that_have_ended() -> None:
+def test_a_prediction_uses_only_ended_jobs() -> None:
     traced = jobs(*((100 * n, 40, 1) for n in range(5)), (150, 4_000, 1), (460, 9, 1))
     hook = Looks()
     fairway([job._replace(number=n) for n, job in enumerate(sorted(traced, key=lambda j: j.submitted_s))],
@@ -295,7 +295,7 @@ def test_a_prediction_knows_only_jobs_that_have_ended() -> None:
     assert hook.expected == {f"{n:06d}": None for n in range(6)} | {"000006": 40.0}
 
 
-def test_a_prediction_that_has_passed_is_made_anew() -> None:
+def test_an_exceeded_prediction_is_renewed() -> None:
     hook = Looks()
     fairway(read_trace(MORNING)[:120], ClusterSize(3, 8), hook=hook)
     assert max(hook.past) < 0.0  # every running job is expected to end in the future
@@ -312,9 +312,7 @@ def random_trace(seed: int, nodes: int, load: float, known: float = 0.0) -> list
 
 
 @pytest.mark.parametrize(("seed", "nodes", "load"), [(3, 2, 0.9), (6, 2, 2.0), (4, 4, 2.0), (7, 4, 2.0)])
-def test_predictions_do_no_harm_where_durations_follow_from_nothing(
-    seed: int, nodes: int, load: float
-) -> None:
+def test_predictions_do_no_harm_where_durations_are_random(seed: int, nodes: int, load: float) -> None:
     traced, size = random_trace(seed, nodes, load), ClusterSize(nodes, 8)
     without, predicted = (replay(traced, size, policy)["mean_completion_s"] for policy in OWN_POLICIES)
     assert predicted <= 1.01 * without
@@ -326,7 +324,7 @@ def test_predictions_help_where_durations_follow_from_the_size() -> None:
     assert predicted < 0.95 * without
 
 
-def test_forecasts_are_scored_and_change_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_forecasts_are_scored_without_side_effects(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["jobs", "--trace", str(MORNING), "--nodes", "3", "--to", "2017-10-09T08:00"]
     assert main(words) == 0
     plain = json.loads(capsys.readouterr().out)

@@ -95,12 +95,12 @@ def test_a_queue_borrows_in_its_cohort_up_to_its_limit() -> None:
     assert clock.wall_s == 21
 
 
-def test_without_a_limit_a_queue_borrows_all_of_its_cohort_and_nothing_of_another() -> None:
+def test_without_a_limit_a_queue_borrows_only_from_its_cohort() -> None:
     clock = ran(Cohorts(2, 2, 2, None), *(workload(name, 1, 10) for name in "abcdef"))
     assert sorted(clock.admitted_s.values()) == [1, 1, 1, 1, 11, 11]
 
 
-def test_what_was_borrowed_is_given_back_at_once_and_begins_again() -> None:
+def test_borrowed_quota_is_returned_at_once_and_the_job_restarts() -> None:
     borrowers = [workload(name, 1, 10) for name in "abcd"]
     clock = ran(Cohorts(1, 2, 2, None), *borrowers, workload("owner", 4, 1, queue=1, gpus=2))
     assert admitted(clock, "owner") == 4
@@ -129,7 +129,7 @@ def test_the_clock_runs_on_while_the_engine_decides() -> None:
     assert clock.wall_s == pytest.approx(3.0)
 
 
-def test_who_ends_while_the_engine_decides_is_not_asked_to_leave() -> None:
+def test_a_job_that_ends_during_the_decision_is_not_preempted() -> None:
     low, high = workload("low", 1, 2.2), workload("high", 3, 1, priority=200)
     clock = ran(
         Cohorts(1, 1, 1, None), low, high, each_s=0.5
@@ -154,12 +154,12 @@ def test_unchanged_rows_are_the_same_objects() -> None:
             assert all(waits is before for before in one.pending if before.job == waits.job)
 
 
-def test_what_can_never_run_ends_the_scenario() -> None:
+def test_an_impossible_workload_ends_the_scenario() -> None:
     clock = KueueSimulator(Cohorts(1, 1, 1, None), [workload("wide", 1, 1, gpus=2)], Policy(), decide)
     assert clock.run() == {"wide"}
 
 
-def test_the_command_says_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "scenario.json"
     path.write_text(json.dumps(SCENARIO))
     assert main(["kueue", str(path)]) == 0
@@ -193,7 +193,7 @@ def test_the_command_says_one_line(tmp_path: Path, capsys: pytest.CaptureFixture
         ({"floor_with_an_instant_scheduler": 66}, "$.floor_with_an_instant_scheduler: an object"),
     ],
 )  # fmt: skip
-def test_a_malformed_scenario_ends_with_status_2_and_the_place(
+def test_a_malformed_scenario_exits_with_status_2_and_the_position(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], place: str
 ) -> None:
     path = tmp_path / "scenario.json"
@@ -203,7 +203,7 @@ def test_a_malformed_scenario_ends_with_status_2_and_the_place(
 
 
 @pytest.mark.parametrize(("content", "place"), [("[]", "$: an object"), ("{", "line 1, column 2")])
-def test_what_is_no_scenario_at_all(
+def test_text_that_is_no_scenario(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, place: str
 ) -> None:
     path = tmp_path / "scenario.json"

@@ -64,7 +64,7 @@ def test_the_seed_gives_the_order_and_every_pod_arrives(tmp_path: Path, words) -
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_pod_stands_only_on_a_model_that_it_names(tmp_path: Path, words, policy: str) -> None:
+def test_a_pod_runs_only_on_a_model_that_it_names(tmp_path: Path, words, policy: str) -> None:
     """Pods that name a model the cluster lacks all fail; the others are not touched by it."""
     words(NODES, PODS.replace("P100|T4", "H100").replace(",G2", ",H100"))
     nodes, pods = openb.read_nodes(str(tmp_path / "nodes")), openb.read_pods(str(tmp_path / "pods"))
@@ -103,7 +103,7 @@ def test_on_the_whole_trace_ours_beats_fgd_and_fgd_beats_best_fit() -> None:
         (NODES, b"\x1f\x8bnot an archive", ("pods", "damaged or truncated")),
     ],
 )
-def test_a_malformed_file_ends_with_its_place(
+def test_a_malformed_file_is_refused_with_its_position(
     words, capsys: pytest.CaptureFixture[str], nodes: str, pods: str | bytes, reported: tuple[str, str]
 ) -> None:
     assert main(words(nodes, pods)) == 2
@@ -113,7 +113,7 @@ def test_a_malformed_file_ends_with_its_place(
     assert reported[0] in message and reported[1] in message
 
 
-def test_a_missing_file_is_told(words, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(words, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     line = words()
     (tmp_path / "pods").unlink()
     assert main(line) == 2

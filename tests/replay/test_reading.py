@@ -40,7 +40,7 @@ def test_a_gzip_file_is_known_by_its_first_bytes_not_its_name(tmp_path: Path) ->
         ('name,amount\n"x,1\n', "line 2", "CSV line"),
     ],
 )
-def test_a_malformed_table_is_refused_with_its_place(
+def test_a_malformed_table_is_refused_with_its_position(
     tmp_path: Path, content: bytes | str, place: str, message: str
 ) -> None:
     path = written(tmp_path, content)
@@ -52,14 +52,14 @@ def test_a_malformed_table_is_refused_with_its_place(
 
 
 @pytest.mark.parametrize("cell", ["", "-1", "1.5", "many", "1_000", "nan", "9" * 30, "١"])
-def test_what_is_no_whole_number_is_refused_with_its_column(tmp_path: Path, cell: str) -> None:
+def test_a_value_that_is_no_integer_is_refused_with_its_column(tmp_path: Path, cell: str) -> None:
     with pytest.raises(MalformedFileError) as caught:
         the_row(tmp_path, f"x,{cell}").integer("amount")
     assert caught.value.location == "line 2, column amount"
 
 
 @pytest.mark.parametrize("cell", ["", "-0.5", "nan", "inf", "1e400", "soon"])
-def test_what_is_no_number_is_refused(tmp_path: Path, cell: str) -> None:
+def test_a_value_that_is_no_number_is_refused(tmp_path: Path, cell: str) -> None:
     with pytest.raises(MalformedFileError):
         the_row(tmp_path, f"x,{cell}").number("amount")
 
@@ -69,7 +69,7 @@ def test_numbers_are_read(tmp_path: Path) -> None:
     assert the_row(tmp_path, "x,1.5e3").number("amount") == 1500.0
 
 
-def test_a_missing_file_and_a_folder_are_told_apart(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_folder_are_distinguished(tmp_path: Path) -> None:
     with pytest.raises(MalformedFileError, match="no such file"):
         read_text(tmp_path / "nothing.csv")
     with pytest.raises(MalformedFileError, match="cannot be read"):

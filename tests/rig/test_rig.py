@@ -50,7 +50,7 @@ def answers(address: str, port: int = 22) -> bool:
         return False
 
 
-def test_nodes_share_nothing_but_the_wire(rig: Rig) -> None:
+def test_nodes_share_only_the_network(rig: Rig) -> None:
     first, second = rig.nodes
     first.execute("sh", "-c", "useradd ada; echo here > /etc/mark; echo here > /home/mark")
     assert second.execute("sh", "-c", "id ada || cat /etc/mark /home/mark", check=False).returncode != 0
@@ -82,7 +82,7 @@ def test_a_reboot_ends_every_process_and_keeps_the_files(rig: Rig) -> None:
     assert answers(node.address)
 
 
-def test_network_faults_come_and_go(rig: Rig) -> None:
+def test_network_faults_are_applied_and_removed(rig: Rig) -> None:
     first, second = rig.nodes
     first.cut()
     assert not answers(first.address)

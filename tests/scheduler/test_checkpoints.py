@@ -78,7 +78,7 @@ def claim(dataset: dict[str, Any]) -> None:
     run_cycle("test", dataset["engine"].holder)
 
 
-def test_the_older_job_that_has_just_saved_leaves_and_not_the_younger_that_has_not(
+def test_the_older_job_with_a_fresh_checkpoint_is_preempted(
     dataset: dict[str, Any],
 ) -> None:
     older, younger = borrow(dataset, "older", SAVES), borrow(dataset, "younger", "sleep 600")
@@ -93,7 +93,7 @@ def test_the_older_job_that_has_just_saved_leaves_and_not_the_younger_that_has_n
     assert asked_to_leave() == {"older"}
 
 
-def test_without_a_word_the_younger_leaves(dataset: dict[str, Any]) -> None:
+def test_without_checkpoints_the_younger_job_is_preempted(dataset: dict[str, Any]) -> None:
     older, younger = borrow(dataset, "older", "sleep 600"), borrow(dataset, "younger", "sleep 600")
     both_run(dataset)
     aged(older, 3)
@@ -102,7 +102,7 @@ def test_without_a_word_the_younger_leaves(dataset: dict[str, Any]) -> None:
     assert asked_to_leave() == {"younger"}
 
 
-def test_who_has_not_saved_for_longer_than_the_other_runs_stays(dataset: dict[str, Any]) -> None:
+def test_a_job_with_an_older_checkpoint_than_the_others_start_stays(dataset: dict[str, Any]) -> None:
     older, younger = borrow(dataset, "older", SAVES), borrow(dataset, "younger", "sleep 600")
     both_run(dataset, saved="older")
     aged(older, 3)
@@ -119,7 +119,9 @@ def decide_for_one_more(dataset: dict[str, Any]) -> set[str]:
     return {str(one.job) for one in decide(inputs.snapshot, inputs.policy).evictions}
 
 
-def test_an_older_agent_says_nothing_and_is_understood(dataset: dict[str, Any], monkeypatch: Any) -> None:
+def test_an_older_agent_without_checkpoint_reports_is_supported(
+    dataset: dict[str, Any], monkeypatch: Any
+) -> None:
     from_wire, left_out = PollResult.from_wire, []
 
     def as_before(answer: dict[str, Any]) -> PollResult:
@@ -141,7 +143,7 @@ ROW = {
 }  # fmt: skip
 
 
-def test_a_row_with_or_without_the_word_or_with_later_ones_is_read() -> None:
+def test_rows_with_missing_or_unknown_fields_are_read() -> None:
     assert Container.from_wire(ROW).checkpoint_age_s is None
     assert Container.from_wire(ROW | {"checkpoint_age_s": None}).checkpoint_age_s is None
     assert Container.from_wire(ROW | {"checkpoint_age_s": 1.5, "of_a_later_agent": 1}).checkpoint_age_s == 1.5
@@ -149,6 +151,6 @@ def test_a_row_with_or_without_the_word_or_with_later_ones_is_read() -> None:
 
 @pytest.mark.parametrize("word", ["checkpoint_age_s", "progress", "progress_age_s"])
 @pytest.mark.parametrize("odd", ["soon", True, [1], float("nan"), float("inf")])
-def test_what_is_no_number_is_not_taken(word: str, odd: object) -> None:
+def test_values_that_are_no_numbers_are_refused(word: str, odd: object) -> None:
     with pytest.raises(ValueError, match="is not a number"):
         Container.from_wire(ROW | {word: odd})

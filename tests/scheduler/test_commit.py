@@ -125,7 +125,7 @@ def test_a_job_that_moved_on_is_not_started(dataset, leader, change) -> None:
 
 
 @pytest.mark.parametrize("change", ["cordoned", "gpu_lost", "gpu_gone", "gpu_taken"])
-def test_a_place_that_moved_on_is_not_given(dataset, leader, change) -> None:
+def test_a_changed_gpu_is_not_allocated(dataset, leader, change) -> None:
     job = submit(dataset)
     gpu = dataset["node"].gpus.get(index=0)
     match change:
@@ -146,7 +146,7 @@ def test_a_place_that_moved_on_is_not_given(dataset, leader, change) -> None:
     assert Allocation.objects.filter(task__attempt__job=job).count() == 0
 
 
-def test_two_commits_for_one_gpu_give_it_once(dataset, leader) -> None:
+def test_two_commits_for_one_gpu_allocate_it_once(dataset, leader) -> None:
     first, second = submit(dataset), submit(dataset)
     results = at_once(
         lambda: commit_start(leader, plan(dataset, first, 1)),
@@ -158,7 +158,7 @@ def test_two_commits_for_one_gpu_give_it_once(dataset, leader) -> None:
     assert Gpu.objects.get(node=dataset["node"], index=1).used_milli == 1000
 
 
-def test_one_job_is_started_once(dataset, leader) -> None:
+def test_a_job_is_started_once(dataset, leader) -> None:
     job = submit(dataset)
     starts = [plan(dataset, job, index) for index in range(4)]
     results = at_once(*[lambda start=start: commit_start(leader, start) for start in starts])
@@ -178,7 +178,7 @@ def test_limits_of_every_ancestor_hold_under_races(dataset, leader) -> None:
     assert sum(Gpu.objects.values_list("used_milli", flat=True)) == 2000
 
 
-def test_what_one_person_may_hold_in_every_ancestor_holds_under_races(dataset, leader) -> None:
+def test_limits_per_user_hold_under_races(dataset, leader) -> None:
     colleague = factories.user()
     child = factories.project(parent=dataset["project"], member=dataset["owner"], manager=colleague)
     other = factories.project(parent=dataset["project"], member=dataset["owner"])
@@ -194,7 +194,7 @@ def test_what_one_person_may_hold_in_every_ancestor_holds_under_races(dataset, l
     assert sum(Gpu.objects.values_list("used_milli", flat=True)) == 3000
 
 
-def test_a_job_without_gpus_starts_whatever_its_owner_holds(dataset, leader) -> None:
+def test_a_job_without_gpus_starts_regardless_of_the_limit_per_user(dataset, leader) -> None:
     small, large = submit(dataset, gpus_per_task=0), submit(dataset)
     Quota.objects.create(project=dataset["project"], pool=dataset["pool"], user_limit_milli=0)
     assert commit_start(leader, plan(dataset, small)) is None
@@ -202,7 +202,7 @@ def test_a_job_without_gpus_starts_whatever_its_owner_holds(dataset, leader) -> 
     assert refusal is not None and refusal.code == "user_limit"
 
 
-def test_a_quota_edit_that_races_a_start_is_obeyed_or_came_later(dataset, leader) -> None:
+def test_a_start_respects_a_racing_quota_edit_or_precedes_it(dataset, leader) -> None:
     """Whoever locks the quota row first decides; a start never passes a limit that was committed before it."""
     for round_ in range(5):
         quota, _ = Quota.objects.update_or_create(
@@ -237,7 +237,7 @@ def test_a_quota_edit_that_races_a_start_is_obeyed_or_came_later(dataset, leader
         job_control.cancel_job(late.pk, EndReason.CANCELLED_BY_USER, actor="x")
 
 
-def test_a_job_that_waits_for_another_is_not_started_whatever_a_plan_says(dataset, leader) -> None:
+def test_a_dependent_job_is_not_started_by_any_plan(dataset, leader) -> None:
     prep = submit(dataset)
     job = submit(dataset, dependencies=[prep])
     refusal = commit_start(leader, plan(dataset, job, 0))
@@ -270,7 +270,7 @@ def test_cancel_racing_a_start_wins_or_loses_cleanly(dataset, leader) -> None:
         assert sum(Gpu.objects.values_list("used_milli", flat=True)) == 0
 
 
-def test_an_eviction_asks_and_waits_for_proof(dataset, leader) -> None:
+def test_an_eviction_is_requested_and_waits_for_proof(dataset, leader) -> None:
     victim, winner = submit(dataset), submit(dataset)
     commit_start(leader, plan(dataset, victim, 0))
     task = victim.attempts.get().task_rows.get()
@@ -333,7 +333,7 @@ def written_for(job: Job) -> dict[str, object]:
     }
 
 
-def test_started_together_is_started_as_if_alone(dataset, leader) -> None:
+def test_starts_in_a_batch_equal_single_starts(dataset, leader) -> None:
     together = [submit(dataset, gpus_per_task=1), submit(dataset, milli_per_gpu=300)]
     alone = [submit(dataset, gpus_per_task=1), submit(dataset, milli_per_gpu=300)]
     for job in (*together, *alone):
@@ -364,7 +364,7 @@ def test_two_of_a_batch_may_share_a_gpu(dataset, leader) -> None:
         ("limit", "project_limit"),
     ],
 )
-def test_a_start_that_does_not_hold_is_refused_alone(dataset, leader, incident, code) -> None:
+def test_an_invalid_start_is_refused_alone(dataset, leader, incident, code) -> None:
     project = factories.project(member=dataset["owner"])
     jobs = [submit(dataset), submit(dataset, project=project), submit(dataset)]
     starts = [plan(dataset, job, index) for index, job in enumerate(jobs)]
@@ -394,7 +394,7 @@ def test_a_limit_counts_the_starts_of_its_own_batch_and_not_those_refused(datase
 
 
 @pytest.mark.parametrize("point", ["commit.in_transaction", "commit.before_commit"])
-def test_a_scheduler_killed_amid_a_batch_leaves_nothing_half(dataset, leader, point) -> None:
+def test_a_scheduler_killed_in_a_batch_leaves_nothing_half_done(dataset, leader, point) -> None:
     jobs = [submit(dataset) for _ in range(3)]
     starts = [plan(dataset, job, index) for index, job in enumerate(jobs)]
     assert crashes_at(point, lambda: commit_starts(leader, starts))
@@ -404,7 +404,7 @@ def test_a_scheduler_killed_amid_a_batch_leaves_nothing_half(dataset, leader, po
     assert commit_starts(leader, starts) == []
 
 
-def test_a_leader_replaced_between_two_batches_keeps_only_the_first(dataset, leader, monkeypatch) -> None:
+def test_a_leader_replaced_between_two_batches_commits_only_the_first(dataset, leader, monkeypatch) -> None:
     jobs = [submit(dataset) for _ in range(3)]
     starts = [plan(dataset, job, index) for index, job in enumerate(jobs)]
     monkeypatch.setattr(plan_writer, "MAX_BATCH", 2)
@@ -432,7 +432,7 @@ def test_a_batch_of_starts_costs_the_same_queries_however_large(dataset, leader)
     assert counts[0] == counts[1]
 
 
-def test_evictions_together_are_asked_each_and_refused_each(dataset, leader) -> None:
+def test_evictions_in_a_batch_are_requested_and_refused_separately(dataset, leader) -> None:
     victims, winner = [submit(dataset) for _ in range(3)], submit(dataset)
     for index, job in enumerate(victims):
         assert commit_start(leader, plan(dataset, job, index)) is None
@@ -457,7 +457,7 @@ def test_evictions_together_are_asked_each_and_refused_each(dataset, leader) -> 
     assert list(dataset["node"].gpus.values_list("used_milli", flat=True)) == [1000, 0, 1000, 0]
 
 
-def test_shares_of_a_gpu_are_of_one_project_whatever_plans_say(dataset, leader) -> None:
+def test_shares_of_a_gpu_belong_to_one_project(dataset, leader) -> None:
     ours = submit(dataset, milli_per_gpu=400)
     other = factories.project(member=dataset["owner"])
     theirs = [submit(dataset, project=other, milli_per_gpu=400) for _ in range(2)]

@@ -65,7 +65,7 @@ def dataset(make_rig, rig_cluster: RigCluster, tiny_image: RigImage, settings, t
     return made
 
 
-def test_a_job_runs_where_its_volume_is_and_its_secrets_are_nowhere_else(dataset, tmp_path: Path) -> None:
+def test_a_job_runs_where_its_volume_is_and_its_secrets_are_only_there(dataset, tmp_path: Path) -> None:
     admin, owner = factories.user(admin=True), dataset["owner"]
     machine, node = dataset["machines"][1], dataset["nodes"][1]
     do_save_volume(admin, VolumeInput("sets", VolumeKind.HOST_PATH, path="/srv/sets", nodes=[node]))

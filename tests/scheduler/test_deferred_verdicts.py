@@ -34,7 +34,7 @@ def submit(dataset: dict[str, Any], jobs: int) -> list[Job]:
     return [factories.job(dataset["owner"], dataset["project"], dataset["environment"]) for _ in range(jobs)]
 
 
-def test_a_cycle_that_others_follow_starts_jobs_and_tells_only_some(
+def test_a_cycle_followed_by_others_starts_jobs_and_writes_only_some_verdicts(
     dataset: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("scheduler.incremental.EXPLAIN_BATCH_SIZE", 4)
@@ -53,7 +53,7 @@ def test_a_cycle_that_others_follow_starts_jobs_and_tells_only_some(
     assert set(JobVerdict.objects.values_list("job_id", flat=True)) == waiting > some
 
 
-def test_who_cannot_be_told_why_raises_the_alarm_and_what_was_decided_stands(
+def test_a_failing_explanation_raises_an_alert_and_the_decision_stands(
     dataset: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(self: VerdictReport, jobs: Iterable[JobId]) -> list[Verdict]:
@@ -67,7 +67,7 @@ def test_who_cannot_be_told_why_raises_the_alarm_and_what_was_decided_stands(
     assert "no words" in ClusterSettings.objects.get().scheduler_alert
 
 
-def test_the_last_of_many_old_hints_has_the_rest_told(
+def test_the_last_of_many_old_hints_triggers_the_remaining_verdicts(
     dataset: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hints of a burst are all older than the cycle that the first of them began."""
@@ -118,7 +118,7 @@ def test_one_cycle_covers_the_events_during_its_pause(
 
 
 @pytest.mark.usefixtures("dataset")
-def test_whether_hints_wait_is_asked_of_the_broker() -> None:
+def test_the_broker_is_asked_whether_hints_wait() -> None:
     client = valkey_client(1.0)
     client.delete("quiet")
     assert not has_queued_messages("quiet")

@@ -51,7 +51,7 @@ def state(job: Job) -> str:
     return job.state
 
 
-def test_it_starts_in_the_cycle_after_the_last_of_the_others_completed(dataset) -> None:
+def test_a_dependent_job_starts_in_the_cycle_after_its_last_dependency(dataset) -> None:
     first, second = submit(dataset, "first"), submit(dataset, "second")
     job = submit(dataset, "last", gpus_per_task=2, dependencies=[first, second])
     cycle()
@@ -119,7 +119,7 @@ def test_a_submit_that_races_an_end_is_refused_or_cancelled(dataset) -> None:
             assert late.state == JobState.CANCELLED
 
 
-def test_nobody_foresees_when_a_job_starts_that_waits_for_others(dataset) -> None:
+def test_a_dependent_job_has_no_forecast(dataset) -> None:
     busy = submit(dataset, "busy", gpus_per_task=4)
     cycle()
     waits, chained = submit(dataset, "waits"), submit(dataset, "chained", dependencies=[busy])
@@ -128,7 +128,7 @@ def test_nobody_foresees_when_a_job_starts_that_waits_for_others(dataset) -> Non
     assert waits.forecasts.exists() and not chained.forecasts.exists()
 
 
-def test_a_preview_says_that_it_would_wait(dataset) -> None:
+def test_a_preview_reports_the_dependency(dataset) -> None:
     first = submit(dataset, "first")
     asked = JobRequest(
         name="asked", project=dataset["project"], environment=dataset["environment"], command=["true"],

@@ -67,7 +67,7 @@ def running_row(snapshot: Snapshot, job: Job) -> RunningRow:
     return next(row for row in snapshot.running if row.job == job.public_id)
 
 
-def test_rows_say_how_long_jobs_like_them_ran(dataset, proven) -> None:
+def test_rows_have_the_durations_of_similar_jobs(dataset, proven) -> None:
     ended(dataset, 10)
     ended(dataset, 60, gpus_per_task=2)
     runs = submit(dataset)
@@ -82,7 +82,7 @@ def test_rows_say_how_long_jobs_like_them_ran(dataset, proven) -> None:
     assert waiting_row(snapshot, unknown).predicted_duration_s is None
 
 
-def test_of_a_template_its_own_jobs_tell(dataset, proven) -> None:
+def test_jobs_of_a_template_use_its_own_history(dataset, proven) -> None:
     template = Template.objects.create(name="train", title="Train", kind="training")
     ended(dataset, 10, 7)
     ended(dataset, 60, template=template)
@@ -94,9 +94,7 @@ def test_of_a_template_its_own_jobs_tell(dataset, proven) -> None:
     assert expectations.template_of == {made.public_id: template.public_id, plain.public_id: None}
 
 
-def test_what_is_learned_by_difference_is_what_is_learned_anew(
-    dataset, proven, django_assert_num_queries
-) -> None:
+def test_incremental_learning_equals_learning_anew(dataset, proven, django_assert_num_queries) -> None:
     expectations = DurationEstimator()
     kind = DurationKey(dataset["project"].public_id, dataset["owner"].public_id, None, 1000)
     for minutes in (10, 60, 60, 5):
@@ -112,7 +110,7 @@ def test_what_is_learned_by_difference_is_what_is_learned_anew(
     assert expectations.durations.learned_count == 24  # nobody counts twice
 
 
-def test_who_is_seen_late_counts_too(dataset, proven) -> None:
+def test_jobs_recorded_late_count_too(dataset, proven) -> None:
     expectations = DurationEstimator()
     ended(dataset, 10)
     photographed(expectations)
@@ -121,7 +119,7 @@ def test_who_is_seen_late_counts_too(dataset, proven) -> None:
     assert expectations.durations.learned_count == 7
 
 
-def test_a_row_of_which_the_same_is_told_is_the_same_object(dataset, proven) -> None:
+def test_a_row_with_equal_estimates_is_the_same_object(dataset, proven) -> None:
     ended(dataset, 10)
     runs = submit(dataset)
     run_cycle("test", "me")
@@ -138,7 +136,7 @@ def test_a_row_of_which_the_same_is_told_is_the_same_object(dataset, proven) -> 
     assert running_row(third, runs) is running_row(first, runs)
 
 
-def test_what_has_passed_is_told_anew(dataset, proven) -> None:
+def test_an_exceeded_estimate_is_renewed(dataset, proven) -> None:
     ended(dataset, 10)
     runs = submit(dataset)
     run_cycle("test", "me")
@@ -147,7 +145,7 @@ def test_what_has_passed_is_told_anew(dataset, proven) -> None:
     assert row.predicted_end_s == pytest.approx(row.started_s + 2 * TEN_MINUTES_S, abs=0.1)
 
 
-def test_who_does_not_want_predictions_has_none(dataset, proven) -> None:
+def test_predictions_can_be_switched_off(dataset, proven) -> None:
     ended(dataset, 10)
     waits = submit(dataset)
     settings = factories.cluster_settings()
@@ -158,7 +156,7 @@ def test_who_does_not_want_predictions_has_none(dataset, proven) -> None:
     assert waiting_row(photographed(expectations, Policy()), waits).predicted_duration_s is not None
 
 
-def test_a_cycle_goes_by_them(dataset, proven) -> None:
+def test_a_cycle_uses_the_estimates(dataset, proven) -> None:
     """Within a project the job that is expected to end soon goes first, though it came later."""
     ended(dataset, 600, gpus_per_task=4)
     ended(dataset, 10, gpus_per_task=3)
@@ -169,7 +167,7 @@ def test_a_cycle_goes_by_them(dataset, proven) -> None:
     assert states == {long.pk: "PENDING", short.pk: "RUNNING"}
 
 
-def test_a_question_is_answered_as_the_cycle_would_decide(dataset, proven, monkeypatch) -> None:
+def test_a_preview_agrees_with_the_cycle(dataset, proven, monkeypatch) -> None:
     ended(dataset, 600, gpus_per_task=4)
     ended(dataset, 10, gpus_per_task=3)
     submit(dataset, gpus_per_task=4)
@@ -186,7 +184,7 @@ def test_a_question_is_answered_as_the_cycle_would_decide(dataset, proven, monke
     assert reported["starts_now"]  # ahead of the one that came before it
 
 
-def test_a_saved_case_holds_what_the_decision_saw(dataset, proven) -> None:
+def test_a_saved_cycle_contains_the_input_of_the_decision(dataset, proven) -> None:
     def faulty(snapshot, policy):
         raise KeyError("gone")
 

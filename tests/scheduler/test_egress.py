@@ -102,7 +102,7 @@ def places_of(dataset, portal_port: int) -> list[str]:
 
 
 @pytest.mark.parametrize("dataset", ["rootful", "rootless"], indirect=True)
-def test_containers_reach_what_the_policy_of_their_project_allows_and_never_a_node_or_the_portal(
+def test_containers_reach_what_the_policy_of_their_project_allows_but_no_node_or_portal(
     dataset,
 ) -> None:
     near, outside, owner = dataset["machines"][0], dataset["outside"], dataset["owner"]
@@ -175,7 +175,7 @@ call("runs/update", run_id=run, status="FINISHED")
 @pytest.mark.parametrize(
     "dataset", [pytest.param("rootful", marks=pytest.mark.long), "rootless"], indirect=True
 )
-def test_a_container_logs_to_the_portal_and_reaches_nothing_else_of_it(
+def test_a_container_logs_metrics_to_the_portal_and_reaches_nothing_else_of_it(
     dataset, tracking_server: Path, monkeypatch: pytest.MonkeyPatch, settings
 ) -> None:
     near, owner = dataset["machines"][0], dataset["owner"]

@@ -80,7 +80,7 @@ def reported(job: Job, kind: str) -> list[str]:
     return list(job.events.filter(kind=kind).values_list("message", flat=True))
 
 
-def test_it_starts_with_what_is_free_and_grows_when_more_is(dataset) -> None:
+def test_an_elastic_job_starts_on_free_gpus_and_grows_later(dataset) -> None:
     other = submit(dataset, gpus_per_task=3)
     cycle()
     begin(other)
@@ -108,7 +108,7 @@ def grown(dataset, tasks: int = 4, min_tasks: int = 1, **fields) -> Job:
     return job
 
 
-def test_it_gives_back_what_it_does_not_need_to_a_job_that_goes_first(dataset) -> None:
+def test_surplus_is_given_to_a_job_that_goes_first(dataset) -> None:
     job = grown(dataset)
     urgent = submit(dataset, "cem", name="urgent", priority=50, gpus_per_task=2)
     cycle()
@@ -134,7 +134,7 @@ def test_it_gives_back_what_it_does_not_need_to_a_job_that_goes_first(dataset) -
     assert begin(job) == [0, 1, 4, 5]
 
 
-def test_nobody_takes_more_than_the_surplus_of_a_job_that_is_owed_its_minimum(dataset) -> None:
+def test_only_the_surplus_is_taken_from_a_job_with_a_guaranteed_minimum(dataset) -> None:
     Quota.objects.create(project=dataset["project"], pool=dataset["pool"], guaranteed_milli=1000)
     other = factories.project("nlp", member=dataset["ada"])
     Quota.objects.create(project=other, pool=dataset["pool"], guaranteed_milli=3000)
@@ -194,7 +194,7 @@ def test_after_too_many_failures_it_grows_no_more(dataset) -> None:
     assert ranks(job) == [0] and job.state == "RUNNING"
 
 
-def test_with_the_first_task_that_finishes_the_job_is_at_its_end(dataset) -> None:
+def test_the_first_task_that_completes_ends_the_job(dataset) -> None:
     job = grown(dataset, tasks=3)
     left(job, 1, 0, EndReason.COMPLETED)
     cycle()
@@ -221,7 +221,7 @@ def test_a_held_job_does_not_grow(dataset) -> None:
     assert ranks(job) == [0, 1]
 
 
-def test_a_limit_holds_for_what_grows(dataset) -> None:
+def test_a_limit_applies_to_growth(dataset) -> None:
     Quota.objects.create(project=dataset["project"], pool=dataset["pool"], limit_milli=2000)
     job = submit(dataset, tasks=4, min_tasks=1)
     cycle()
@@ -271,7 +271,7 @@ def growth(dataset, job: Job, *ranks: int) -> JobPlacement:
 @pytest.mark.parametrize(
     "change", ["cancelled", "stopping", "version", "finished", "twice", "too_many", "full"]
 )
-def test_what_grows_is_refused_when_the_job_moved_on(dataset, small, leader, change) -> None:
+def test_growth_is_refused_when_the_job_has_changed(dataset, small, leader, change) -> None:
     start = growth(dataset, small, 1, 2)
     expected, version = [0], small.version
     match change:
@@ -321,7 +321,7 @@ def shrink(job: Job, *ranks: int) -> Eviction:
     return Eviction(job.public_id, EvictionReason.PREEMPTED, job.public_id, ranks)
 
 
-def test_who_is_asked_twice_leaves_once_and_the_minimum_is_kept(dataset, small, leader) -> None:
+def test_a_repeated_eviction_acts_once_and_keeps_the_minimum(dataset, small, leader) -> None:
     assert commit_starts(leader, [growth(dataset, small, 1, 2)]) == []
     begin(small)
     assert commit_evictions(leader, [shrink(small, 2)]) == []
@@ -334,7 +334,7 @@ def test_who_is_asked_twice_leaves_once_and_the_minimum_is_kept(dataset, small, 
     assert not job_control.should_start(leaving.get(), attempt_of(small))
 
 
-def test_a_task_whose_start_never_went_out_is_free_at_once(dataset, leader) -> None:
+def test_a_task_whose_start_was_not_sent_is_released_at_once(dataset, leader) -> None:
     leases.release([leases.LEADER], "test")
     job = submit(dataset, tasks=2, min_tasks=1)
     cycle()
@@ -349,7 +349,7 @@ def test_a_task_whose_start_never_went_out_is_free_at_once(dataset, leader) -> N
 # -- the photograph ----------------------------------------------------------------------------------
 
 
-def test_what_it_waits_for_stands_beside_what_runs(dataset, small) -> None:
+def test_the_verdict_of_waiting_tasks_is_shown_beside_running_ones(dataset, small) -> None:
     row_cache = SnapshotCache()
     inputs = take_snapshot(factories.cluster_settings(), row_cache)
     (waits,), (runs,) = inputs.snapshot.pending, inputs.snapshot.running

@@ -35,7 +35,7 @@ def reported(testbed: TwoLocalNodes) -> list[str]:
     return [path.read_text().strip() for path in sorted(testbed.folder.glob("told-*"))]
 
 
-def test_it_grows_onto_a_free_node_shrinks_for_one_that_goes_first_and_completes(testbed) -> None:
+def test_an_elastic_job_grows_shrinks_for_another_and_completes(testbed) -> None:
     other = testbed.submit(command="sleep 600")
     testbed.reach(other, lambda: len(testbed.run(other)) == 1)
     job = testbed.submit(tasks=2, min_tasks=1)
@@ -66,7 +66,7 @@ def test_it_grows_onto_a_free_node_shrinks_for_one_that_goes_first_and_completes
     assert not attempt.task_rows.filter(log_complete=False).exists()
 
 
-def test_a_task_that_fails_and_a_node_that_restarts_leave_the_others_alone(testbed, monkeypatch) -> None:
+def test_a_failed_task_and_a_restarted_node_do_not_affect_the_others(testbed, monkeypatch) -> None:
     monkeypatch.setattr("portal.services.lifecycle.attempt_end.backoff_s", lambda *given: 0.0)
     job = testbed.submit(tasks=2, min_tasks=1)
     testbed.reach(job, lambda: set(testbed.run(job)) == {0, 1})
@@ -93,7 +93,7 @@ def test_a_node_that_is_drained_loses_only_the_tasks_there(testbed) -> None:
     testbed.reach(job, testbed.ended(job))
 
 
-def test_an_agent_that_cannot_end_one_task_alone_gives_the_whole_attempt_back(testbed, monkeypatch) -> None:
+def test_an_agent_that_cannot_stop_one_task_returns_the_whole_attempt(testbed, monkeypatch) -> None:
     monkeypatch.setattr(AgentEngine, "supports_stopping_tasks", property(lambda engine: False))
     job = testbed.submit(tasks=2, min_tasks=1)
     testbed.reach(job, lambda: set(testbed.run(job)) == {0, 1})

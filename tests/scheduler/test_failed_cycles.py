@@ -82,7 +82,7 @@ def test_a_snapshot_that_cannot_be_true_stops_the_cycle_and_replays(
     assert json.loads(lines[-1])["error"] in row.message
 
 
-def test_it_goes_on_trying_and_works_again_by_itself(dataset, waiting) -> None:
+def test_the_scheduler_retries_and_recovers_by_itself(dataset, waiting) -> None:
     ClusterSettings.objects.update(policy={"usage_half_life_s": 1})
     for _ in range(3):
         run_cycle("period", "me")
@@ -115,7 +115,7 @@ def test_a_fault_of_ours_is_kept_with_its_case(dataset, waiting, tmp_path) -> No
     assert [job["job"] for job in outer["snapshot"]["pending"]] == [waiting.public_id]
 
 
-def test_a_knob_of_the_cluster_that_cannot_stand_is_named(dataset, waiting, tmp_path) -> None:
+def test_an_invalid_cluster_setting_is_named(dataset, waiting, tmp_path) -> None:
     ClusterSettings.objects.update(
         policy={"usage_half_life_s": 1}
     )  # past the services, as a hand in the database would
@@ -130,7 +130,7 @@ def test_a_knob_of_the_cluster_that_cannot_stand_is_named(dataset, waiting, tmp_
 
 
 @pytest.mark.parametrize("incident", [OperationalError, InterfaceError])
-def test_a_database_that_is_away_raises_no_alarm(dataset, waiting, monkeypatch, incident) -> None:
+def test_an_unavailable_database_raises_no_alert(dataset, waiting, monkeypatch, incident) -> None:
     def away(settings, row_cache):
         raise incident("gone for a moment")
 

@@ -54,7 +54,7 @@ def state_of(job: Job) -> str:
     return job.state
 
 
-def test_jobs_run_and_end_as_their_commands_say(harness: EngineHarness, dataset) -> None:
+def test_jobs_run_and_end_with_the_status_of_their_commands(harness: EngineHarness, dataset) -> None:
     good = submit(
         dataset, "sh", "-c", "echo hello from $FAIRWAY_JOB; echo $CUDA_VISIBLE_DEVICES", gpus_per_task=2
     )

@@ -44,7 +44,7 @@ def ended(dataset, minutes: float, count: int, **fields) -> None:
         Job.objects.filter(pk=job.pk).update(started_at=now - dt.timedelta(minutes=minutes), ended_at=now)
 
 
-def test_a_job_that_waits_for_a_whole_node_is_foreseen_when_what_runs_there_should_have_ended(
+def test_a_job_waiting_for_a_whole_node_is_forecast_from_the_expected_end(
     dataset,
 ) -> None:
     Quota.objects.create(project=dataset["project"], pool=dataset["pool"], guaranteed_milli=4000)
@@ -64,7 +64,7 @@ def test_a_job_that_waits_for_a_whole_node_is_foreseen_when_what_runs_there_shou
     assert run_forecast_pass() == 0  # nothing moved
 
 
-def test_one_pass_foresees_everybody(dataset) -> None:
+def test_one_pass_forecasts_all_jobs(dataset) -> None:
     jobs = [submit(dataset, gpus_per_task=4) for _ in range(4)]
     run_cycle("test", "me")
     waiting = {job.pk for job in jobs} & set(JobVerdict.objects.values_list("job_id", flat=True))
@@ -74,7 +74,7 @@ def test_one_pass_foresees_everybody(dataset) -> None:
     assert list(by_turn) == sorted(by_turn)
 
 
-def test_what_is_further_off_than_plays_go_gets_no_interval_and_no_reason(dataset, monkeypatch) -> None:
+def test_beyond_the_horizon_there_is_neither_interval_nor_reason(dataset, monkeypatch) -> None:
     job = [submit(dataset, gpus_per_task=4) for _ in range(3)][-1]
     run_cycle("test", "me")
     assert run_forecast_pass()
@@ -89,7 +89,7 @@ def test_what_is_further_off_than_plays_go_gets_no_interval_and_no_reason(datase
     assert JobVerdict.objects.get(job=job).p50_at is not None
 
 
-def test_pools_take_turns_where_the_time_is_too_short_for_all(dataset) -> None:
+def test_pools_alternate_when_time_is_too_short_for_all(dataset) -> None:
     pools = [dataset["pool"], factories.pool()]
     factories.node(pools[1])
     jobs = {pool: [submit(dataset, gpus_per_task=4, pool=pool) for _ in range(2)][-1] for pool in pools}
@@ -102,7 +102,7 @@ def test_pools_take_turns_where_the_time_is_too_short_for_all(dataset) -> None:
     assert foreseen == [1, 2, 2]
 
 
-def test_of_many_new_and_moved_intervals_the_oldest_are_written_first(dataset, monkeypatch) -> None:
+def test_of_many_changed_intervals_the_oldest_are_written_first(dataset, monkeypatch) -> None:
     monkeypatch.setattr(forecast_store, "MAX_NEW", 3)
     monkeypatch.setattr(forecast_store, "MAX_CHANGED", 2)
     monkeypatch.setattr(forecast_store, "MAX_BATCH", 2)
@@ -127,11 +127,11 @@ def test_of_many_new_and_moved_intervals_the_oldest_are_written_first(dataset, m
     assert times() == [2, 2, 2, 2, 2]
 
 
-def test_nothing_waits(dataset) -> None:
+def test_an_empty_queue(dataset) -> None:
     assert run_forecast_pass() == 0
 
 
-def test_what_came_of_forecasts_widens_the_next_ones(dataset) -> None:
+def test_past_forecast_errors_widen_the_next_intervals(dataset) -> None:
     now = timezone.now()
     for late in range(25):
         job, made_at = submit(dataset), now - dt.timedelta(hours=late, seconds=1000)
@@ -151,7 +151,7 @@ def test_what_came_of_forecasts_widens_the_next_ones(dataset) -> None:
     assert interval.p90_s == pytest.approx(5400, abs=201)
 
 
-def test_what_was_promised_of_a_job_is_taken_back_when_it_is_held(dataset) -> None:
+def test_the_forecast_of_a_held_job_is_removed(dataset) -> None:
     submit(dataset)
     run_cycle("test", "me")
     waiting = submit(dataset, gpus_per_task=4)
@@ -172,7 +172,7 @@ def test_what_was_promised_of_a_job_is_taken_back_when_it_is_held(dataset) -> No
 
 
 @pytest.mark.parametrize("why", ["limit", "drained"])
-def test_nothing_is_promised_where_waiting_alone_does_not_help(dataset, why) -> None:
+def test_no_forecast_where_waiting_alone_does_not_help(dataset, why) -> None:
     waiting = submit(dataset, gpus_per_task=2)
     if why == "limit":
         Quota.objects.create(project=dataset["project"], pool=dataset["pool"], limit_milli=1000)
@@ -189,7 +189,7 @@ def test_nothing_is_promised_where_waiting_alone_does_not_help(dataset, why) -> 
     assert JobVerdict.objects.get(job=waiting).forecast_at == seen_at  # nothing new, nothing written
 
 
-def test_no_interval_begins_before_a_job_may_be_tried_again(dataset) -> None:
+def test_no_interval_starts_before_the_next_attempt_is_allowed(dataset) -> None:
     job = submit(dataset)
     Job.objects.filter(pk=job.pk).update(
         reason="start_refused", attempt_count=5, pending_since=timezone.now(), version=F("version") + 1

@@ -54,7 +54,7 @@ def foreseeing(given: StartInterval | None):
     return decided
 
 
-def test_a_cycle_writes_what_its_verdicts_carry(waiting) -> None:
+def test_a_cycle_stores_the_intervals_of_its_verdicts(waiting) -> None:
     assert not Forecast.objects.exists() and JobVerdict.objects.get().p50_at is None
     given = interval(60, 600, 1800)
     run_cycle("test", "me", decide=foreseeing(given))
@@ -67,14 +67,14 @@ def test_a_cycle_writes_what_its_verdicts_carry(waiting) -> None:
 
 
 @pytest.mark.parametrize(("moved_s", "written"), [(0, 1), (100, 1), (-100, 1), (130, 2), (-130, 2)])
-def test_it_is_written_again_when_the_median_moves_by_a_fifth(waiting, moved_s, written) -> None:
+def test_an_interval_is_stored_again_when_the_median_moves_by_a_fifth(waiting, moved_s, written) -> None:
     save_intervals({waiting.public_id: interval(60, 600, 1800)})
     save_intervals({waiting.public_id: interval(60, 600 + moved_s, 1800)})
     assert Forecast.objects.count() == written
     assert Forecast.objects.filter(is_first=True).count() == 1
 
 
-def test_nobody_foresees_for_a_job_without_a_verdict(waiting) -> None:
+def test_a_job_without_a_verdict_has_no_forecast(waiting) -> None:
     JobVerdict.objects.all().delete()
     assert save_intervals({waiting.public_id: interval(1, 2, 3), "nobody": interval(1, 2, 3)}) == 0
 
@@ -89,7 +89,7 @@ def started(job: Job, *, waited_s: float) -> None:
     ("low_s", "high_s", "waited_s", "inside", "score_s"),
     [(-60, 60, 300, True, 120), (30, 60, 300, False, 30 + 10 * 30), (-60, 60, 59, None, None)],
 )
-def test_the_first_is_scored_once_when_the_job_starts(
+def test_the_first_forecast_is_scored_once_when_the_job_starts(
     waiting, low_s, high_s, waited_s, inside, score_s
 ) -> None:
     save_intervals({waiting.public_id: interval(low_s, high_s, high_s)})
@@ -125,7 +125,7 @@ def test_a_later_wait_of_a_job_is_no_first_one(waiting) -> None:
     assert not Forecast.objects.get().is_first
 
 
-def test_a_move_says_why(waiting) -> None:
+def test_a_changed_forecast_has_a_reason(waiting) -> None:
     save_intervals({waiting.public_id: interval(60, 600, 1800)})
     JobVerdict.objects.update(code="project_limit", jobs_ahead=["aaaaaaaaaa", "bbbbbbbbbb"])
     save_intervals({waiting.public_id: interval(60, 1200, 1800)})
@@ -146,6 +146,6 @@ def test_a_move_says_why(waiting) -> None:
         StartInterval(-5.0, 0.0, 5.0),
     ],
 )
-def test_an_interval_that_makes_no_sense_breaks_no_cycle(waiting, given) -> None:
+def test_an_invalid_interval_breaks_no_cycle(waiting, given) -> None:
     outcome = run_cycle("test", "me", decide=foreseeing(given))
     assert outcome is not None and not Forecast.objects.exists()

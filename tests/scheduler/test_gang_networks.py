@@ -61,7 +61,7 @@ def name(dataset, **named) -> None:
 
 
 @pytest.mark.parametrize(("how", "why"), [("DROP", "no answer in 3 s"), ("REJECT", "connection refused")])
-def test_nodes_that_do_not_reach_each_other_are_named_and_nothing_begins(dataset, how: str, why: str) -> None:
+def test_disconnected_nodes_are_named_and_nothing_starts(dataset, how: str, why: str) -> None:
     first, second = dataset["machines"]
     first.close_gang_ports(how)
     job = submit(dataset, "sh", "-c", "echo begun; exec sleep 600", tasks=2, gpus_per_task=2, max_attempts=1)
@@ -82,7 +82,7 @@ def test_nodes_that_do_not_reach_each_other_are_named_and_nothing_begins(dataset
     assert held_milli() == 0
 
 
-def test_torchrun_and_gloo_meet_on_an_interface_that_has_an_address_of_ipv6_alone(dataset) -> None:
+def test_torchrun_and_gloo_rendezvous_on_an_ipv6_only_interface(dataset) -> None:
     for number, machine in enumerate(dataset["machines"], 1):
         for words in (
             ("link", "add", "ib0", "link", "eth0", "type", "macvlan", "mode", "bridge"),

@@ -119,7 +119,7 @@ def test_ranks_meet_on_two_nodes_and_one_that_is_killed_restarts_them_all(testbe
     assert [log_of(job, 2, rank) for rank in (0, 1)] == ["rank 0 of 2\n", "rank 1 of 2\n"]
 
 
-def test_where_one_node_refuses_none_begins_and_all_is_undone(testbed) -> None:
+def test_a_refusal_of_one_node_undoes_the_whole_gang(testbed) -> None:
     testbed.command = BEGINS.replace("{folder}", str(testbed.folder))
     port = meet_at(testbed, ports=1)
     with socket.create_server(("", port)):
@@ -174,7 +174,7 @@ def test_a_gang_does_not_start_on_nodes_whose_clocks_differ(testbed) -> None:
 
 
 @pytest.mark.long
-def test_while_nodes_do_not_reach_each_other_no_rank_begins_and_no_try_is_used_up(testbed) -> None:
+def test_while_nodes_are_disconnected_no_rank_starts_and_no_attempt_is_counted(testbed) -> None:
     testbed.command = BEGINS.replace("{folder}", str(testbed.folder))
     nodes = Node.objects.filter(name__in=testbed.names).order_by("name")
     assert testbed.engine.run_until(lambda: all("interfaces" in node.agent_info for node in nodes.all()), 20)
@@ -203,7 +203,7 @@ def test_while_nodes_do_not_reach_each_other_no_rank_begins_and_no_try_is_used_u
     wait_for("both began", lambda: len(begun(testbed)) == 2)
 
 
-def test_an_agent_of_before_takes_both_steps_as_one(testbed, monkeypatch) -> None:
+def test_an_older_agent_does_both_steps_in_one(testbed, monkeypatch) -> None:
     monkeypatch.setattr(AgentEngine, "supports_prepare", property(lambda engine: False))
     monkeypatch.setattr(
         "portal.services.lifecycle.rendezvous.CAN_CHECK_RENDEZVOUS", "a word that such an agent does not say"
@@ -212,7 +212,7 @@ def test_an_agent_of_before_takes_both_steps_as_one(testbed, monkeypatch) -> Non
     testbed.reach(job, lambda: len(met(testbed, 1)) == 2)
 
 
-def test_on_one_node_ranks_meet_there_and_without_leave_they_have_no_address(testbed) -> None:
+def test_ranks_on_one_node_use_it_and_without_permission_have_no_address(testbed) -> None:
     half = testbed.submit(tasks=2, gpus_per_task=1, milli_per_gpu=500)
     testbed.reach(half, lambda: len(met(testbed, 1)) == 2)
     assert {reported["MASTER_ADDR"] for reported in met(testbed, 1).values()} == {"127.0.0.1"}

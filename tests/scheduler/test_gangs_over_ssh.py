@@ -104,7 +104,7 @@ def test_two_ranks_on_one_node_meet_on_the_bridge_of_their_job(dataset) -> None:
     assert all("of 2 on 0 sum 3.0" in log_of(job, 1, rank) for rank in range(2))
 
 
-def test_a_node_that_falls_silent_before_a_gang_begins_undoes_it_on_the_other(dataset) -> None:
+def test_a_node_lost_before_a_gang_starts_undoes_it_on_the_other(dataset) -> None:
     says = "echo begun; exec sleep 600"
     dataset["machines"][1].cut()
     job = submit(dataset, "sh", "-c", says, tasks=2, gpus_per_task=2)

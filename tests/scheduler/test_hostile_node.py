@@ -98,7 +98,7 @@ def is_done(job: Job) -> bool:
 
 
 @pytest.mark.parametrize("epoch", [2**53 - 1, 2**63 - 2])
-def test_an_epoch_that_was_never_given_is_an_incident_of_its_node_alone(harness, submit, epoch) -> None:
+def test_an_epoch_never_issued_is_an_incident_of_its_node_only(harness, submit, epoch) -> None:
     pool, engine = factories.pool(), InProcessEngine()
     odd, well = (harness.mark_enrolled(harness.create_node(pool=pool, name=name)) for name in ("odd", "well"))
     set_heard_epoch(harness, "odd", epoch)
@@ -124,9 +124,7 @@ def test_an_epoch_that_was_never_given_is_an_incident_of_its_node_alone(harness,
     assert engine.run_until(lambda: Node.objects.get(pk=odd.pk).reachable, 40)
 
 
-def test_after_the_database_was_set_back_nodes_are_back_once_that_was_said(
-    harness, submit, monkeypatch
-) -> None:
+def test_after_a_database_restore_nodes_return_once_confirmed(harness, submit, monkeypatch) -> None:
     node, engine = harness.mark_enrolled(harness.create_node(name="n1")), InProcessEngine()
     monkeypatch.setenv("FAIRWAY_DATA_DIR", str(harness.folder))
     before = submit("true")
@@ -149,7 +147,7 @@ def test_after_the_database_was_set_back_nodes_are_back_once_that_was_said(
 # -- tasks of others ---------------------------------------------------------------------------------
 
 
-def test_a_node_speaks_for_its_own_ranks_of_a_gang_alone(submit) -> None:
+def test_a_node_reports_only_its_own_ranks(submit) -> None:
     first, second = (
         factories.node(factories.pool(), name=name, gpus=1, runtime="process") for name in ("n1", "n2")
     )
@@ -432,7 +430,7 @@ def _is_of(pair: tuple[Any, Any], jobs: list[Job]) -> bool:
     return any(row and (row.get("job_id") in ids or row.get("object_id") in names) for row in pair)
 
 
-def test_arbitrary_frames_change_nothing_beyond_their_node_and_delay_no_other(harness, submit, owner) -> None:
+def test_arbitrary_frames_affect_no_other_node(harness, submit, owner) -> None:
     attacked(harness, submit, frames=500, seed=1, jobs_timed=2)
 
 

@@ -95,7 +95,7 @@ def reported(job: Job) -> list[str]:
     )
 
 
-def test_a_look_asks_as_much_for_many_workspaces_as_for_one(dataset, lab) -> None:
+def test_the_query_count_does_not_depend_on_the_number_of_workspaces(dataset, lab) -> None:
     minutes(dataset, *[0.0] * 3)
 
     def asked() -> int:
@@ -110,7 +110,7 @@ def test_a_look_asks_as_much_for_many_workspaces_as_for_one(dataset, lab) -> Non
     assert asked() == one
 
 
-def test_from_idle_to_a_countdown_to_suspended_to_resumed(dataset, lab) -> None:
+def test_from_idle_to_a_warning_to_suspended_to_resumed(dataset, lab) -> None:
     minutes(dataset, *[0.0] * 12)
     tool(lab)
     run_idle_pass()
@@ -160,7 +160,7 @@ def test_a_busy_kernel_or_gpu_is_not_idle_and_any_use_ends_the_countdown(dataset
 @pytest.mark.parametrize(
     "lost", ["minutes", "a minute", "samples", "the tool", "the gateway was away", "a GPU"]
 )
-def test_what_is_not_measured_is_never_taken_for_idleness(dataset, lab, lost) -> None:
+def test_unmeasured_workspaces_are_never_idle(dataset, lab, lost) -> None:
     """I17: metrics may be lost. Each loss alone keeps a countdown from beginning, and ends one that runs."""
     minutes(dataset, *[0.0] * 12)
     tool(lab)
@@ -190,7 +190,7 @@ def test_what_is_not_measured_is_never_taken_for_idleness(dataset, lab, lost) ->
     assert now(lab).desired_state == "run" and seen(lab).suspend_at is None
 
 
-def test_a_snooze_keeps_it_for_a_while_and_not_for_ever(dataset, lab) -> None:
+def test_a_snooze_postpones_and_does_not_disable(dataset, lab) -> None:
     minutes(dataset, *[0.0] * 12)
     tool(lab)
     with pytest.raises(Conflict):
@@ -243,7 +243,7 @@ def stays_kept(job: Job) -> None:
     assert now(job).desired_state == "run" and seen(job).idle_notified_at is None
 
 
-def test_a_reason_keeps_it_until_somebody_who_may_cuts_it(dataset, lab) -> None:
+def test_a_stated_reason_keeps_it_until_a_manager_ends_that(dataset, lab) -> None:
     minutes(dataset, *[0.0] * 12)
     tool(lab)
     run_idle_pass()
@@ -272,7 +272,7 @@ def test_a_reason_keeps_it_until_somebody_who_may_cuts_it(dataset, lab) -> None:
     ]
 
 
-def test_a_step_hits_nothing_that_moved_since_it_was_decided(dataset, lab) -> None:
+def test_a_step_does_not_apply_to_a_workspace_that_changed(dataset, lab) -> None:
     minutes(dataset, *[0.0] * 12)
     tool(lab)
     run_idle_pass()
@@ -293,7 +293,7 @@ def test_a_step_hits_nothing_that_moved_since_it_was_decided(dataset, lab) -> No
     assert now(lab).desired_state == "suspended"
 
 
-def test_the_policy_counts_at_once_and_by_default_only_tells(dataset, lab) -> None:
+def test_a_changed_policy_applies_at_once_and_only_notifies_by_default(dataset, lab) -> None:
     do_change_policy(dataset["admin"], dataset["pool"], {"idle_action": None}, version=2)
     minutes(dataset, *[0.0] * 12)
     tool(lab)
@@ -313,7 +313,7 @@ def test_the_policy_counts_at_once_and_by_default_only_tells(dataset, lab) -> No
     assert reported(lab)[-1] == "idle_ended"
 
 
-def test_a_projects_own_rule_counts_at_the_next_look_and_binds_those_below(dataset, lab) -> None:
+def test_a_project_rule_applies_at_the_next_check_and_to_child_projects(dataset, lab) -> None:
     minutes(dataset, *[0.0] * 12)
     tool(lab)
     top = factories.project("above")

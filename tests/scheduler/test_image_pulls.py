@@ -89,7 +89,7 @@ def test_two_at_a_time_and_each_wish_ends_with_its_image(monkeypatch) -> None:
     assert bringer.take_failure(Task(attempt=Attempt(job=job))) is None  # no job was refused for it
 
 
-def test_what_a_worker_was_bringing_when_it_ended_is_begun_again(monkeypatch) -> None:
+def test_a_pull_interrupted_with_its_worker_is_restarted(monkeypatch) -> None:
     dataset, admin, slow = factories.basic_cluster(), factories.user("root", admin=True), SlowEngine()
     monkeypatch.setattr(image_pulls, "open_engine", lambda node, role: slow)
     do_prefetch_image(admin, factories.environment("broken", image="localhost/broken:1"))
@@ -137,7 +137,7 @@ def reported(pin: str) -> dict[str, object]:
     return {"image_id": "sha256:" + "a" * 64, "refs": [f"{NAME}:2"], "digests": [pin], "runtime": "podman"}
 
 
-def test_a_check_of_the_tag_on_one_node_leaves_the_others_with_the_digest(monkeypatch) -> None:
+def test_checking_the_tag_on_one_node_leaves_the_others_with_the_digest(monkeypatch) -> None:
     dataset, admin, slow = factories.basic_cluster(), factories.user("root", admin=True), SlowEngine()
     monkeypatch.setattr(image_pulls, "open_engine", lambda node, role: slow)
     second = factories.node(dataset["pool"], name="second")
@@ -207,7 +207,7 @@ def attempted(dataset, node, reason: EndReason | None = None) -> str:
     return pin
 
 
-def test_an_image_that_one_node_named_and_no_other_gets_is_replaced_and_the_history_says_so(
+def test_an_image_available_on_one_node_only_is_replaced_with_an_event(
     job_of_two_nodes,
 ) -> None:
     dataset = job_of_two_nodes
@@ -243,7 +243,7 @@ def test_other_ends_replace_no_image(job_of_two_nodes) -> None:
     assert attempted(dataset, dataset["second"]) == ONE
 
 
-def test_a_replacement_that_is_not_known_yet_is_brought_by_its_tag(job_of_two_nodes) -> None:
+def test_a_replacement_without_a_digest_is_pulled_by_tag(job_of_two_nodes) -> None:
     dataset = job_of_two_nodes
     assert attempted(dataset, dataset["node"], EndReason.NODE_REBOOTED) == ONE
     assert attempted(dataset, dataset["second"], EndReason.IMAGE_MISSING) == ONE
@@ -255,7 +255,7 @@ def test_a_replacement_that_is_not_known_yet_is_brought_by_its_tag(job_of_two_no
     assert pin_job(task) == OTHER
 
 
-def test_what_a_node_lost_is_no_claim_of_it_any_more(monkeypatch) -> None:
+def test_images_a_node_lost_are_no_longer_recorded(monkeypatch) -> None:
     dataset, slow = factories.basic_cluster(), SlowEngine()
     monkeypatch.setattr(image_pulls, "open_engine", lambda node, role: slow)
     environment = factories.environment("broken", image="registry.example/lab/broken:1")

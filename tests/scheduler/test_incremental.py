@@ -41,7 +41,7 @@ def test_each_plan_is_the_one_made_without() -> None:
         snapshot = replace(snapshot, pending=(*snapshot.pending, waits(f"late{snapshot.now_s}", "q", 1)))
 
 
-def test_rows_that_say_the_same_are_the_objects_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unchanged_rows_are_the_same_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Snapshot] = []
 
     def watched(snapshot: Snapshot, policy: Policy, memory: DecisionCache) -> Plan:
@@ -59,7 +59,7 @@ def test_rows_that_say_the_same_are_the_objects_of_before(monkeypatch: pytest.Mo
     assert seen[1].pending[0] == changed
 
 
-def test_where_many_wait_reasons_are_told_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_queue_gets_its_verdicts_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scheduler.incremental.EXPLAIN_ALL_LIMIT", 3)
     monkeypatch.setattr("scheduler.incremental.EXPLAIN_BATCH_SIZE", 2)
     recall, found = IncrementalDecider(), dataset()
@@ -85,7 +85,7 @@ def test_where_many_wait_reasons_are_told_piece_by_piece(monkeypatch: pytest.Mon
     assert recall.decide(few, Policy()).explained and not recall.has_unexplained
 
 
-def test_who_was_never_told_comes_first_then_who_was_told_longest_ago(
+def test_jobs_without_a_verdict_come_first_then_the_oldest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("scheduler.incremental.EXPLAIN_ALL_LIMIT", 0)

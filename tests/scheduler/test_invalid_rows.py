@@ -307,7 +307,7 @@ def test_no_value_of_any_column_stops_the_others(no_checks: None, request: pytes
         job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="bob")
 
 
-def test_forecasts_and_questions_go_on_beside_an_invalid_row(no_checks: None) -> None:
+def test_forecasts_and_previews_continue_beside_an_invalid_row(no_checks: None) -> None:
     fixture_data = FixtureData()
     job = fixture_data.unrelated()
     with corrupted(fixture_data.quota, weight="NaN"), corrupted(fixture_data.node, labels="[1]"):

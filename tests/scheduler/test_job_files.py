@@ -139,7 +139,7 @@ def test_a_finished_jobs_files_are_listed_read_and_packed(world: World) -> None:
     assert world.page("files/image/?path=/home/ada/fake.png").status_code == 400
 
 
-def test_what_cannot_be_read_is_refused_with_its_reason(world: World) -> None:
+def test_unreadable_files_are_refused_with_a_reason(world: World) -> None:
     world.write("file", b"x")
     (world.home / "out").symlink_to("/etc")
     (world.home / "link").symlink_to("/etc/passwd")
@@ -166,7 +166,7 @@ def test_what_cannot_be_read_is_refused_with_its_reason(world: World) -> None:
     assert (answer.status_code, answer.json()["code"]) == (409, "not_placed")
 
 
-def test_the_home_is_for_its_owner_and_what_others_read_is_audited(world: World) -> None:
+def test_the_home_is_for_its_owner_and_reads_by_others_are_audited(world: World) -> None:
     (world.volume / "shared.txt").write_text("of the volume")
     assert [each["path"] for each in world.rest("files/", world.manager).json()["roots"]] == ["/data"]
     assert world.rest("files/?path=/home/ada", world.manager).status_code == 404

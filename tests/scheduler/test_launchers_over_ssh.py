@@ -86,7 +86,7 @@ def test_ranks_log_in_to_each_other_with_the_keys_of_their_attempt(dataset, gpus
     assert "fairway:" not in first + second
 
 
-def test_an_image_without_sshd_says_so(dataset, tiny_image) -> None:
+def test_an_image_without_sshd_is_reported(dataset, tiny_image) -> None:
     dataset["environment"].image = tiny_image.name
     dataset["environment"].archive = str(tiny_image.archive)
     dataset["environment"].save()
@@ -98,7 +98,7 @@ def test_an_image_without_sshd_says_so(dataset, tiny_image) -> None:
 
 
 @pytest.mark.parametrize("gpus", [1, 0], ids=["two nodes", "one node"])
-def test_tf_config_names_ports_at_which_the_tasks_reach_each_other(dataset, gpus: int) -> None:
+def test_tf_config_has_ports_at_which_the_tasks_are_reachable(dataset, gpus: int) -> None:
     job = submit(
         dataset, "python3", "-c", MEET, tasks=4, gpus_per_task=gpus, launcher="tensorflow",
         launcher_options={"strategy": "parameter_server"},

@@ -76,7 +76,7 @@ def row_of(snapshot: Snapshot, job: Job) -> PendingRow:
     return next(row for row in snapshot.pending if row.job == job.public_id)
 
 
-def test_rows_say_on_which_layouts_work_like_theirs_ran_faster(dataset) -> None:
+def test_rows_have_the_layouts_on_which_similar_jobs_ran_faster(dataset) -> None:
     ran(dataset, 5.0, SLOW, command=["train", "--seed", "1"])
     ran(dataset, 10.0, FAST, command=["train", "--seed", "2"])
     alike, other = submit(dataset, command=["train", "--seed", "77"]), submit(dataset, command=["eval"])
@@ -90,7 +90,7 @@ def test_rows_say_on_which_layouts_work_like_theirs_ran_faster(dataset) -> None:
 
 
 @pytest.mark.parametrize(("command", "node"), [(["true"], "z-last"), (["other"], "node")])
-def test_the_cycle_takes_the_faster_of_equal_nodes(dataset, command: list[str], node: str) -> None:
+def test_the_cycle_chooses_the_faster_of_equal_nodes(dataset, command: list[str], node: str) -> None:
     """Of work of which nothing is known the name decides, as ever."""
     ran(dataset, 5.0, SLOW)
     ran(dataset, 10.0, FAST)
@@ -99,7 +99,7 @@ def test_the_cycle_takes_the_faster_of_equal_nodes(dataset, command: list[str], 
     assert Task.objects.get(attempt__job=job).node.name.startswith(node)
 
 
-def test_another_project_tells_nothing_of_ours(dataset) -> None:
+def test_other_projects_do_not_count(dataset) -> None:
     theirs = dataset | {"project": factories.project(member=dataset["owner"])}
     ran(theirs, 5.0, SLOW)
     ran(theirs, 10.0, FAST)
@@ -108,7 +108,7 @@ def test_another_project_tells_nothing_of_ours(dataset) -> None:
     assert (row_of(snapshot, ours).layout_speeds, row_of(snapshot, own).layout_speeds) == ((), KNOWN)
 
 
-def test_what_is_learned_by_difference_is_what_is_learned_anew(dataset, django_assert_num_queries) -> None:
+def test_incremental_learning_equals_learning_anew(dataset, django_assert_num_queries) -> None:
     expectations, waits = DurationEstimator(), submit(dataset)
     for per_s, lies in ((5.0, SLOW), (10.0, FAST), (30.0, SLOW), (40.0, SLOW)):
         ran(dataset, per_s, lies)
@@ -120,7 +120,7 @@ def test_what_is_learned_by_difference_is_what_is_learned_anew(dataset, django_a
         expectations.fill(snapshot, Policy())
 
 
-def test_jobs_that_are_too_long_ago_are_forgotten_in_every_process_alike(dataset, monkeypatch) -> None:
+def test_old_jobs_are_forgotten_in_every_process(dataset, monkeypatch) -> None:
     monkeypatch.setattr(module, "SAMPLE_SIZE", 6)
     expectations, waits = DurationEstimator(), submit(dataset)
     ran(dataset, 5.0, SLOW)
@@ -131,7 +131,7 @@ def test_jobs_that_are_too_long_ago_are_forgotten_in_every_process_alike(dataset
     assert row_of(photographed(DurationEstimator()), waits).layout_speeds == ()
 
 
-def test_a_row_of_which_the_same_is_told_is_the_same_object(dataset) -> None:
+def test_a_row_with_equal_layouts_is_the_same_object(dataset) -> None:
     ran(dataset, 5.0, SLOW)
     ran(dataset, 10.0, FAST)
     expectations, waits = DurationEstimator(), submit(dataset)
@@ -144,7 +144,7 @@ def test_a_row_of_which_the_same_is_told_is_the_same_object(dataset) -> None:
     assert (third.priority, third.layout_speeds) == (7, KNOWN)
 
 
-def test_who_does_not_want_predictions_is_told_nothing(dataset) -> None:
+def test_predictions_can_be_switched_off(dataset) -> None:
     ran(dataset, 5.0, SLOW)
     ran(dataset, 10.0, FAST)
     waits, expectations = submit(dataset), DurationEstimator()
@@ -152,7 +152,7 @@ def test_who_does_not_want_predictions_is_told_nothing(dataset) -> None:
     assert row_of(photographed(expectations), waits).layout_speeds == KNOWN
 
 
-def test_an_attempt_too_short_for_a_rate_or_that_stood_still_says_nothing(dataset) -> None:
+def test_attempts_too_short_for_a_rate_or_stalled_do_not_count(dataset) -> None:
     ran(dataset, 5.0, SLOW)
     ran(dataset, 10.0, FAST)
     ran(dataset, 0.0, FAST, 9)
@@ -165,7 +165,7 @@ def test_an_attempt_too_short_for_a_rate_or_that_stood_still_says_nothing(datase
     assert row_of(photographed(DurationEstimator()), waits).layout_speeds == ()
 
 
-def test_a_saved_case_holds_what_the_decision_saw(dataset) -> None:
+def test_a_saved_cycle_contains_the_input_of_the_decision(dataset) -> None:
     def faulty(snapshot: Snapshot, policy: Policy) -> Any:
         raise KeyError("gone")
 

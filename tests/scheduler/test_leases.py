@@ -47,7 +47,7 @@ def test_a_lease_that_ran_out_unseen_is_kept_with_its_epoch() -> None:
     assert renew(["leader"], "a", 10) == [first]
 
 
-def test_giving_back_lets_another_in_at_once() -> None:
+def test_releasing_a_lease_admits_another_at_once() -> None:
     first = acquire("leader", "a", 10)
     release(["leader"], "a")
     second = acquire("leader", "b", 10)
@@ -68,7 +68,7 @@ def test_epochs_are_of_one_row_over_all_leases() -> None:
         command_epoch(node)
 
 
-def test_restore_gives_epochs_above_all_given_since_the_backup(monkeypatch) -> None:
+def test_a_restore_gives_epochs_above_all_since_the_backup(monkeypatch) -> None:
     node = acquire("node:x", "a", 10)
     assert node is not None
     heard, now = 0, timezone.now()
@@ -97,7 +97,7 @@ def test_restore_ends_every_lease() -> None:
         check(held)
 
 
-def test_of_many_who_claim_at_once_one_gets_it() -> None:
+def test_of_many_concurrent_claims_one_succeeds() -> None:
     won: list[leases.HeldLease] = []
     gate = threading.Barrier(6)
 
@@ -117,7 +117,7 @@ def test_of_many_who_claim_at_once_one_gets_it() -> None:
     assert Lease.objects.get().holder == won[0].holder
 
 
-def test_nobody_takes_the_lease_between_check_and_commit() -> None:
+def test_the_lease_cannot_change_between_check_and_commit() -> None:
     first = acquire("leader", "a", 10)
     assert first is not None
     run_out("leader")

@@ -21,7 +21,7 @@ GUEST = st.tuples(st.sampled_from(IsolationClass), st.sampled_from("abc").map(Pr
 
 
 @given(st.lists(GUEST, max_size=6), GUEST)
-def test_the_rule_looks_the_same_from_both_sides(there, comer) -> None:
+def test_the_rule_is_symmetric(there, comer) -> None:
     apart = must_be_separated(*comer, there)
     assert apart == any(must_be_separated(*guest, [comer]) for guest in there)
     assert isolation_excluded_nodes(*comer, {NodeId("n"): there}) == (("n",) if apart else ())
@@ -50,7 +50,7 @@ def cycle() -> None:
     run_cycle("test", "me")
 
 
-def test_a_gang_keeps_off_the_workspace_of_another_project(dataset) -> None:
+def test_a_gang_avoids_nodes_with_a_workspace_of_another_project(dataset) -> None:
     submit(dataset, "other", kind="workspace")
     cycle()
     gang, alone = submit(dataset, tasks=2), submit(dataset)
@@ -65,7 +65,7 @@ def test_a_gang_keeps_off_the_workspace_of_another_project(dataset) -> None:
     assert gang.state == "RUNNING"
 
 
-def test_a_workspace_keeps_off_the_gang_of_another_project(dataset) -> None:
+def test_a_workspace_avoids_nodes_with_a_gang_of_another_project(dataset) -> None:
     submit(dataset, tasks=2)
     cycle()
     theirs, ours = submit(dataset, "other", kind="workspace"), submit(dataset, kind="workspace")
@@ -93,7 +93,7 @@ def test_two_that_meet_in_one_plan_do_not_both_start(dataset) -> None:
     assert set(Task.objects.values_list("attempt__job", flat=True)) == {gang.pk}
 
 
-def test_a_launcher_that_needs_the_others_waits_for_a_pool_that_lends_them_a_way(dataset) -> None:
+def test_a_launcher_that_needs_a_rendezvous_waits_for_a_pool_with_a_network(dataset) -> None:
     gang = submit(dataset, tasks=2, launcher="torchrun", gpus_per_task=2)
     NodePool.objects.update(allow_host_network=False)
     cycle()

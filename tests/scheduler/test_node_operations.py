@@ -78,7 +78,7 @@ KEPT_S, AGE_S, HIGH, LOW = 7_200, 86_400, 60.0, 40.0
 
 
 @pytest.mark.parametrize(("scope", "unmanaged"), [("none", None), ("ours", False), ("all", True)])
-def test_policy_sets_what_a_clean_up_removes(scope: str, unmanaged: bool | None) -> None:
+def test_policy_determines_what_a_clean_up_removes(scope: str, unmanaged: bool | None) -> None:
     pool = factories.pool()
     pool.policy = {
         "gc_keep_s": KEPT_S,

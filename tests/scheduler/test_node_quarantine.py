@@ -89,7 +89,7 @@ def pid_of(harness, job: Job) -> int:
 
 @pytest.mark.long
 @pytest.mark.skipif(missing_freezer() is not None, reason=missing_freezer() or "")
-def test_what_cannot_be_killed_holds_its_gpu_and_hinders_nobody_else(harness, monkeypatch) -> None:
+def test_a_task_that_cannot_be_killed_holds_its_gpu_and_blocks_nothing_else(harness, monkeypatch) -> None:
     monkeypatch.setattr(dispatch, "STUCK_AFTER_KILL_S", 1.0)
     owner, engine = factories.user("ada"), InProcessEngine()
     project, environment = (
@@ -138,7 +138,7 @@ def test_what_cannot_be_killed_holds_its_gpu_and_hinders_nobody_else(harness, mo
 
 
 @pytest.mark.long
-def test_a_clock_that_is_off_is_told_and_hinders_nothing(harness, monkeypatch) -> None:
+def test_a_wrong_clock_is_reported_and_blocks_nothing(harness, monkeypatch) -> None:
     owner, engine, real = factories.user("ada"), InProcessEngine(), time.time
     project, environment = (
         factories.project(member=owner),

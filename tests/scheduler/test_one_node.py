@@ -71,9 +71,7 @@ def test_the_whole_gang_ends_with_one_of_its_tasks(harness, dataset) -> None:
     assert containers_alive(harness.folder / dataset["name"]) == [] and held_milli() == 0
 
 
-def test_a_job_of_a_project_with_a_network_policy_stays_off_a_node_that_does_not_hold_it(
-    harness, dataset
-) -> None:
+def test_a_job_with_a_network_policy_avoids_nodes_that_cannot_enforce_it(harness, dataset) -> None:
     parent = factories.project("closed")
     Project.objects.filter(pk=parent.pk).update(policy={"egress": "none"})
     Project.objects.filter(pk=dataset["project"].pk).update(parent=parent)
@@ -97,7 +95,7 @@ def test_a_job_that_fills_the_nodes_disk_ends_with_the_numbers(harness, dataset)
 
 
 @pytest.mark.parametrize(("health", "xid"), [("lost", None), ("quarantined", 48)])
-def test_a_gpu_that_falls_ill_ends_what_runs_on_it_and_takes_no_more(harness, dataset, health, xid) -> None:
+def test_a_gpu_fault_ends_its_job_and_the_gpu_takes_no_more(harness, dataset, health, xid) -> None:
     job = submit(dataset, "sleep", "600")
     reach(dataset, is_now(job, JobState.RUNNING, attempt="RUNNING"), job)
     uuid = job.attempts.get().task_rows.get().allocations.get().gpu.uuid
@@ -154,9 +152,7 @@ def test_a_suspended_job_has_its_grace_frees_its_gpu_and_runs_again(harness, dat
     assert job.attempt_count == 2 and len(containers_alive(harness.folder / dataset["name"])) == 1
 
 
-def test_a_disk_that_filled_since_the_last_look_is_said_and_the_job_waits(
-    harness, dataset, monkeypatch
-) -> None:
+def test_a_disk_that_filled_meanwhile_is_reported_and_the_job_waits(harness, dataset, monkeypatch) -> None:
     node = dataset["node"]
     node.settings = node.settings | {"min_free_disk_mib": 10**9}
     node.save()
@@ -177,7 +173,7 @@ def test_a_disk_that_filled_since_the_last_look_is_said_and_the_job_waits(
     ).exists()
 
 
-def test_a_node_without_room_takes_no_work_until_it_has_room(harness, dataset) -> None:
+def test_a_node_with_a_full_disk_takes_no_work_until_space_is_free(harness, dataset) -> None:
     node = dataset["node"]
     node.settings = node.settings | {"min_free_disk_mib": 10**9}
     node.save()
@@ -199,7 +195,7 @@ def test_a_node_without_room_takes_no_work_until_it_has_room(harness, dataset) -
     assert (node.state, node.state_reason) == (NodeState.READY, "")
 
 
-def test_an_agent_of_another_version_is_said_and_nothing_is_lost(harness, dataset, monkeypatch) -> None:
+def test_an_agent_of_another_version_is_reported_and_nothing_is_lost(harness, dataset, monkeypatch) -> None:
     monkeypatch.setattr(link, "PROTOCOL", 9)
     job = submit(dataset, "true")
     node = dataset["node"]
@@ -217,7 +213,7 @@ def test_an_agent_of_another_version_is_said_and_nothing_is_lost(harness, datase
     assert (node.reachable, node.status_message) == (True, "")
 
 
-def test_a_container_the_record_never_heard_of_is_stopped(harness, dataset) -> None:
+def test_an_unknown_container_is_stopped(harness, dataset) -> None:
     node, cluster = dataset["node"], factories.cluster_settings().cluster_id
     reach(dataset, lambda: Node.objects.get().reachable)
     settings_path = harness.folder / "agent" / f"{node.public_id}.json"
@@ -242,7 +238,7 @@ def test_a_container_the_record_never_heard_of_is_stopped(harness, dataset) -> N
     assert containers_alive(harness.folder / dataset["name"]) == []
 
 
-def test_nothing_starts_after_a_restore_until_nodes_were_compared(harness, dataset) -> None:
+def test_nothing_starts_after_a_restore_until_nodes_are_reconciled(harness, dataset) -> None:
     job = submit(dataset, "true")
     ClusterSettings.objects.update(recovery_mode=True)
     engine = dataset["engine"]
@@ -257,7 +253,7 @@ def test_nothing_starts_after_a_restore_until_nodes_were_compared(harness, datas
     assert not ClusterSettings.objects.get().recovery_mode
 
 
-def test_a_start_that_never_left_is_taken_back_from_a_node_that_is_away(
+def test_a_start_that_was_not_sent_is_withdrawn_from_an_unreachable_node(
     harness, dataset, monkeypatch
 ) -> None:
     monkeypatch.setattr(periodic, "UNSENT_AFTER_S", 0)
@@ -285,7 +281,7 @@ def tool(*command: str):
     return environment
 
 
-def test_a_workspace_is_ready_when_it_answers(harness, dataset) -> None:
+def test_a_workspace_is_ready_when_its_server_answers(harness, dataset) -> None:
     environment = tool("python3", "-c", SERVER, "{address}", "{port}")
     job = submit(dataset, environment=environment, kind="workspace", memory_mib=256)
 

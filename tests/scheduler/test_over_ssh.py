@@ -50,7 +50,7 @@ def containers(machine: RigNode) -> list[str]:
     return machine.podman("ps", "-a", "--format", "{{.Names}}").split()
 
 
-def test_a_gang_over_two_nodes_with_the_image_brought_to_one(dataset) -> None:
+def test_a_gang_over_two_nodes_with_its_image_copied_to_one(dataset) -> None:
     first, second = dataset["nodes"]
     shown = dict(ImagePresence.objects.values_list("node__name", "state"))
     assert shown == {first.name: "present", second.name: "missing"}
@@ -68,7 +68,7 @@ def test_a_gang_over_two_nodes_with_the_image_brought_to_one(dataset) -> None:
 
 
 @pytest.mark.long  # each of the three is also told by an engine of its own: test_docker, test_podman, test_ssh_node
-def test_too_much_memory_a_missing_image_and_a_full_disk_are_said(dataset) -> None:
+def test_out_of_memory_a_missing_image_and_a_full_disk_are_reported(dataset) -> None:
     eat = "x = []\nwhile True: x.append(bytearray(b'x') * 10_000_000)"
     job = submit(dataset, "python3", "-c", eat, memory_mib=96)
     wait_until(dataset, in_state(job, JobState.FAILED), job)
@@ -97,7 +97,7 @@ def test_too_much_memory_a_missing_image_and_a_full_disk_are_said(dataset) -> No
     assert (node.state, node.state_reason) == (NodeState.READY, "")
 
 
-def test_a_retagged_image_does_not_run_until_an_administrator_takes_it(dataset) -> None:
+def test_a_retagged_image_does_not_run_until_an_administrator_accepts_it(dataset) -> None:
     first, environment = dataset["machines"][0], dataset["environment"]
     says = ("sh", "-c", "cat /marked 2> /dev/null || echo as it was")
     environment.refresh_from_db()
@@ -142,7 +142,7 @@ def test_a_gang_runs_one_image_where_a_tag_names_two(dataset) -> None:
     assert {last_line(job, rank) for rank in range(2)} == {"as it was"}
 
 
-def test_a_node_that_is_cut_off_keeps_its_job_and_its_gpus(dataset) -> None:
+def test_a_disconnected_node_keeps_its_job_and_gpus(dataset) -> None:
     job = submit(dataset, "sleep", "600", gpus_per_task=4)
     wait_until(dataset, lambda: job.attempts.filter(state="RUNNING").exists(), job)
     place = dataset["nodes"].index(job.attempts.get().task_rows.get().node)
@@ -160,7 +160,7 @@ def test_a_node_that_is_cut_off_keeps_its_job_and_its_gpus(dataset) -> None:
     assert node.reachable and node.status_message == ""
 
 
-def test_a_node_that_restarts_gives_its_job_to_the_next_try(dataset) -> None:
+def test_the_job_of_a_restarted_node_gets_another_attempt(dataset) -> None:
     job = submit(dataset, "sleep", "600")
     wait_until(dataset, lambda: job.attempts.filter(state="RUNNING").exists(), job)
     place = dataset["nodes"].index(job.attempts.get().task_rows.get().node)
@@ -180,7 +180,7 @@ def test_another_host_key_is_never_spoken_to(dataset) -> None:
     wait_for("the other node works on", lambda: Node.objects.filter(reachable=True).count() == 1)
 
 
-def test_an_image_is_brought_before_any_job_needs_it(dataset) -> None:
+def test_an_image_is_copied_before_any_job_needs_it(dataset) -> None:
     second, admin = dataset["nodes"][1], factories.user("root", admin=True)
     there = ImagePresence.objects.filter(environment=dataset["environment"], node=second)
     nowhere = factories.environment(tool=False, image="localhost/nowhere:1", archive="/nowhere/image.tar")

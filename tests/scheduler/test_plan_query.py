@@ -18,7 +18,7 @@ def answered(kind: str, body: dict) -> dict:
     return question.answer
 
 
-def test_a_profile_and_its_plans_are_answered_without_a_cluster() -> None:
+def test_a_profile_and_its_plans_need_no_cluster() -> None:
     assert len(answered("profile", {"profile": LAYERS})["layers"]) == 6
     plan = answered("plan", {"profile": LAYERS, "levels": [[2, 1e10], [2, 1e9]], "memory_bytes": None})
     assert plan["gpus"] == 4
@@ -33,7 +33,7 @@ def test_a_profile_and_its_plans_are_answered_without_a_cluster() -> None:
         ({}, 1.0, "topology", "bytes per GPU"),
     ],
 )
-def test_what_cannot_be_planned_is_answered_with_the_reason(changed, memory_bytes, invalid, message) -> None:
+def test_an_impossible_plan_has_a_reason(changed, memory_bytes, invalid, message) -> None:
     body = {"profile": LAYERS | changed, "levels": [[2, 1e10]], "memory_bytes": memory_bytes}
     answer = answered("plan", body)
     assert answer["invalid"] == invalid

@@ -74,7 +74,7 @@ def promised_to(job: Job) -> tuple[bool, bool]:
     return any(row.preempted_for == job.public_id for row in snapshot.running), left
 
 
-def test_the_freed_gpu_goes_to_the_job_for_which_it_was_freed(dataset) -> None:
+def test_the_preemptor_gets_the_freed_gpu(dataset) -> None:
     attempt, winner = evicted(dataset)
     assert promised_to(winner) == (True, True)
     urgent = submit(dataset, "cem", "nlp", name="urgent", priority=50)  # first in order from now on
@@ -89,7 +89,7 @@ def test_the_freed_gpu_goes_to_the_job_for_which_it_was_freed(dataset) -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("how", ["cancelled", "held"])
-def test_without_the_promised_job_the_place_is_free_for_all(dataset, how: str, when: str) -> None:
+def test_without_the_preemptor_the_gpu_is_free_for_all(dataset, how: str, when: str) -> None:
     attempt, winner = evicted(dataset)
     urgent = submit(dataset, "cem", "nlp", name="urgent", priority=50)
     if when == "after":

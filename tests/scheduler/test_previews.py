@@ -87,12 +87,12 @@ def ask(dataset, **fields) -> dict:
     return answered(preview_query_body(dataset["owner"], request(dataset, **fields)))
 
 
-def test_what_is_free_takes_nobodys_place(dataset) -> None:
+def test_a_free_gpu_preempts_nobody(dataset) -> None:
     answer = ask(dataset)
     assert answer["starts_now"] and answer["victims"] == [] and answer["interval"] is None
 
 
-def test_it_names_who_would_leave_and_what_they_would_lose(dataset) -> None:
+def test_a_preview_names_victims_and_lost_work(dataset) -> None:
     answer = ask(dataset, gpus_per_task=2)
     (victim,) = answer["victims"]
     assert victim["job"] == Job.objects.get(name="short-run").public_id
@@ -105,7 +105,7 @@ def test_it_names_who_would_leave_and_what_they_would_lose(dataset) -> None:
     assert Attempt.objects.filter(stop_requested_at__isnull=False).count() == 0  # asking moves nothing
 
 
-def test_who_has_saved_is_named_first_with_when_that_was(dataset, engine) -> None:
+def test_jobs_with_checkpoints_are_named_first_with_their_time(dataset, engine) -> None:
     saved_at = timezone.now() - dt.timedelta(minutes=6)
     Attempt.objects.filter(job__name="long-run").update(checkpoint_at=saved_at)
     (victim,) = ask(dataset, gpus_per_task=3)["victims"]
@@ -125,7 +125,7 @@ def test_who_has_saved_is_named_first_with_when_that_was(dataset, engine) -> Non
     assert page.count(", no checkpoint reported") == 1
 
 
-def test_victims_have_names_only_for_those_who_may_see_them(dataset) -> None:
+def test_victims_have_names_only_for_users_who_may_see_them(dataset) -> None:
     victims = ask(dataset, gpus_per_task=4)["victims"]
     hidden = preemption_candidates(dataset["owner"], victims)
     assert [one.job for one in hidden] == [None, None] and total_lost_gpu_seconds(hidden) > 20_000
@@ -147,7 +147,7 @@ def engine(monkeypatch):
     monkeypatch.setattr(preview, "query_would_start", at_once)
 
 
-def test_rest_tells_victims_and_lost_work(dataset, engine) -> None:
+def test_rest_returns_victims_and_lost_work(dataset, engine) -> None:
     client = Client()
     client.force_login(dataset["owner"])
     reported = client.post("/api/v1/jobs/preview/", json.dumps(BODY), content_type="application/json").json()
@@ -192,7 +192,7 @@ def test_request_without_forecast_gets_the_reason(dataset, engine) -> None:
     )
 
 
-def test_the_launch_rail_says_who_would_leave(dataset, engine) -> None:
+def test_the_launch_page_shows_the_victims(dataset, engine) -> None:
     client = Client()
     client.force_login(dataset["owner"])
     Membership.objects.create(user=dataset["owner"], project=dataset["lent"], role="viewer")

@@ -44,9 +44,7 @@ def runs(job: Job) -> bool:
     return Attempt.objects.filter(job=job, state="RUNNING").exists()
 
 
-def test_the_number_in_the_file_comes_to_stand_in_the_record(
-    dataset: dict[str, Any], monkeypatch: Any
-) -> None:
+def test_progress_in_the_file_is_recorded(dataset: dict[str, Any], monkeypatch: Any) -> None:
     monkeypatch.setattr(task_reports, "MIN_UPDATE_INTERVAL", dt.timedelta(seconds=1))
     job = submit(dataset, COUNTS, gpus_per_task=2)
     reported = AttemptProgress.objects.filter(attempt__job=job)
@@ -60,7 +58,7 @@ def test_the_number_in_the_file_comes_to_stand_in_the_record(
     assert row.gpu_model
 
 
-def test_a_job_that_writes_nonsense_says_nothing_and_runs_on(dataset: dict[str, Any]) -> None:
+def test_a_job_that_writes_invalid_progress_continues(dataset: dict[str, Any]) -> None:
     odd, plain = submit(dataset, 'echo nan > "$FAIRWAY_PROGRESS_FILE"; sleep 600'), submit(dataset, COUNTS)
     assert dataset["engine"].run_until(
         lambda: AttemptProgress.objects.filter(attempt__job=plain).exists() and runs(odd), 40.0
@@ -68,7 +66,7 @@ def test_a_job_that_writes_nonsense_says_nothing_and_runs_on(dataset: dict[str, 
     assert not AttemptProgress.objects.filter(attempt__job=odd).exists()
 
 
-def test_an_older_agent_says_nothing_and_is_understood(dataset: dict[str, Any], monkeypatch: Any) -> None:
+def test_an_older_agent_without_progress_is_supported(dataset: dict[str, Any], monkeypatch: Any) -> None:
     from_wire, left_out = PollResult.from_wire, []
 
     def as_before(answer: dict[str, Any]) -> PollResult:

@@ -107,7 +107,7 @@ def unknown() -> dict[str, OrphanContainer]:
     return {row.job: row for row in OrphanContainer.objects.filter(removed_at__isnull=True, decision="")}
 
 
-def test_what_was_started_after_the_backup_is_left_to_the_admin(harness, tmp_path) -> None:
+def test_jobs_started_after_the_backup_await_the_administrator(harness, tmp_path) -> None:
     reported, flag, file = Told(harness), harness.folder / "end", tmp_path / "older.dump"
     until_told = ("sh", "-c", f"while [ ! -e {flag} ]; do sleep 0.1; done")
     ended, queued = reported.submit("sleep", "600", name="ended"), reported.submit(*until_told, name="queued")

@@ -42,7 +42,7 @@ def submit(dataset, project: str, **asks) -> Job:
     return factories.job(dataset["owner"], dataset[project], dataset["environment"], **asks)
 
 
-def test_only_who_is_surely_gone_and_who_it_is_for_start(dataset) -> None:
+def test_only_jobs_that_end_in_time_or_belong_to_the_reservation_start(dataset) -> None:
     endless = submit(dataset, "project", name="endless")
     long = submit(dataset, "project", name="long", time_limit_s=2 * 3600)
     short = submit(dataset, "project", name="short", time_limit_s=600)
@@ -58,7 +58,7 @@ def test_only_who_is_surely_gone_and_who_it_is_for_start(dataset) -> None:
     assert not JobVerdict.objects.filter(job__in=[short, theirs]).exists()
 
 
-def test_once_it_is_cancelled_everybody_starts(dataset) -> None:
+def test_after_cancellation_all_jobs_start(dataset) -> None:
     submit(dataset, "project")
     cycle()
     do_cancel_reservation(dataset["admin"], dataset["reservation"])
@@ -66,7 +66,7 @@ def test_once_it_is_cancelled_everybody_starts(dataset) -> None:
     assert Job.objects.get().state == "RUNNING"
 
 
-def test_a_job_near_together_is_told_what_it_waits_for(dataset) -> None:
+def test_a_job_with_a_topology_constraint_is_told_its_reservation(dataset) -> None:
     do_cancel_reservation(dataset["admin"], dataset["reservation"])
     do_save_topology(dataset["admin"], "fabric", ["rack"])
     apart = factories.node(dataset["pool"])
@@ -127,7 +127,7 @@ def test_a_reservation_made_after_the_photograph_refuses_starts_on_its_nodes(dat
     assert Job.objects.get(pk=jobs[0].pk).state == "PENDING"  # planned anew, elsewhere or not at all
 
 
-def test_a_reservation_to_come_refuses_only_who_is_not_surely_gone_before(dataset) -> None:
+def test_a_future_reservation_refuses_only_jobs_that_may_overlap(dataset) -> None:
     do_cancel_reservation(dataset["admin"], dataset["reservation"])
     submit(dataset, "project", name="short", time_limit_s=600)
     submit(dataset, "project", name="long", time_limit_s=2 * 3600)

@@ -106,7 +106,7 @@ USES = {"volumes": [{"volume": "sets"}], "secrets": [{"secret": "hub", "variable
 
 
 @pytest.mark.parametrize(("lose", "right"), LOSSES, ids=[lose.__name__ for lose, _ in LOSSES])
-def test_queued_job_waits_with_a_verdict_and_nothing_is_sent_for_a_decided_one(dataset, lose, right) -> None:
+def test_a_queued_job_waits_with_a_verdict_and_a_decided_one_is_not_sent(dataset, lose, right) -> None:
     decided, queued = submit(dataset, **USES), submit(dataset, **USES)
     with transaction.atomic():  # decided and committed while it had the right, not sent yet
         row = Job.objects.select_for_update().get(pk=decided.pk)
@@ -129,7 +129,7 @@ def test_queued_job_waits_with_a_verdict_and_nothing_is_sent_for_a_decided_one(d
     assert standing.p50_at is None
 
 
-def test_job_starts_once_the_right_is_back(dataset) -> None:
+def test_a_job_starts_after_the_right_is_restored(dataset) -> None:
     job = submit(dataset)
     becomes_viewer(dataset)
     run_cycle("test", "me")
@@ -237,7 +237,7 @@ def test_removal_between_decision_and_start_starts_nothing(harness: EngineHarnes
     assert Job.objects.get(pk=job.pk).attempt_count == 2
 
 
-def test_removal_with_cancel_reaches_a_job_that_was_decided_and_not_sent(dataset) -> None:
+def test_removal_with_cancellation_reaches_a_decided_job(dataset) -> None:
     job = submit(dataset)
     run_cycle("test", "me")
     do_remove_member(

@@ -191,7 +191,7 @@ ACTS: list[Callable[[FixtureData], None]] = [
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_with_what_is_known_a_photograph_says_the_same_as_without(seed: int) -> None:
+def test_cached_and_fresh_snapshots_are_equal(seed: int) -> None:
     fixture_data, album = FixtureData(seed), SnapshotCache()
     done: list[str] = []
     for _ in range(ROUNDS):
@@ -209,7 +209,7 @@ def test_with_what_is_known_a_photograph_says_the_same_as_without(seed: int) -> 
         assert said(with_album) == said(without), done
 
 
-def test_what_did_not_change_is_the_object_of_before_and_is_not_read() -> None:
+def test_unchanged_rows_are_the_same_objects_and_not_read() -> None:
     fixture_data, album = FixtureData(1), SnapshotCache()
     fixture_data.start()
     first = take_snapshot(fixture_data.settings, album).snapshot
@@ -225,7 +225,7 @@ def test_what_did_not_change_is_the_object_of_before_and_is_not_read() -> None:
     assert len(read) == 1 and str(job.pk) in read[0].rpartition("WHERE")[2]
 
 
-def test_a_job_that_saved_is_told_with_its_time_and_no_other_row_is_another() -> None:
+def test_a_checkpoint_changes_only_the_row_of_its_job() -> None:
     fixture_data, album = FixtureData(2), SnapshotCache()
     for _ in range(6):
         fixture_data.submit()
@@ -244,7 +244,7 @@ def test_a_job_that_saved_is_told_with_its_time_and_no_other_row_is_another() ->
     assert said(after) == said(take_snapshot(fixture_data.settings))
 
 
-def test_another_record_is_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_database_is_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     settings: ClusterSettings = factories.cluster_settings()
     recall = CycleState()
     recall.reset_if_database_changed()
@@ -257,7 +257,7 @@ def test_another_record_is_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     assert recall.snapshot_cache is not kept
 
 
-def test_a_row_of_our_own_that_left_before_it_was_read_is_known_no_more() -> None:
+def test_an_own_row_removed_before_reading_is_forgotten() -> None:
     known: RowCache[str] = RowCache()
     read: list[Any] = []
 

@@ -87,7 +87,7 @@ def test_the_number_of_queries_does_not_grow(dataset) -> None:
     assert few <= QUERIES
 
 
-def test_it_tells_where_nodes_stand_and_who_must_stand_near(dataset) -> None:
+def test_a_snapshot_has_topology_and_constraints(dataset) -> None:
     Topology.objects.create(name="fabric", levels=["block", "rack"])
     Node.objects.filter(pk=dataset["node"].pk).update(labels={"rack": "r7", "block": "a"})
     dataset["node"].gpus.filter(index__gte=2).update(nvlink_island=1)
@@ -103,7 +103,7 @@ def test_it_tells_where_nodes_stand_and_who_must_stand_near(dataset) -> None:
     assert snapshot_from_json(snapshot_to_json(snapshot)) == snapshot
 
 
-def test_it_tells_what_is_reserved_and_not_over(dataset) -> None:
+def test_a_snapshot_has_reservations_that_are_not_over(dataset) -> None:
     admin, now, hour = factories.user(admin=True), timezone.now(), dt.timedelta(hours=1)
     gone = factories.node(dataset["pool"])
 
@@ -132,7 +132,7 @@ def test_it_tells_what_is_reserved_and_not_over(dataset) -> None:
     check_snapshot(take_snapshot(factories.cluster_settings()).snapshot)
 
 
-def test_it_tells_what_is_held_and_by_whom(dataset) -> None:
+def test_a_snapshot_has_allocations_and_their_owners(dataset) -> None:
     shared = submit(dataset, milli_per_gpu=300, cpu_milli=2000, memory_mib=512)
     place(dataset, shared, milli=300)
     whole = submit(dataset, gpus_per_task=2, time_limit_s=60, priority=-3)
@@ -171,7 +171,7 @@ def test_it_tells_what_is_held_and_by_whom(dataset) -> None:
     assert (quota.guaranteed_milli, quota.limit_milli, quota.user_limit_milli) == (1000, 5000, 3000)
 
 
-def test_who_waits_for_others_is_told_with_those_that_have_not_ended(dataset) -> None:
+def test_dependent_jobs_have_their_unfinished_dependencies(dataset) -> None:
     prep, other, done = (submit(dataset, name=name) for name in ("prep", "other", "done"))
     strict = submit(dataset, name="strict", dependencies=[prep, other, done])
     loose = submit(dataset, name="loose", dependencies=[prep, other], ignore_dependency_failure=True)
@@ -216,7 +216,7 @@ def test_jobs_with_gpus_avoid_nodes_whose_driver_is_too_old(dataset) -> None:
     assert rows["without"].ineligible_nodes == ()
 
 
-def test_jobs_with_gpus_avoid_drivers_that_do_not_know_the_cuda_of_their_image(dataset) -> None:
+def test_jobs_with_gpus_avoid_drivers_older_than_their_cuda(dataset) -> None:
     known = {"12.2": True, "12.10": False, "13.0": False, None: False}
     nodes = {cuda: factories.node(dataset["pool"], agent_info={"max_cuda_version": cuda}) for cuda in known}
     dataset["node"].delete()
@@ -240,7 +240,7 @@ def test_jobs_with_gpus_avoid_drivers_that_do_not_know_the_cuda_of_their_image(d
         assert len(rows()["with"][1]) == {"": 0, "12.1": 0, "13.1": 3}[needed]
 
 
-def test_what_one_node_says_of_an_image_keeps_jobs_off_that_node_alone(dataset) -> None:
+def test_a_missing_image_excludes_only_the_node_that_reports_it(dataset) -> None:
     lying, others = (
         factories.node(dataset["pool"], agent_info={"max_cuda_version": "13.0"}),
         [factories.node(dataset["pool"], agent_info={"max_cuda_version": "13.0"}) for _ in range(2)],
@@ -266,7 +266,7 @@ def image_row(environment: Environment, cuda: str | None) -> dict[str, object]:
     return names | {"runtime": "podman", "size_mib": 9000, "cuda": cuda}
 
 
-def test_shares_avoid_nodes_that_cannot_enforce_them_where_a_knob_says_so(dataset) -> None:
+def test_shares_avoid_nodes_that_cannot_enforce_them_if_required(dataset) -> None:
     reported = {"enforced": False, "message": "Shares of its GPUs are not enforced: they are pretend ones."}
     cannot = factories.node(dataset["pool"], agent_info={"gpu_sharing": reported})
     factories.node(dataset["pool"], agent_info={"gpu_sharing": {**reported, "enforced": True}})
@@ -299,7 +299,7 @@ def test_a_task_that_lost_the_daemon_of_its_share_ends_with_that_reason() -> Non
     assert end_reason(killed.container) is EndReason.EXIT_CODE
 
 
-def test_a_gpu_on_which_a_foreign_program_works_takes_nothing_new(dataset) -> None:
+def test_a_gpu_with_a_foreign_process_takes_no_new_job(dataset) -> None:
     row_cache = SnapshotCache()
     assert all(
         gpu.healthy
@@ -347,7 +347,7 @@ def test_a_knob_out_of_range_is_refused(dataset) -> None:
         take_snapshot(settings)
 
 
-def test_a_pool_brings_its_own_knobs_and_its_own_memory(dataset) -> None:
+def test_a_pool_has_its_own_settings_and_memory(dataset) -> None:
     day_s = 86_400.0
     attempt = place(dataset, submit(dataset))
     now = timezone.now()

@@ -52,7 +52,7 @@ def test_a_job_waits_for_its_start_time_while_later_jobs_start(dataset) -> None:
     assert Job.objects.get(pk=waiting.pk).state == "RUNNING"
 
 
-def test_its_place_in_the_queue_counts_from_its_start_time(dataset) -> None:
+def test_queue_position_counts_from_the_start_time(dataset) -> None:
     early, late = submit(dataset, start_after=in_minutes(60)), submit(dataset)
     rows = {row.job: row for row in take_snapshot(ClusterSettings.objects.get()).snapshot.pending}
     assert rows[late.public_id].submitted_s < rows[early.public_id].submitted_s
@@ -76,7 +76,7 @@ def test_the_preview_forecasts_a_start_after_it(dataset) -> None:
     assert answer["interval"] is None or answer["interval"]["p10_s"] >= at.timestamp()
 
 
-def test_it_is_at_most_a_year_ahead_and_may_be_past(dataset) -> None:
+def test_a_start_time_is_at_most_a_year_ahead_and_may_be_past(dataset) -> None:
     with pytest.raises(InvalidRequest) as refused:
         submit(dataset, start_after=in_minutes(60 * 24 * 370))
     assert refused.value.fields == {"start_after": "Must be within 366 days."}

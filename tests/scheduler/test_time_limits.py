@@ -71,7 +71,7 @@ def warnings(job: Job) -> list[JobEvent]:
     return list(JobEvent.objects.filter(job=job, kind="time_limit_warning"))
 
 
-def test_people_are_warned_once_before_each_end(dataset) -> None:
+def test_users_are_warned_once_before_each_end(dataset) -> None:
     far, near = (
         running(dataset, gpus=2),
         running(dataset, gpus=1, ran_s=8 * HOUR - 840, termination_grace_s=45),
@@ -98,7 +98,7 @@ def test_people_are_warned_once_before_each_end(dataset) -> None:
     )  # from half of a short limit on, whatever the knob says
 
 
-def test_the_end_comes_by_the_grace_of_the_job_and_lapses_what_waits(dataset) -> None:
+def test_the_job_ends_with_its_grace_period_and_pending_requests_lapse(dataset) -> None:
     job = running(dataset, ran_s=8 * HOUR + 1)
     asked = UserRequest.objects.create(
         kind="time",
@@ -155,7 +155,7 @@ def test_policy_limits_all_extensions_together(dataset) -> None:
 
 
 @pytest.mark.calm
-def test_a_worker_says_whom_it_delays_and_only_who_may_decides(dataset) -> None:
+def test_the_delay_impact_comes_from_a_worker_and_is_for_managers(dataset) -> None:
     dataset["project"].memberships.create(user=dataset["manager"], role="manager")
     elsewhere = factories.project("elsewhere", member=dataset["owner"])
     job = running(dataset)

@@ -48,7 +48,7 @@ def free_told(jobs: list[Job]) -> list[int]:
     return [JobVerdict.objects.get(job=job).details["free_gpus"] for job in jobs]
 
 
-def test_what_is_new_is_written_at_once_and_what_is_the_same_is_not(
+def test_new_verdicts_are_written_at_once_and_equal_ones_not(
     waiting: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verdict_store, "MAX_REFRESHED", 2)
@@ -58,7 +58,7 @@ def test_what_is_new_is_written_at_once_and_what_is_the_same_is_not(
     assert JobEvent.objects.filter(kind="verdict").count() == 10
 
 
-def test_new_numbers_reach_everybody_in_turns(waiting: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_parameters_are_written_in_turns(waiting: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verdict_store, "MAX_REFRESHED", 2)
     written(waiting, free=1)
     since = JobVerdict.objects.get(job=waiting[0]).code_since
@@ -72,7 +72,7 @@ def test_new_numbers_reach_everybody_in_turns(waiting: list[Job], monkeypatch: p
     assert JobEvent.objects.filter(kind="verdict").count() == 5
 
 
-def test_what_a_process_knows_it_need_not_read_and_still_sees_what_others_wrote(waiting: list[Job]) -> None:
+def test_a_process_caches_verdicts_and_sees_what_others_wrote(waiting: list[Job]) -> None:
     known = VerdictStore()
     assert written(waiting, free=1, known=known) == 5
     with CaptureQueriesContext(connection) as queries:

@@ -40,7 +40,7 @@ def request(dataset, **fields) -> JobRequest:
     return JobRequest(project=dataset["project"], environment=dataset["environment"], **fields)
 
 
-def test_nobody_waits_when_nobody_answers(dataset) -> None:
+def test_no_answer_blocks_nobody(dataset) -> None:
     redis.Redis.from_url(django_settings.REDIS_URL).delete(HEARTBEAT_KEY)
     began_s = time.monotonic()
     assert query_would_start(preview_query_body(dataset["owner"], request(dataset))) is None
@@ -48,7 +48,7 @@ def test_nobody_waits_when_nobody_answers(dataset) -> None:
     assert EngineQuery.objects.count() == 0
 
 
-def test_a_worker_says_whether_it_would_start(dataset) -> None:
+def test_a_worker_answers_whether_a_job_would_start(dataset) -> None:
     store = redis.Redis.from_url(django_settings.REDIS_URL)
     with engine_harness() as harness:
         _answers(harness, dataset, store)

@@ -27,7 +27,7 @@ def reported(**only) -> list[tuple[str, int, bool]]:
     ]
 
 
-def test_an_xid_is_counted_until_somebody_looked_and_then_begins_anew(gpu) -> None:
+def test_xids_are_counted_until_acknowledged(gpu) -> None:
     admin, member = factories.user(admin=True), factories.user()
     record_xid(gpu.node_id, gpu.uuid, 79, 1)
     record_xid(gpu.node_id, gpu.uuid, 79, 2)
@@ -52,7 +52,7 @@ def test_an_xid_is_counted_until_somebody_looked_and_then_begins_anew(gpu) -> No
     assert reported(code=79) == [("XID 79", 3, True), ("XID 79", 1, False)] and open_alert_count() == 1
 
 
-def test_a_foreign_program_is_an_alarm_while_it_is_there_and_until_somebody_looked(gpu) -> None:
+def test_a_foreign_process_raises_an_alert_until_gone_and_acknowledged(gpu) -> None:
     def seen(who: str) -> GpuAlert:
         record_foreign_processes(gpu.node.public_id, {gpu.uuid: who})
         return GpuAlert.objects.order_by("-id").get()

@@ -50,14 +50,14 @@ def read(attempt: Attempt) -> Attempt:
     return Attempt.objects.select_related("job").get(pk=attempt.pk)
 
 
-def test_it_is_so_long_before_the_node_was_asked(attempt: Attempt) -> None:
+def test_the_age_counts_from_the_time_of_the_poll(attempt: Attempt) -> None:
     now = timezone.now()
     assert record_checkpoint(attempt, 90.0, polled_at=now)
     assert read(attempt).checkpoint_at == now - 90 * SECOND
 
 
 @pytest.mark.parametrize(("ago_s", "is_s"), [(-5.0, 0.0), (0.0, 0.0), (10_000.0, 3600.0), (1e15, 3600.0)])
-def test_it_is_not_later_than_now_and_not_before_the_start(
+def test_a_checkpoint_is_not_in_the_future_or_before_the_start(
     attempt: Attempt, ago_s: float, is_s: float
 ) -> None:
     assert attempt.running_at
@@ -66,7 +66,7 @@ def test_it_is_not_later_than_now_and_not_before_the_start(
     assert read(attempt).checkpoint_at == now - is_s * SECOND
 
 
-def test_it_moves_forward_only_and_at_most_twice_a_minute(attempt: Attempt) -> None:
+def test_checkpoints_only_advance_and_are_stored_at_most_twice_a_minute(attempt: Attempt) -> None:
     began, written = timezone.now(), []
     for tick in range(120):  # it saves all the time, and its node is asked every second
         if record_checkpoint(read(attempt), 0.0, polled_at=began + tick * SECOND):
@@ -88,7 +88,7 @@ def test_two_nodes_of_a_gang_do_not_undo_each_other(attempt: Attempt) -> None:
     assert read(attempt).checkpoint_at == now - 10 * SECOND
 
 
-def test_what_is_known_already_asks_the_record_nothing(attempt: Attempt) -> None:
+def test_a_known_checkpoint_needs_no_query(attempt: Attempt) -> None:
     now = timezone.now()
     record_checkpoint(attempt, 60.0, polled_at=now)
     known = read(attempt)
@@ -97,14 +97,14 @@ def test_what_is_known_already_asks_the_record_nothing(attempt: Attempt) -> None
     assert len(queries) == 0
 
 
-def test_it_leaves_no_event_and_does_not_touch_the_job(attempt: Attempt) -> None:
+def test_a_checkpoint_writes_no_event_and_does_not_change_the_job(attempt: Attempt) -> None:
     events, version = JobEvent.objects.count(), attempt.job.version
     assert record_checkpoint(attempt, 1.0, polled_at=timezone.now())
     assert JobEvent.objects.count() == events
     assert read(attempt).job.version == version
 
 
-def test_an_attempt_that_does_not_run_yet_or_any_more_says_nothing(attempt: Attempt) -> None:
+def test_attempts_that_do_not_run_report_nothing(attempt: Attempt) -> None:
     now = timezone.now()
     job_control.record_task_ended(attempt.task_rows.get().pk, exit_code=0, reason=EndReason.COMPLETED)
     assert not record_checkpoint(attempt, 1.0, polled_at=now)  # as it was read before it ended
@@ -115,9 +115,7 @@ def test_an_attempt_that_does_not_run_yet_or_any_more_says_nothing(attempt: Atte
 
 
 @pytest.mark.parametrize("reported", [True, False])
-def test_the_training_of_the_demo_says_that_it_saved_and_how_far_it_has_come(
-    tmp_path: Path, reported: bool
-) -> None:
+def test_demo_training_reports_checkpoints_and_progress(tmp_path: Path, reported: bool) -> None:
     file = tmp_path / "checkpoint"
     file.touch()
     os.utime(file, (0, 0))
@@ -136,7 +134,7 @@ def listed(attempt: Attempt, ago_s: float, step: int) -> ListedCheckpoint:
     return ListedCheckpoint(f"step-{step}.pt", step, 1000, saved_s, "valid")
 
 
-def test_the_last_checkpoint_of_a_run_is_known_from_the_list_though_nobody_read_its_report(
+def test_the_last_checkpoint_of_a_run_is_taken_from_the_listing_without_a_report(
     attempt: Attempt,
 ) -> None:
     record_newest(attempt, listed(attempt, 20.0, 7))

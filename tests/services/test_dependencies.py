@@ -48,7 +48,7 @@ def state(job: Job) -> str:
     return job.state
 
 
-def test_it_waits_and_is_not_cancelled_when_the_other_one_completes(dataset):
+def test_a_dependent_job_waits_and_is_not_cancelled_when_the_dependency_completes(dataset):
     prep = submit(dataset, "prep")
     job = submit(dataset, dependencies=[prep, prep])
     assert [row.depends_on for row in job.dependencies.all()] == [prep]
@@ -74,7 +74,7 @@ def test_a_failure_cancels_the_whole_chain_with_a_sentence_for_each(dataset):
     assert cancel_dependents() == 0
 
 
-def test_a_cancelled_job_that_never_ran_takes_its_chain_along(dataset):
+def test_cancelling_a_job_that_never_ran_cancels_its_dependents(dataset):
     prep = submit(dataset, "prep")
     train = submit(dataset, "train", dependencies=[prep])
     do_cancel_job(dataset["owner"], prep)
@@ -93,7 +93,7 @@ def test_a_job_of_another_project_is_not_named(dataset):
     assert "secret-name" not in job.message and "a job of another project" in job.message
 
 
-def test_what_may_not_be_named_is_refused_by_field(dataset):
+def test_inadmissible_dependencies_are_refused_by_field(dataset):
     outsider = factories.user()
     hidden = submit(dataset, "hidden", owner=outsider, project=factories.project(member=outsider))
     with pytest.raises(InvalidRequest) as refusal:
@@ -107,7 +107,7 @@ def test_what_may_not_be_named_is_refused_by_field(dataset):
     assert submit(dataset, dependencies=many[:MAX_DEPENDENCIES]).dependencies.count() == MAX_DEPENDENCIES
 
 
-def test_what_has_failed_already_is_refused_unless_any_end_will_do(dataset):
+def test_a_failed_dependency_is_refused_unless_any_end_is_accepted(dataset):
     prep = submit(dataset, "prep")
     do_cancel_job(dataset["owner"], prep)
     prep.refresh_from_db()
@@ -117,7 +117,7 @@ def test_what_has_failed_already_is_refused_unless_any_end_will_do(dataset):
     assert submit(dataset, dependencies=[prep], ignore_dependency_failure=True).state == JobState.PENDING
 
 
-def test_what_fails_between_the_form_and_the_submit_is_refused_too(dataset):
+def test_a_dependency_that_fails_during_submission_is_refused(dataset):
     """The row that the form read still says that it waits."""
     prep = submit(dataset, "prep")
     seen = Job.objects.get(pk=prep.pk)
@@ -127,14 +127,14 @@ def test_what_fails_between_the_form_and_the_submit_is_refused_too(dataset):
     assert Job.objects.filter(name="next").count() == 0
 
 
-def test_the_database_lets_nothing_wait_for_itself_or_for_what_came_later(dataset):
+def test_the_database_refuses_dependencies_on_itself_or_on_later_jobs(dataset):
     first, second = submit(dataset, "a"), submit(dataset, "b")
     for job, after in ((first, first), (first, second)):
         with pytest.raises(IntegrityError), transaction.atomic():
             Dependency.objects.create(job=job, depends_on=after)
 
 
-def test_started_again_it_waits_for_nobody_and_nobody_for_it(dataset):
+def test_a_restarted_job_has_no_dependencies_and_no_dependents(dataset):
     prep = submit(dataset, "prep")
     train = submit(dataset, "train", dependencies=[prep])
     end(dataset, prep, exit_code=1)

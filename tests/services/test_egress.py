@@ -37,7 +37,7 @@ def hold(project: Project, mode: str) -> None:
     Project.objects.filter(pk=project.pk).update(policy={"egress": mode})
 
 
-def test_a_project_holds_the_strictest_policy_of_its_pool_and_those_above_it(dataset) -> None:
+def test_a_project_has_the_strictest_policy_of_its_pool_and_its_parents(dataset) -> None:
     pool, above, below = dataset["pool"], dataset["above"], dataset["below"]
     assert network_policy(pool, below) == {"mode": "open", "allow": []}
     assert restricted_pools({}) == set()

@@ -48,7 +48,7 @@ def test_the_database_refuses_it_too(least) -> None:
         Job.objects.filter(pk=job.pk).update(min_tasks=least)
 
 
-def test_a_job_that_can_begin_here_is_accepted_however_far_it_would_grow() -> None:
+def test_a_job_whose_minimum_fits_is_accepted_whatever_its_maximum() -> None:
     dataset = factories.basic_cluster()  # four GPUs
     Quota.objects.create(project=dataset["project"], pool=dataset["pool"], limit_milli=2000)
     assert submit(dataset, tasks=100, min_tasks=2).is_elastic
@@ -165,7 +165,7 @@ EVENTS = ("grow", "shrink", "start", "fail", "reboot", "finish", "refuse", "canc
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 3)), max_size=14))
-def test_whatever_happens_gpus_usage_and_tasks_agree(events) -> None:
+def test_gpus_usage_and_tasks_agree_after_any_sequence(events) -> None:
     fixture_data = FixtureData()
     fixture_data.check()
     for name, pick in [*events, *((name, 0) for name in ("cancel", *["reboot"] * TASKS))]:

@@ -73,7 +73,7 @@ def test_only_the_projects_that_are_named_and_those_below_them_run_an_environmen
     do_resume_job(owner, before)
 
 
-def test_an_image_is_brought_to_the_nodes_that_lack_it(dataset) -> None:
+def test_an_image_is_copied_to_the_nodes_that_lack_it(dataset) -> None:
     environment = dataset["saved"]
     first, second = dataset["node"], factories.node(dataset["pool"], runtime="docker")
     away = factories.node(dataset["pool"])

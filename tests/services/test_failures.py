@@ -131,7 +131,7 @@ def test_an_xid_of_a_gpu_of_the_job_names_the_failure(dataset):
     assert line == f"XID 79 on GPU {gpu.index} of {dataset['node'].name}: GPU has fallen off the bus"
 
 
-def test_a_rule_of_an_administrator_applies_and_leaves_audit_rows(dataset):
+def test_a_rule_of_an_administrator_applies_and_is_audited(dataset):
     do_save_failure_rule(dataset["admin"], new_rule("licence"), enabled=True, create=True)
     first = failed_job(dataset, "no license server answers\n")
     identify_failures()
@@ -292,7 +292,7 @@ def test_a_job_that_applies_failure_actions_starts_again_with_more_memory(datase
     assert "is not possible: No node has more memory than it requests" in full.message
 
 
-def test_a_job_that_applies_failure_actions_leaves_the_node_that_its_rule_names(dataset):
+def test_a_job_that_applies_failure_actions_avoids_the_node_its_rule_names(dataset):
     job = automatic(dataset, "CUDA error: uncorrectable ECC error encountered\n")
     assert job.state == "FAILED" and "No other node can run it" in job.message
     factories.node(dataset["pool"], name="other")

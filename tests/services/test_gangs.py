@@ -103,7 +103,7 @@ def test_a_port_is_free_again_with_the_end_and_not_the_next_to_be_tried(dataset)
         place(dataset, submit(dataset), dataset["node"], third)
 
 
-def test_on_one_node_the_node_knows_the_address_and_without_leave_there_is_none(dataset) -> None:
+def test_ranks_on_one_node_get_its_address_and_none_without_permission(dataset) -> None:
     here = place(dataset, submit(dataset), dataset["node"], dataset["node"]).rendezvous
     assert (here.address, here.node_network) == ("", False)
     NodePool.objects.update(allow_host_network=False)
@@ -130,7 +130,7 @@ def test_a_task_that_a_restored_record_finds_running_does_not_keep_the_others(da
     assert attempt.all_prepared_at is not None and job_control.mark_task_sent(tasks(attempt)[1])
 
 
-def test_nobody_begins_before_everybody_is_prepared(dataset) -> None:
+def test_no_rank_starts_before_all_are_prepared(dataset) -> None:
     attempt = place(dataset, submit(dataset))
     first, second = tasks(attempt)
     assert attempt.gang_start and job_control.mark_task_sent(first)
@@ -143,7 +143,7 @@ def test_nobody_begins_before_everybody_is_prepared(dataset) -> None:
     assert all(job_control.mark_task_sent(task) for task in tasks(attempt))
 
 
-def test_a_refusal_frees_what_no_node_was_told_of_and_keeps_the_rest_until_it_is_proved(dataset) -> None:
+def test_a_refusal_releases_unsent_tasks_and_holds_the_others_until_proof(dataset) -> None:
     job = submit(dataset)
     attempt = place(dataset, job)
     first, second = tasks(attempt)
@@ -163,7 +163,7 @@ def test_a_refusal_frees_what_no_node_was_told_of_and_keeps_the_rest_until_it_is
     assert not Rendezvous.objects.filter(live=True).exists()
 
 
-def test_an_attempt_of_before_keeps_its_gpus_until_its_nodes_speak(dataset) -> None:
+def test_an_older_attempt_holds_its_gpus_until_its_nodes_report(dataset) -> None:
     attempt = place(dataset, submit(dataset))
     Attempt.objects.filter(pk=attempt.pk).update(gang_start=False)
     assert job_control.mark_task_sent(tasks(attempt)[0])
@@ -191,7 +191,7 @@ def test_a_gang_does_not_wait_for_a_node_that_fell_silent(dataset) -> None:
 
 
 @pytest.mark.parametrize("wants", [True, False])
-def test_one_rank_that_fails_ends_all_and_restarts_them_as_often_as_was_asked(dataset, wants: bool) -> None:
+def test_one_failed_rank_ends_all_and_restarts_them_as_often_as_requested(dataset, wants: bool) -> None:
     job = submit(dataset, retry_on=["command_failure"] if wants else [], max_attempts=2)
     for states in [("PENDING", "FAILED"), ("FAILED", None)]:
         attempt = place(dataset, job)
@@ -209,7 +209,7 @@ def test_one_rank_that_fails_ends_all_and_restarts_them_as_often_as_was_asked(da
             return
 
 
-def test_what_is_asked_for_is_checked(dataset) -> None:
+def test_gang_requests_are_validated(dataset) -> None:
     with pytest.raises(InvalidRequest) as unknown:
         submit(dataset, launcher="mpirun")
     assert "none, torchrun" in unknown.value.fields["launcher"]
@@ -271,7 +271,7 @@ def name(dataset, **named) -> None:
         node.refresh_from_db()
 
 
-def test_what_a_pool_names_decides_where_ranks_meet_and_a_node_without_it_gets_no_gang(dataset) -> None:
+def test_the_fabric_of_a_pool_decides_the_rendezvous_and_nodes_without_it_get_no_gang(dataset) -> None:
     second = dataset["nodes"][1]
     name(dataset, interface="10.0.0.0/24")
     row = place(dataset, submit(dataset)).rendezvous
@@ -299,7 +299,7 @@ def test_what_a_pool_names_decides_where_ranks_meet_and_a_node_without_it_gets_n
     )
 
 
-def test_in_a_network_of_the_engine_rank_zero_has_an_address_that_no_other_has(dataset) -> None:
+def test_in_an_engine_network_rank_zero_has_a_unique_address(dataset) -> None:
     subnet = {"subnet": "10.9.0.0/24", "range": ["10.9.0.32", "10.9.0.39"], "gateway": "10.9.0.1"}
     networks = {"podman": [{"name": "fabric0", "driver": "macvlan", "subnets": [subnet]}]}
     for node in dataset["nodes"]:
@@ -327,7 +327,7 @@ def test_in_a_network_of_the_engine_rank_zero_has_an_address_that_no_other_has(d
     assert dataset["nodes"][1].missing_requirements == "Its podman has no network fabric0."
 
 
-def test_ranks_begin_once_every_other_node_has_reached_that_of_rank_zero(dataset) -> None:
+def test_ranks_start_once_every_other_node_reached_rank_zero(dataset) -> None:
     third = factories.node(dataset["pool"])
     dataset["nodes"].append(third)
     for number, node in enumerate(dataset["nodes"], 1):
@@ -387,7 +387,7 @@ def test_ranks_begin_once_every_other_node_has_reached_that_of_rank_zero(dataset
     assert to_start() == [1, 2, 3]
 
 
-def test_who_reaches_fewer_others_is_the_one_that_a_job_is_kept_off(dataset) -> None:
+def test_a_job_avoids_the_node_that_reaches_fewer_others(dataset) -> None:
     nodes = [*dataset["nodes"], factories.node(dataset["pool"]), factories.node(dataset["pool"])]
     Node.objects.update(state="ready", breaker_state="healthy")
     job = submit(dataset)

@@ -63,7 +63,7 @@ def test_a_packed_oci_layout_names_the_configuration_of_its_image(tmp_path) -> N
     assert archive_config_digest(packed(tmp_path / "image.tar", files), "x:1") == digest(CONFIGS["a.json"])
 
 
-def test_what_cannot_be_read_names_no_image(tmp_path) -> None:
+def test_an_unreadable_archive_names_no_image(tmp_path) -> None:
     (tmp_path / "noise").write_bytes(b"noise" * 1000)
     compressed = packed(tmp_path / "image.tar.gz", saved(("a.json", [])), "w:gz")
     for path in (tmp_path / "noise", tmp_path / "gone", tmp_path, compressed):

@@ -68,7 +68,7 @@ def test_a_registry_image_is_pinned_by_its_digest_and_a_loaded_one_by_its_config
     assert pin_of(Environment(image=image, archive=archive), row) == pin
 
 
-def test_an_image_counts_for_all_once_two_nodes_report_it(dataset) -> None:
+def test_an_image_is_confirmed_once_two_nodes_report_it(dataset) -> None:
     environment, node, second = dataset["environment"], dataset["node"], dataset["second"]
     early = factories.job(dataset["owner"], dataset["project"], environment)
     record_claim(environment, node, [on_node(ID, f"{NAME}@{ONE}")])
@@ -92,7 +92,7 @@ def test_an_image_counts_for_all_once_two_nodes_report_it(dataset) -> None:
     assert claims(environment) == {f"{NAME}@{ONE}": [node.name]}
 
 
-def test_one_node_alone_changes_neither_an_environment_nor_what_others_report(dataset) -> None:
+def test_one_node_alone_changes_neither_an_environment_nor_other_reports(dataset) -> None:
     environment, honest = dataset["environment"], dataset["node"]
     hostile = dataset["second"]
     third = factories.node(dataset["pool"], name="third")
@@ -150,7 +150,7 @@ def test_an_environment_is_pinned_by_the_trusted_nodes_that_agree(nodes, pinned)
     assert environment.image_digest == (f"{NAME}@{ONE}" if pinned else "")
 
 
-def test_two_pairs_of_nodes_that_disagree_leave_the_choice_to_an_administrator(dataset) -> None:
+def test_two_pairs_of_nodes_that_disagree_need_an_administrator(dataset) -> None:
     environment = dataset["environment"]
     for name, digest, state in (
         ("a", ONE, "quarantined"), ("b", ONE, "healthy"), ("c", OTHER, "quarantined"), ("d", OTHER, "healthy")
@@ -175,7 +175,7 @@ def test_a_node_with_several_digests_of_one_image_reports_the_one_that_others_re
     assert Environment.objects.get(pk=environment.pk).image_digest == f"{NAME}@{OTHER}"
 
 
-def test_claims_that_arrive_after_the_image_was_changed_pin_nothing(dataset) -> None:
+def test_reports_after_an_image_change_pin_nothing(dataset) -> None:
     stale = Environment.objects.get(pk=dataset["environment"].pk)
     Environment.objects.filter(pk=stale.pk).update(image=f"{NAME}:3")
     for node in (dataset["node"], dataset["second"]):
@@ -228,7 +228,7 @@ def test_an_administrator_updates_the_image_and_submitted_jobs_keep_theirs(datas
     assert pin_job(task_of(place(dataset, before))) == f"{NAME}@{ONE}"
 
 
-def test_a_check_of_the_tag_is_asked_of_one_node_that_answers(dataset) -> None:
+def test_a_tag_check_is_sent_to_one_responding_node(dataset) -> None:
     environment = dataset["environment"]
     assert do_check_tag(dataset["admin"], environment) == dataset["node"]
     row = ImagePresence.objects.get()
@@ -246,7 +246,7 @@ def test_a_check_of_the_tag_is_asked_of_one_node_that_answers(dataset) -> None:
         assert no_tag.value.code == "no_tag"
 
 
-def test_another_image_or_archive_is_resolved_anew_and_one_named_by_digest_at_once(dataset) -> None:
+def test_another_image_or_archive_is_resolved_again_and_a_digest_at_once(dataset) -> None:
     admin, environment = dataset["admin"], dataset["environment"]
 
     def save(**words):

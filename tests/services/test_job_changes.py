@@ -36,7 +36,7 @@ def submit(world, name="train", owner=None, project=None, **fields) -> Job:
     )
 
 
-def test_a_change_is_recorded_with_what_was_before(world):
+def test_a_change_is_recorded_with_the_old_value(world):
     first, job = submit(world, "first"), submit(world, "second", gpus_per_task=4)
     OutboxMessage.objects.all().delete()
     changes = {"gpus_per_task": 2, "time_limit_s": 3600, "dependencies": (first,)}
@@ -56,7 +56,7 @@ def test_a_change_is_recorded_with_what_was_before(world):
     assert not do_change_job(world.owner, changed, {"dependencies": ()}).dependencies.exists()
 
 
-def test_what_the_cluster_can_never_run_is_refused(world):
+def test_requests_impossible_in_this_cluster_are_refused(world):
     job = submit(world)
     with pytest.raises(Unsatisfiable):
         do_change_job(world.owner, job, {"gpus_per_task": 5})
@@ -80,7 +80,7 @@ def test_a_dependency_that_failed_can_be_ignored_and_not_required_again(world):
     assert not do_change_job(world.owner, job, {"dependencies": ()}).dependencies.exists()
 
 
-def test_nobody_names_a_job_that_they_may_not_see(world):
+def test_a_job_that_is_not_visible_cannot_be_a_dependency(world):
     foreign = submit(
         world, "foreign", owner=world.manager, project=factories.project("law", manager=world.manager)
     )
@@ -114,7 +114,7 @@ def test_a_job_that_has_run_keeps_its_gpu_request(world):
     assert do_change_job(world.owner, job, {"priority": -1}).priority == -1
 
 
-def test_only_who_controls_a_job_changes_it_and_only_managers_raise_its_priority(world):
+def test_changes_need_control_of_the_job_and_a_higher_priority_a_manager(world):
     other = factories.user("eve")
     world.project.memberships.create(user=other, role="member")
     job = submit(world)
@@ -167,7 +167,7 @@ def test_an_owner_orders_their_waiting_jobs(world):
     assert AuditEntry.objects.filter(action="job.move").count() == 3
 
 
-def test_nobody_orders_the_jobs_of_others(world):
+def test_jobs_of_others_cannot_be_reordered(world):
     job = submit(world)
     with pytest.raises(Forbidden):
         do_move_job(world.manager, job, "up")

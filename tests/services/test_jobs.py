@@ -46,7 +46,7 @@ def test_eight_gpus_on_two_nodes_may_wait_and_nine_never_fit(dataset):
     assert refusal.value.details["nearest"] == {"tasks": 8, "gpus_per_task": 1}
 
 
-def test_more_than_one_person_may_ever_hold_is_refused_with_the_nearest(dataset):
+def test_a_request_above_the_limit_per_user_is_refused_with_the_nearest(dataset):
     Quota.objects.create(project=dataset["project"], pool=dataset["pool"], user_limit_milli=2000)
     with pytest.raises(Unsatisfiable) as refusal:
         submit(dataset, gpus_per_task=4)
@@ -141,7 +141,7 @@ def never(dataset, **fields):
         ),
     ],
 )
-def test_what_no_node_could_ever_hold(dataset, fields, says, nearest):
+def test_a_request_no_node_can_hold_is_refused(dataset, fields, says, nearest):
     """Two large nodes in one pool, a small one with another GPU in a second."""
     other = factories.pool("other")
     small = factories.node(other, name="small", gpus=1, cpu_milli=4000, memory_mib=8000)
@@ -151,7 +151,7 @@ def test_what_no_node_could_ever_hold(dataset, fields, says, nearest):
     assert found == nearest
 
 
-def test_what_another_pool_could_hold_names_it(dataset):
+def test_a_pool_that_could_hold_the_request_is_named(dataset):
     other = factories.pool("other")
     factories.node(other, gpus=1, runtime="process").gpus.update(model="Other 40")
     message, nearest = never(dataset, pool=other)
@@ -172,7 +172,7 @@ def test_a_runtime_that_no_node_has(dataset):
         submit(dataset)
 
 
-def test_a_pool_must_both_hold_it_and_allow_it(dataset):
+def test_one_pool_must_both_hold_and_allow_the_request(dataset):
     """The limit of the large pool is not lifted by a small pool that has none."""
     factories.node(factories.pool("tiny"), gpus=1)
     Quota.objects.create(project=dataset["project"], pool=dataset["pool"], limit_milli=2000)
@@ -181,7 +181,7 @@ def test_a_pool_must_both_hold_it_and_allow_it(dataset):
     assert nearest == {"tasks": 1, "gpus_per_task": 2}
 
 
-def test_a_cluster_out_of_service_comes_back(dataset):
+def test_a_cluster_returns_to_service(dataset):
     Node.objects.update(state="cordoned")
     assert submit(dataset, gpus_per_task=4).state == "PENDING"
 
@@ -223,7 +223,7 @@ def test_nonsense_is_refused_by_field(dataset, fields, named):
     assert named in refusal.value.fields
 
 
-def test_strangers_do_not_learn_that_the_project_exists(dataset):
+def test_strangers_cannot_learn_that_a_project_exists(dataset):
     with pytest.raises(NotFound):
         submit(dataset, user=factories.user())
     viewer = factories.user()
@@ -256,7 +256,7 @@ def test_start_again_makes_the_same_request(dataset):
     assert again.pk != job.pk
 
 
-def test_one_account_for_all_is_for_one_person_alone(dataset):
+def test_a_shared_account_is_for_one_user_only(dataset):
     """Without root the runtime process cannot keep people apart."""
     admin = factories.user(admin=True)
     node = factories.node(dataset["pool"], runtime="process", agent_info={"per_user_isolation": False})

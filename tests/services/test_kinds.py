@@ -37,7 +37,7 @@ def submit(dataset, **asks):
         ({"min_compute_capability": float("nan")}, "min_compute_capability"),
     ],
 )
-def test_what_is_no_kind_is_refused_by_field(dataset, asks, field) -> None:
+def test_invalid_gpu_models_are_refused_by_field(dataset, asks, field) -> None:
     with pytest.raises(InvalidRequest) as refusal:
         submit(dataset, **asks)
     assert set(refusal.value.fields) == {field}
@@ -58,7 +58,7 @@ def test_what_is_no_kind_is_refused_by_field(dataset, asks, field) -> None:
         ),
     ],
 )
-def test_what_no_gpu_is_like_is_refused_with_the_nearest(dataset, asks, message, nearest) -> None:
+def test_an_unknown_gpu_model_is_refused_with_the_nearest(dataset, asks, message, nearest) -> None:
     with pytest.raises(Unsatisfiable) as refusal:
         submit(dataset, **asks)
     assert refusal.value.message == message
@@ -72,7 +72,7 @@ def test_whole_gpus_and_slices_are_counted_apart(dataset) -> None:
             submit(dataset, **asks)
 
 
-def test_the_scheduler_places_each_on_its_kind(dataset) -> None:
+def test_the_scheduler_places_each_job_on_its_gpu_model(dataset) -> None:
     small = submit(dataset, mig_profile="1g.10gb", min_compute_capability=8.0)
     whole = submit(dataset, gpus_per_task=2)
     plan = decide(take_snapshot(factories.cluster_settings()).snapshot, Policy())

@@ -93,7 +93,7 @@ def test_shares_fill_a_gpu_and_no_more(dataset):
     assert used(dataset)[0] == 800
 
 
-def test_two_schedulers_at_once_seat_one_job(dataset):
+def test_two_concurrent_schedulers_start_a_job_once(dataset):
     gpu = [dataset["node"].gpus.first()]
     jobs = [submit(dataset) for _ in range(2)]
     barrier, outcomes = threading.Barrier(2), []
@@ -116,7 +116,7 @@ def test_two_schedulers_at_once_seat_one_job(dataset):
     assert sorted(outcomes) == ["refused", "seated"]
 
 
-def test_cancel_before_a_start_went_out_ends_at_once(dataset):
+def test_cancelling_before_a_start_was_sent_ends_at_once(dataset):
     job = submit(dataset)
     attempt = place(dataset, job)
     job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
@@ -126,7 +126,7 @@ def test_cancel_before_a_start_went_out_ends_at_once(dataset):
     assert Allocation.objects.get(task__attempt=attempt).proof == "never_started"
 
 
-def test_cancel_holds_the_gpu_until_the_node_says_gone(dataset):
+def test_a_cancelled_job_holds_its_gpu_until_the_node_confirms_the_end(dataset):
     job = submit(dataset)
     (task,) = run(place(dataset, job))
     job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
@@ -141,7 +141,7 @@ def test_cancel_holds_the_gpu_until_the_node_says_gone(dataset):
     assert used(dataset)[0] == 0
 
 
-def test_an_ended_job_stays_what_it_was(dataset):
+def test_an_ended_job_does_not_change(dataset):
     job = submit(dataset)
     (task,) = run(place(dataset, job))
     job_control.record_task_ended(task, exit_code=3, reason=EndReason.EXIT_CODE)
@@ -154,7 +154,7 @@ def test_an_ended_job_stays_what_it_was(dataset):
     )
 
 
-def test_an_end_told_twice_counts_once(dataset):
+def test_a_repeated_end_counts_once(dataset):
     job = submit(dataset)
     (task,) = run(place(dataset, job))
     for _ in range(3):
@@ -269,7 +269,7 @@ def test_a_held_job_is_not_placed(dataset):
         ("portal_task", ATTEMPT_TRANSITIONS),
     ],
 )
-def test_the_database_refuses_just_what_the_tables_refuse(dataset, table, moves):
+def test_the_database_refuses_exactly_the_transitions_outside_the_tables(dataset, table, moves):
     job = submit(dataset)
     attempt = place(dataset, job)
     ids = {"portal_job": job.pk, "portal_attempt": attempt.pk, "portal_task": attempt.task_rows.get().pk}

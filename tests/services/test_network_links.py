@@ -50,7 +50,7 @@ def test_the_mark_expires_with_its_measurement(nodes) -> None:
     assert slow() == set()
 
 
-def test_pools_are_compared_with_themselves(nodes) -> None:
+def test_pools_are_compared_only_with_themselves(nodes) -> None:
     other_pool = factories.pool()
     others = [factories.node(other_pool) for _ in range(3)]
     for peer in nodes[1:]:

@@ -57,7 +57,7 @@ def begun() -> list[NodeOperation]:
 
 
 @given(st.lists(st.sampled_from(RolloutStatus), max_size=30), st.integers(1, 8))
-def test_the_first_goes_alone_and_nobody_follows_a_failure(turns: list[RolloutStatus], at_once: int) -> None:
+def test_one_node_goes_first_and_none_follows_a_failure(turns: list[RolloutStatus], at_once: int) -> None:
     more = startable_count(turns, at_once)
     under_way = turns.count(RolloutStatus.RUNNING) + more
     assert 0 <= more <= turns.count(RolloutStatus.PENDING)
@@ -71,7 +71,7 @@ def test_the_first_goes_alone_and_nobody_follows_a_failure(turns: list[RolloutSt
         assert turns.count(RolloutStatus.RUNNING) >= at_once, "somebody could have begun"
 
 
-def test_an_upgrade_of_all_begins_with_one_and_ends_with_all(dataset) -> None:
+def test_an_upgrade_of_all_nodes_starts_with_one(dataset) -> None:
     rollout = operations.do_upgrade_all(dataset["admin"])
     assert rollout.operations.count() == 12, "the silent one is left out"
     with pytest.raises(Conflict, match="already"):
@@ -112,7 +112,7 @@ def test_an_upgrade_of_all_stops_at_the_first_that_falls_silent(dataset) -> None
     assert operations.nodes_with_due_operations() and begun() == []
 
 
-def test_who_may_ask_and_what_is_not_asked_twice(dataset) -> None:
+def test_operations_need_permission_and_are_not_requested_twice(dataset) -> None:
     with pytest.raises(Forbidden):
         operations.do_request_operation(dataset["member"], node("n00"), OperationKind.PREFLIGHT)
     with pytest.raises(Forbidden):
@@ -125,7 +125,7 @@ def test_who_may_ask_and_what_is_not_asked_twice(dataset) -> None:
     assert AgentRollout.objects.count() == 0
 
 
-def test_a_node_comes_back_once_its_check_finds_nothing(dataset) -> None:
+def test_a_node_returns_after_a_clean_check(dataset) -> None:
     admin = dataset["admin"]
 
     def put_aside() -> None:
@@ -154,7 +154,7 @@ def test_a_node_comes_back_once_its_check_finds_nothing(dataset) -> None:
     assert node("n01").state == "cordoned"
 
 
-def test_a_node_that_cannot_be_checked_is_returned_by_who_says_so(dataset) -> None:
+def test_a_node_that_cannot_be_checked_is_returned_by_a_named_user(dataset) -> None:
     admin = dataset["admin"]
     nodes.do_set_node_state(admin, node("n12"), NodeState.DRAINED)
     with pytest.raises(Conflict, match="n12 is unreachable, so it cannot be checked") as silent:
@@ -167,7 +167,7 @@ def test_a_node_that_cannot_be_checked_is_returned_by_who_says_so(dataset) -> No
         do_uncordon_node(admin, node("n12"), force=True)
 
 
-def test_without_a_signed_agent_nothing_is_asked(dataset, settings, tmp_path) -> None:
+def test_without_a_signed_agent_no_upgrade_is_requested(dataset, settings, tmp_path) -> None:
     settings.DATA_DIR = tmp_path / "elsewhere"
     for ask in (
         lambda: operations.do_upgrade_all(dataset["admin"]),
@@ -178,7 +178,7 @@ def test_without_a_signed_agent_nothing_is_asked(dataset, settings, tmp_path) ->
     assert not NodeOperation.objects.exists()
 
 
-def test_nodes_are_tidied_by_themselves_and_sooner_when_full(dataset) -> None:
+def test_nodes_are_cleaned_up_regularly_and_sooner_when_full(dataset) -> None:
     operations.request_due_gc()
     assert not NodeOperation.objects.exists(), "they are new"
     Node.objects.update(created_at=timezone.now() - dt.timedelta(days=2))
@@ -211,7 +211,7 @@ def test_policy_sets_from_which_use_images_are_removed(dataset) -> None:
     assert NodeOperation.objects.get().node.name == "n04"
 
 
-def test_images_that_fill_a_node_have_it_tidied_and_what_went_is_audited(dataset) -> None:
+def test_a_node_full_of_images_is_cleaned_up_and_audited(dataset) -> None:
     n04 = node("n04")
     for used_percent in (None, 84.9):
         operations.request_gc_if_full(n04, used_percent)

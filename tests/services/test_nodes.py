@@ -34,7 +34,7 @@ def dataset():
     }
 
 
-def test_what_a_node_tells_of_its_gpus_is_kept(dataset) -> None:
+def test_gpu_data_reported_by_a_node_is_stored(dataset) -> None:
     reported = hello(dataset)
     reported["gpus"][1] |= {"nvlink_island": 2, "compute_capability": 9.0, "mig_profile": "1g.10gb"}
     nodes.record_hello(dataset["node"].pk, reported, received_s=100.0)
@@ -88,7 +88,7 @@ def test_a_first_hello_makes_an_enrolled_node_ready(dataset):
     assert node.gpus.get().simulated
 
 
-def test_a_new_boot_id_ends_what_ran_and_frees_its_gpus(dataset):
+def test_a_new_boot_id_ends_earlier_tasks_and_releases_gpus(dataset):
     job = running(dataset)
     assert nodes.record_hello(dataset["node"].pk, hello(dataset, "one"), received_s=100) is False
     job.refresh_from_db()
@@ -100,7 +100,7 @@ def test_a_new_boot_id_ends_what_ran_and_frees_its_gpus(dataset):
     assert not dataset["node"].gpus.filter(used_milli__gt=0).exists()
 
 
-def test_an_unreachable_node_keeps_its_gpus_until_it_is_fenced(dataset):
+def test_an_unreachable_node_holds_its_gpus_until_fenced(dataset):
     job = running(dataset)
     with pytest.raises(Conflict):
         nodes.do_fence_node(dataset["admin"], dataset["node"], reason="I am sure")
@@ -116,7 +116,7 @@ def test_an_unreachable_node_keeps_its_gpus_until_it_is_fenced(dataset):
     assert job.attempts.get().task_rows.get().allocations.get().proof == "fenced"
 
 
-def test_a_gpu_that_vanishes_is_lost_and_its_job_is_asked_to_leave(dataset):
+def test_a_gpu_that_disappears_is_lost_and_its_job_is_preempted(dataset):
     job = running(dataset)
     reported = hello(dataset)["gpus"][1:]
     nodes.record_hello(dataset["node"].pk, hello(dataset, gpus=reported), received_s=100)
@@ -145,7 +145,7 @@ def test_a_gpu_that_vanishes_is_lost_and_its_job_is_asked_to_leave(dataset):
     ]
 
 
-def test_a_fatal_fault_ends_what_runs_and_a_lesser_one_only_keeps_new_work_off(dataset):
+def test_a_fatal_fault_ends_tasks_and_a_lesser_one_only_blocks_new_ones(dataset):
     job = running(dataset)
     gpu = dataset["node"].gpus.get(index=0)
     record_gpu_health(gpu.pk, GpuHealth.QUARANTINED, "Its NVLink had an error.")
@@ -166,7 +166,7 @@ def test_a_fatal_fault_ends_what_runs_and_a_lesser_one_only_keeps_new_work_off(d
         place(dataset, other)
 
 
-def test_errors_that_nobody_watched_are_found_by_their_count_once(dataset):
+def test_unobserved_errors_are_found_once_by_their_count(dataset):
     def report(count: int | None) -> str:
         reported = hello(dataset)
         reported["gpus"][0]["ecc_uncorrected"] = count
@@ -181,7 +181,7 @@ def test_errors_that_nobody_watched_are_found_by_their_count_once(dataset):
     assert [report(count) for count in (8, 8, 9)] == ["ok", "ok", "quarantined"]
 
 
-def test_a_gpu_with_a_warning_takes_work_and_says_so_until_it_is_over(dataset):
+def test_a_gpu_with_a_warning_takes_work_and_shows_it(dataset):
     gpu = dataset["node"].gpus.get(index=0)
     for message in ("It runs slower: it is too hot.", ""):
         record_gpu_health(gpu.pk, GpuHealth.OK, message)
@@ -199,7 +199,7 @@ def test_a_gpu_that_moves_to_another_node_is_not_held_against_it(dataset):
     assert (moved.node, moved.health, moved.health_reason) == (other, GpuHealth.OK, "")
 
 
-def test_a_gpu_that_another_node_has_or_holds_does_not_move_and_raises_an_alarm(dataset):
+def test_a_gpu_reported_by_a_second_node_does_not_move_and_raises_an_alert(dataset):
     job, node = running(dataset), dataset["node"]
     newcomer = factories.node(dataset["pool"], gpus=0)
     reported = hello(dataset)["gpus"]
@@ -229,7 +229,7 @@ def test_a_gpu_of_a_retired_node_moves(dataset):
     assert newcomer.gpus.count() == 4 and not GpuAlert.objects.exists()
 
 
-def test_a_gpu_that_a_hello_names_twice_counts_once_and_keeps_its_health(dataset):
+def test_a_gpu_listed_twice_counts_once_and_keeps_its_health(dataset):
     gpu = dataset["node"].gpus.get(index=0)
     record_gpu_health(gpu.pk, GpuHealth.QUARANTINED, "Its memory had errors.")
     reported = hello(dataset)["gpus"]
@@ -245,7 +245,7 @@ def test_a_gpu_that_a_hello_names_twice_counts_once_and_keeps_its_health(dataset
     assert GpuLink.objects.filter(kind="nvlink").count() == GpuLink.objects.filter(kind="pcie").count() == 1
 
 
-def test_a_full_disk_takes_a_node_out_of_service_until_there_is_room(dataset):
+def test_a_full_disk_takes_a_node_out_of_service_until_space_is_free(dataset):
     job = running(dataset)
     full = "The disk of the node is full: /var has 3 MiB left; 512 MiB are kept."
     nodes.record_disk_full(dataset["node"].pk, full)
@@ -266,7 +266,7 @@ def test_a_full_disk_takes_a_node_out_of_service_until_there_is_room(dataset):
     assert (node.state, node.state_reason) == (NodeState.CORDONED, "new fans")
 
 
-def test_a_node_that_goes_on_as_before_costs_one_statement(dataset, django_assert_num_queries):
+def test_an_unchanged_node_costs_one_statement(dataset, django_assert_num_queries):
     node = dataset["node"]
     with django_assert_num_queries(1):
         nodes.record_contact(node.pk, 0.1234, compared=True)

@@ -347,9 +347,7 @@ def test_a_message_that_the_server_refuses_for_now_is_sent_again_under_the_same_
 
 
 @pytest.mark.parametrize(("point", "mails"), [("notice.before_send", 1), ("notice.sent", 2)])
-def test_a_sender_that_is_killed_loses_nothing_and_repeats_only_what_it_did_not_record(
-    dataset, mailbox, point, mails
-):
+def test_a_killed_sender_loses_nothing_and_repeats_only_unrecorded_messages(dataset, mailbox, point, mails):
     notice = notify(dataset["owner"])
     assert crashes_at(point, deliver_notices)
     assert deliver_notices() == 0  # claimed by the dead one
@@ -366,7 +364,7 @@ def test_the_task_delivers_in_a_thread_of_its_own(dataset, mailbox):
         assert [mail["Subject"] for mail in mailbox.received] == ["vit-h failed"]
 
 
-def test_two_senders_at_the_same_time_send_each_message_once(dataset, mailbox):
+def test_two_concurrent_senders_send_each_message_once(dataset, mailbox):
     for number in range(20):
         notify(dataset["owner"], f"job {number} failed")
 
@@ -562,7 +560,7 @@ def test_a_delivery_is_given_up_after_many_attempts(dataset, mail_port, monkeypa
 # -- the inbox ---------------------------------------------------------------------------------------
 
 
-def test_preferences_decide_what_is_in_the_inbox_and_failures_always_are(dataset):
+def test_preferences_select_inbox_notices_and_failures_are_always_included(dataset):
     owner = dataset["owner"]
     do_save_preferences(owner, {"job_started": [], "job_failed": []}, **NO_TIMES)
     with transaction.atomic():
@@ -587,7 +585,7 @@ def test_invalid_preferences_are_refused_by_field(dataset, channels, times, fiel
     assert list(refusal.value.fields) == [field]
 
 
-def test_nobody_reads_notices_of_others(dataset):
+def test_notices_are_readable_by_their_user_only(dataset):
     notify(dataset["owner"])
     assert not list_notices(dataset["admin"]).exists()
     assert do_mark_read(dataset["admin"], Notice.objects.all()) == 0

@@ -26,7 +26,7 @@ def ways(sent):
     return one, two
 
 
-def test_all_of_a_kind_goes_together_after_the_commit(sent, ways) -> None:
+def test_messages_of_one_kind_are_sent_together_after_the_commit(sent, ways) -> None:
     one, two = ways
     with transaction.atomic():
         send_after_commit(one, [1])
@@ -42,7 +42,7 @@ def test_all_of_a_kind_goes_together_after_the_commit(sent, ways) -> None:
     assert sent[3:] == [("one", [7])]
 
 
-def test_what_is_rolled_back_is_not_sent(sent, ways) -> None:
+def test_messages_of_a_rollback_are_not_sent(sent, ways) -> None:
     one, _ = ways
     with transaction.atomic():
         send_after_commit(one, [1])
@@ -59,7 +59,7 @@ def test_what_is_rolled_back_is_not_sent(sent, ways) -> None:
     assert sent[1:] == [("one", [5])]
 
 
-def test_two_that_send_do_not_gather_what_is_not_theirs(sent, ways) -> None:
+def test_concurrent_senders_do_not_share_messages(sent, ways) -> None:
     """One that sends leaves more for the next transaction, as a hint that wakes a cycle does."""
     one, two = ways
 

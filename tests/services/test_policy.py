@@ -34,7 +34,7 @@ def values(pool: NodePool | None) -> dict[str, object]:
     return {setting.name: setting.value for setting in settings_sheet(pool).settings}
 
 
-def test_a_pool_stands_above_the_cluster_and_the_cluster_above_the_default(admin) -> None:
+def test_pool_settings_override_cluster_settings_and_defaults(admin) -> None:
     pool, other = factories.pool("one"), factories.pool("two")
     do_change_policy(admin, None, {"usage_weight": 0.5, "preempt_min_runtime_s": 60}, version=1)
     do_change_policy(admin, pool, {"usage_weight": 2}, version=1)
@@ -45,7 +45,7 @@ def test_a_pool_stands_above_the_cluster_and_the_cluster_above_the_default(admin
     assert values(pool)["usage_weight"] == 0.5
 
 
-def test_every_default_may_stand_and_nothing_beyond_the_range() -> None:
+def test_every_default_is_valid_and_values_outside_the_range_are_refused() -> None:
     for name in setting_names():
         assert setting_error(name, default_value(name)) is None
     for setting in NUMBER_SETTINGS.values():
@@ -79,7 +79,7 @@ def test_every_default_may_stand_and_nothing_beyond_the_range() -> None:
         ({"no_such_knob": None}, "no_such_knob"),
     ],
 )
-def test_a_refusal_names_the_knob_and_changes_nothing(admin, knobs, field) -> None:
+def test_a_refusal_names_the_setting_and_changes_nothing(admin, knobs, field) -> None:
     with pytest.raises(InvalidRequest) as refusal:
         do_change_policy(admin, None, knobs, version=1)
     assert list(refusal.value.fields) == [field]
@@ -101,7 +101,7 @@ def test_two_administrators_do_not_overwrite_each_other(admin) -> None:
     assert values(None)["usage_weight"] == 0.5
 
 
-def test_it_is_audited_with_old_and_new_values_and_wakes_the_scheduler(admin) -> None:
+def test_a_change_is_audited_with_both_values_and_wakes_the_scheduler(admin) -> None:
     pool = factories.pool("one")
     do_change_policy(admin, pool, {"placement": "spread"}, version=1, reason="noisy neighbours")
     do_change_policy(admin, pool, {"placement": None, "usage_weight": 0}, version=2)
@@ -113,7 +113,7 @@ def test_it_is_audited_with_old_and_new_values_and_wakes_the_scheduler(admin) ->
     assert [row.arguments for row in OutboxMessage.objects.filter(name="scheduler.cycle")] == [["policy"]] * 2
 
 
-def test_what_changes_nothing_leaves_no_trace(admin) -> None:
+def test_an_unchanged_policy_is_not_audited(admin) -> None:
     do_change_policy(
         admin, None, {"usage_weight": default_value("usage_weight"), "preempt_min_runtime_s": None}, version=1
     )
@@ -130,7 +130,7 @@ def test_the_page_of_the_docs_is_current() -> None:
     assert Path("docs/policy.md").read_text() == policy_text(), "run manage.py policy-docs"
 
 
-def test_a_manager_holds_idle_knobs_stricter_and_longer_only_as_far_as_the_pool_lets(admin) -> None:
+def test_managers_may_tighten_idle_settings_within_the_limits_of_the_pool(admin) -> None:
     pool, manager, member = factories.pool("one"), factories.user("mia"), factories.user("max")
     top = factories.project("top", manager=manager, member=member)
     below = factories.project("below", parent=top)

@@ -89,7 +89,7 @@ def known(attempt: Attempt) -> AttemptProgress:
 
 
 @database
-def test_the_rate_is_what_was_done_between_the_first_and_the_latest_word(dataset) -> None:
+def test_the_rate_is_the_progress_between_the_first_and_latest_reports(dataset) -> None:
     attempt, began = begun(dataset), timezone.now()
     assert attempt_progress(attempt) is None
     assert report(attempt, 100, began)
@@ -103,7 +103,7 @@ def test_the_rate_is_what_was_done_between_the_first_and_the_latest_word(dataset
 
 
 @database
-def test_it_moves_forward_only_and_at_most_twice_a_minute(dataset) -> None:
+def test_progress_only_advances_and_is_stored_at_most_twice_a_minute(dataset) -> None:
     attempt, began = begun(dataset), timezone.now()
     written = [tick for tick in range(120) if report(attempt, tick, began + tick * SECOND)]
     assert written == [0, 30, 60, 90]
@@ -112,7 +112,7 @@ def test_it_moves_forward_only_and_at_most_twice_a_minute(dataset) -> None:
 
 
 @database
-def test_a_number_that_falls_begins_the_span_anew(dataset) -> None:
+def test_a_decrease_restarts_the_measured_period(dataset) -> None:
     attempt, began = begun(dataset), timezone.now()
     report(attempt, 1000, began)
     report(attempt, 1600, began + 60 * SECOND)
@@ -125,7 +125,7 @@ def test_a_number_that_falls_begins_the_span_anew(dataset) -> None:
 
 
 @database
-def test_of_a_gang_the_lowest_rank_that_speaks_is_heard(dataset) -> None:
+def test_the_lowest_reporting_rank_of_a_gang_counts(dataset) -> None:
     attempt, began = begun(dataset), timezone.now()
     assert report(attempt, 700, began, rank=3)
     assert report(attempt, 900, began + 60 * SECOND, rank=1)  # units of its own: the span begins anew
@@ -148,7 +148,7 @@ def test_two_nodes_of_a_gang_do_not_undo_each_other(dataset) -> None:
 
 
 @database
-def test_what_is_known_already_asks_the_record_nothing(dataset) -> None:
+def test_known_progress_needs_no_query(dataset) -> None:
     attempt, now = begun(dataset), timezone.now()
     report(attempt, 5, now)
     seen = read(attempt)
@@ -158,7 +158,7 @@ def test_what_is_known_already_asks_the_record_nothing(dataset) -> None:
 
 
 @database
-def test_it_leaves_no_event_and_touches_neither_job_nor_attempt(dataset) -> None:
+def test_progress_writes_no_event_and_does_not_change_job_or_attempt(dataset) -> None:
     attempt, now = begun(dataset), timezone.now()
 
     def versions() -> list[tuple[str, ...]]:
@@ -175,7 +175,7 @@ def test_it_leaves_no_event_and_touches_neither_job_nor_attempt(dataset) -> None
 
 
 @database
-def test_an_attempt_that_does_not_run_yet_or_any_more_says_nothing(dataset) -> None:
+def test_attempts_that_do_not_run_report_nothing(dataset) -> None:
     attempt, now = begun(dataset), timezone.now()
     seen = read(attempt)
     report(attempt, 5, now)
@@ -190,7 +190,7 @@ def test_an_attempt_that_does_not_run_yet_or_any_more_says_nothing(dataset) -> N
 
 
 @database
-def test_the_record_itself_refuses_what_goes_backwards(dataset) -> None:
+def test_the_database_refuses_a_decrease(dataset) -> None:
     attempt, now = begun(dataset), timezone.now()
     report(attempt, 5, now)
     for wrong in ({"completed_units": 4.0}, {"reported_at": now - 60 * SECOND}, {"start_units": -1.0}):
@@ -199,7 +199,7 @@ def test_the_record_itself_refuses_what_goes_backwards(dataset) -> None:
 
 
 @database
-def test_it_is_kept_with_how_its_gpus_lay(dataset) -> None:
+def test_throughput_is_stored_with_the_gpu_layout(dataset) -> None:
     Topology.objects.create(name="a-fabric", levels=["hall", "row"])
     Topology.objects.create(name="b-fabric", levels=["block", "rack"])
     nodes = [dataset["node"], factories.node(dataset["pool"], labels={"block": "x", "rack": "2"})]
@@ -243,7 +243,7 @@ def test_levels_are_counted_from_the_innermost() -> None:
 
 
 @given(st.floats(0, 1e15), st.floats(0, 1e15), st.floats(0, 1e9))
-def test_a_rate_is_at_least_nothing_and_only_of_a_minute(since: float, done: float, span_s: float) -> None:
+def test_a_rate_is_not_negative_and_needs_a_minute(since: float, done: float, span_s: float) -> None:
     rate = rate_per_s(since, done, span_s)
     assert (rate is None) == (span_s < 60)
     assert rate is None or rate >= 0
@@ -285,7 +285,7 @@ def test_numbers_make_no_other_work(same) -> None:
         {"env": {"B": "2"}},
     ],
 )
-def test_anything_else_does(other) -> None:
+def test_everything_else_may_differ(other) -> None:
     assert workload_fingerprint(**ALIKE) != workload_fingerprint(**(ALIKE | other))
 
 
@@ -302,7 +302,7 @@ def ran(dataset, per_s: float, *, island: int, **fields) -> Attempt:
 
 
 @database
-def test_layouts_are_compared_once_three_of_two_are_known(dataset) -> None:
+def test_layouts_are_compared_once_three_runs_of_two_are_known(dataset) -> None:
     for per_s in (10, 11, 9):
         ran(dataset, per_s, island=0)
     for per_s in (7, 8):
@@ -319,7 +319,7 @@ def test_layouts_are_compared_once_three_of_two_are_known(dataset) -> None:
 
 
 @database
-def test_an_elastic_job_says_nothing_of_a_layout(dataset) -> None:
+def test_an_elastic_job_has_no_layout(dataset) -> None:
     nodes = [dataset["node"], factories.node(dataset["node"].pool, gpus=4)]
     for per_s, island in ((10, 0), (20, 1)):
         for _ in range(3):
@@ -329,7 +329,7 @@ def test_an_elastic_job_says_nothing_of_a_layout(dataset) -> None:
 
 
 @database
-def test_another_project_says_nothing_of_ours(dataset) -> None:
+def test_other_projects_do_not_count(dataset) -> None:
     job = begun(dataset, gpus=2).job
     other = dataset | {"project": factories.project(member=dataset["owner"])}
     for per_s, island in ((10, 0), (5, 1)) * 3:

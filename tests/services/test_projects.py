@@ -78,7 +78,7 @@ def test_a_quota_change_can_be_undone_once():
         projects.do_undo_quota_change(admin, newest)
 
 
-def test_what_one_person_may_hold_is_kept_audited_and_undone():
+def test_the_limit_per_user_is_stored_audited_and_undone():
     admin = factories.user(admin=True)
     project, pool = factories.project(), factories.pool()
     quota = projects.do_change_quota(admin, project, pool, QuotaValues(user_limit_milli=0), version=0)
@@ -121,7 +121,7 @@ def test_managers_do_not_change_quotas():
         projects.do_change_quota(manager, project, factories.pool(), numbers(1), version=0)
 
 
-def test_roles_reach_down_the_tree_and_never_up():
+def test_roles_apply_to_child_projects_and_never_to_parents():
     person = factories.user()
     top = factories.project()
     middle = factories.project(parent=top, member=person)
@@ -131,7 +131,7 @@ def test_roles_reach_down_the_tree_and_never_up():
     assert set(access.visible_projects(person)) == {middle, leaf}
 
 
-def test_losing_a_place_moves_the_rights_version():
+def test_losing_a_role_increments_the_rights_version():
     admin, person = factories.user(admin=True), factories.user()
     project = factories.project(member=person)
     before = person.rights_version
@@ -149,7 +149,7 @@ def test_the_audit_trail_only_grows():
         AuditEntry.objects.all().delete()
 
 
-def test_a_move_takes_the_rights_that_came_from_above():
+def test_moving_a_project_removes_inherited_rights():
     admin, above, own = factories.user(admin=True), factories.user(), factories.user()
     parent = factories.project(viewer=above)
     child = factories.project(parent=parent, viewer=own)

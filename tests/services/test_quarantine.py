@@ -60,7 +60,7 @@ def test_jobs_of_several_people_that_fail_soon_put_it_aside(dataset) -> None:
 
 
 @pytest.mark.parametrize("case", ["one did well between", "it ran for long", "it was asked to leave"])
-def test_what_says_nothing_against_it(dataset, case: str) -> None:
+def test_endings_that_do_not_count_against_a_node(dataset, case: str) -> None:
     for number, owner in enumerate((dataset["owner"], *dataset["others"])):
         if case == "one did well between" and number == 1:
             fails(dataset, owner, code=0)
@@ -76,7 +76,7 @@ def test_what_says_nothing_against_it(dataset, case: str) -> None:
     assert now(dataset["node"]) == ("healthy", "")
 
 
-def test_one_person_is_believed_once_their_jobs_do_well_elsewhere(dataset) -> None:
+def test_failures_of_one_user_count_once_their_jobs_succeed_elsewhere(dataset) -> None:
     other = factories.node(dataset["pool"])
     for _ in range(3):
         fails(dataset, dataset["owner"])
@@ -102,7 +102,7 @@ def test_no_more_than_a_third_of_a_pool_is_put_aside(dataset) -> None:
     )
 
 
-def test_the_trial_takes_one_attempt_and_is_free_again_when_that_says_nothing(dataset) -> None:
+def test_a_trial_takes_one_attempt_and_is_repeated_when_inconclusive(dataset) -> None:
     node = dataset["node"]
     Node.objects.filter(pk=node.pk).update(
         breaker_state="probation", breaker_cause="link_lost", breaker_since=timezone.now()
@@ -123,7 +123,7 @@ def test_the_trial_takes_one_attempt_and_is_free_again_when_that_says_nothing(da
     assert now(node) == ("quarantined", "command_timeouts")
 
 
-def test_a_task_that_joins_on_a_node_on_trial_is_judged_by_itself(dataset) -> None:
+def test_a_task_that_joins_a_node_on_trial_is_judged_separately(dataset) -> None:
     """Its attempt has run for long elsewhere: that says nothing of this node."""
     node, minute = dataset["node"], dt.timedelta(seconds=70)
     other = factories.node(dataset["pool"])
@@ -148,7 +148,7 @@ def test_a_task_that_joins_on_a_node_on_trial_is_judged_by_itself(dataset) -> No
     assert now(node) == ("healthy", "")
 
 
-def test_an_administrator_trusts_it_again_and_nobody_else_may(dataset) -> None:
+def test_only_an_administrator_may_end_a_quarantine(dataset) -> None:
     node = dataset["node"]
     quarantine.record_stuck_job(
         node.pk, factories.job(dataset["owner"], dataset["project"], dataset["environment"])

@@ -93,7 +93,7 @@ def test_reports_are_bounded_in_steps_of_half_a_minute_and_start_again_after_a_r
     assert [units for _, units, _ in row.reports] == [5.0]
 
 
-def test_without_reports_the_page_says_how_to_write_them(gang: dict[str, Any]) -> None:
+def test_without_reports_the_page_explains_how_to_write_them(gang: dict[str, Any]) -> None:
     client = Client()
     client.force_login(gang["owner"])
     page = client.get(reverse("job-ranks", args=[gang["job"].public_id])).content.decode()

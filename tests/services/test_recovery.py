@@ -79,7 +79,7 @@ def test_only_administrators_decide(dataset) -> None:
     assert used(dataset) == [0, 0]
 
 
-def test_labels_say_whose_it_is_and_else_it_is_the_administrators(dataset) -> None:
+def test_labels_name_the_owner_else_the_administrator(dataset) -> None:
     labels = {"owner": dataset["ada"].public_id, "project": dataset["vision"].public_id}
     (known,) = seen(dataset, container(dataset, "newer22", **labels))
     job = do_adopt_orphan(dataset["admin"], known)
@@ -125,7 +125,7 @@ def test_a_drained_stub_does_not_wait_again(dataset) -> None:
     assert job.state == "FAILED"
 
 
-def test_a_gang_is_kept_whole_and_ranks_that_come_later_join(dataset) -> None:
+def test_a_gang_is_kept_completely_and_later_ranks_join(dataset) -> None:
     first = seen(dataset, container(dataset, "gang22"), container(dataset, "gang22", rank=1, gpus=(1,)))
     job = do_adopt_orphan(dataset["admin"], first[0])
     assert used(dataset) == [1000, 1000]
@@ -140,7 +140,7 @@ def test_a_gang_is_kept_whole_and_ranks_that_come_later_join(dataset) -> None:
     ]
 
 
-def test_a_job_that_the_record_knows_goes_on_with_that_attempt(dataset) -> None:
+def test_a_known_job_continues_with_the_running_attempt(dataset) -> None:
     job = factories.job(dataset["ada"], dataset["vision"], dataset["environment"])
     (row,) = seen(dataset, container(dataset, job.public_id, attempt=4))
     assert do_adopt_orphan(dataset["admin"], row).pk == job.pk
@@ -167,7 +167,7 @@ def test_a_gpu_that_the_record_promises_to_another_is_not_given_twice(dataset) -
     assert used(dataset) == [1000, 0]
 
 
-def test_what_cannot_be_kept_is_refused_with_a_reason(dataset) -> None:
+def test_containers_that_cannot_be_kept_are_refused_with_a_reason(dataset) -> None:
     ended = factories.job(dataset["ada"], dataset["vision"], dataset["environment"])
     job_control.cancel_job(ended.pk, EndReason.CANCELLED_BY_USER, actor="ada")
     strange = Container(TaskKey("x" * 40, 1, 0), "fw-x", "d", "running")
@@ -182,7 +182,7 @@ def test_what_cannot_be_kept_is_refused_with_a_reason(dataset) -> None:
     assert not Job.objects.filter(is_placeholder=True).exists()
 
 
-def test_stopping_is_for_the_whole_attempt_and_counts_when_the_node_says_so(dataset) -> None:
+def test_a_stop_applies_to_the_whole_attempt_once_the_node_confirms(dataset) -> None:
     job = factories.job(dataset["ada"], dataset["vision"], dataset["environment"], tasks=2)
     gang = (container(dataset, job.public_id), container(dataset, job.public_id, rank=1, gpus=(1,)))
     rows = seen(dataset, *gang)
@@ -205,7 +205,7 @@ def test_stopping_is_for_the_whole_attempt_and_counts_when_the_node_says_so(data
     assert refusal.value.code == "container_gone"
 
 
-def test_jobs_start_again_once_every_node_was_compared_or_fenced(dataset) -> None:
+def test_jobs_start_again_once_every_node_is_reconciled_or_fenced(dataset) -> None:
     near, far = dataset["nodes"]
     Node.objects.filter(pk=far.pk).update(reachable=False, status_message="It does not answer.")
     (row,) = seen(dataset, container(dataset, "newer22", node=1), node=1)

@@ -15,7 +15,7 @@ from tests import factories
 
 
 @pytest.mark.django_db
-def test_a_login_is_kept_sealed_and_goes_to_its_own_registry() -> None:
+def test_credentials_are_encrypted_and_sent_only_to_their_registry() -> None:
     admin = factories.user(admin=True)
     with pytest.raises(Forbidden):
         do_save_login(factories.user(), "reg.example.org", "robot", "open-sesame")

@@ -13,7 +13,7 @@ from tests import factories
 
 
 @pytest.mark.django_db
-def test_who_is_in_which_project_is_asked_once_in_a_look() -> None:
+def test_memberships_are_read_once_per_request() -> None:
     person = factories.user("ada")
     project = factories.project("vision", member=person)
     with request_cache(), CaptureQueriesContext(connection) as asked:

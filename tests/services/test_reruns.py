@@ -64,7 +64,7 @@ def test_a_rerun_has_the_request_the_image_and_the_seed_of_its_source(ended: Job
     assert rerun_relations(ended).reruns == [fresh]
 
 
-def test_a_dry_run_lists_what_differs_and_submits_nothing(ended: Job) -> None:
+def test_a_dry_run_lists_differences_and_submits_nothing(ended: Job) -> None:
     ended.environment.image_digest = NEWER
     ended.environment.save()
     Node.objects.update(agent_info={"driver": "560.1"})
@@ -96,7 +96,7 @@ def test_a_missing_volume_is_listed_and_prevents_the_rerun(ended: Job) -> None:
     assert refusal.value.code == "volumes_unavailable" and Job.objects.count() == 1
 
 
-def test_what_a_rerun_found_is_compared_with_its_source(ended: Job) -> None:
+def test_the_environment_of_a_rerun_is_compared_with_its_source(ended: Job) -> None:
     _, fresh = do_rerun(ended.owner, ended)
     assert fresh is not None and compare_with_source(fresh) is None
     record(fresh, git_commit="2" * 40, packages=["numpy==2.2.0", "torch==2.13.0"])
@@ -118,7 +118,7 @@ def test_a_job_that_has_not_ended_is_not_repeated(ended: Job) -> None:
         do_rerun(User.objects.get(username="viewer"), ended)
 
 
-def test_what_a_node_reports_is_cut_to_size_and_type() -> None:
+def test_reported_environments_are_validated_and_truncated() -> None:
     node = factories.node(factories.pool())
     owner = factories.user()
     job = factories.job(owner, factories.project(member=owner), factories.environment(tool=False))

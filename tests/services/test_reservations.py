@@ -76,7 +76,7 @@ def test_an_admin_reserves_nodes_and_the_next_cycle_hears(dataset) -> None:
         ({"begin": 24 * 900, "end": 24 * 901}, "starts_at"),
     ],
 )
-def test_what_cannot_be_reserved_is_refused_by_field(dataset, changes, field) -> None:
+def test_invalid_reservations_are_refused_by_field(dataset, changes, field) -> None:
     with pytest.raises(InvalidRequest) as refusal:
         do_save_reservation(dataset["admin"], words(dataset, **changes))
     assert set(refusal.value.fields) == {field}
@@ -93,7 +93,7 @@ def test_nodes_of_another_pool_are_refused(dataset) -> None:
         get_projects(["nowhere"])
 
 
-def test_a_begin_that_has_passed_is_now(dataset) -> None:
+def test_a_start_in_the_past_becomes_now(dataset) -> None:
     row = do_save_reservation(dataset["admin"], words(dataset, -10, 1))
     assert abs(row.starts_at - timezone.now()) < dt.timedelta(seconds=10)
 
@@ -115,7 +115,7 @@ def test_two_reservations_of_a_node_never_overlap(dataset) -> None:
         ReservationNode.objects.create(reservation=after, node=dataset["node"], period=first.period)
 
 
-def test_of_two_at_the_same_time_one_is_told_of_the_other(dataset) -> None:
+def test_of_two_concurrent_reservations_one_sees_the_conflict(dataset) -> None:
     """Two connections: the second waits for the first inside the exclusion constraint, and is refused."""
     reported: list[str] = []
 
@@ -138,7 +138,7 @@ def test_of_two_at_the_same_time_one_is_told_of_the_other(dataset) -> None:
     assert list(Reservation.objects.values_list("name", flat=True)) == ["first"]
 
 
-def test_it_can_be_changed_until_it_is_over_and_only_as_it_was_seen(dataset) -> None:
+def test_a_reservation_can_be_changed_until_its_end_with_the_current_version(dataset) -> None:
     row = do_save_reservation(dataset["admin"], words(dataset))
     changed = do_save_reservation(
         dataset["admin"], words(dataset, 2, 3, nodes=[dataset["node"]]), row, version=1
@@ -151,7 +151,7 @@ def test_it_can_be_changed_until_it_is_over_and_only_as_it_was_seen(dataset) -> 
     assert kept.starts_at == begun.starts_at and kept.ends_at > begun.ends_at
 
 
-def test_a_cancellation_can_be_taken_back_while_the_nodes_are_free(dataset) -> None:
+def test_a_cancellation_can_be_undone_while_the_nodes_are_free(dataset) -> None:
     admin = dataset["admin"]
     row = do_save_reservation(admin, words(dataset))
     assert do_cancel_reservation(admin, row).cancelled_at is not None
@@ -168,7 +168,7 @@ def test_a_cancellation_can_be_taken_back_while_the_nodes_are_free(dataset) -> N
         do_save_reservation(admin, words(dataset, 20, 21), other)
 
 
-def test_a_count_takes_nodes_with_least_on_them(dataset) -> None:
+def test_a_count_selects_the_least_used_nodes(dataset) -> None:
     job = factories.job(dataset["owner"], dataset["project"], dataset["environment"])
     place(dataset, job)
     now = timezone.now()
@@ -181,7 +181,7 @@ def test_a_count_takes_nodes_with_least_on_them(dataset) -> None:
         choose_nodes(dataset["pool"], 2, now, now + HOUR)
 
 
-def test_maintenance_that_clears_asks_who_is_there_to_leave_once_and_keeps_them_off(dataset) -> None:
+def test_clearing_maintenance_preempts_running_jobs_once_and_blocks_new_ones(dataset) -> None:
     stays = do_save_reservation(dataset["admin"], words(dataset, 0, 1, nodes=[dataset["other"]], projects=[]))
     job = factories.job(dataset["owner"], dataset["project"], dataset["environment"])
     attempt = place(dataset, job)

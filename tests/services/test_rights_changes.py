@@ -107,7 +107,7 @@ def now(dataset: dict[str, Any], name: str) -> Job:
     return Job.objects.get(pk=dataset[name].pk)
 
 
-def test_without_a_choice_nothing_changes_and_the_numbers_are_told(dataset, change) -> None:
+def test_without_a_choice_nothing_changes_and_the_numbers_are_returned(dataset, change) -> None:
     with pytest.raises(ChoiceRequired) as needed:
         change(dataset, choice=None)
     assert (needed.value.queued, needed.value.running) == (2, 1)
@@ -150,7 +150,7 @@ def test_cancel_and_stop_end_all_of_them(dataset, change) -> None:
     assert now(dataset, "others").state == JobState.PENDING
 
 
-def test_change_that_takes_no_right_asks_for_no_choice(dataset) -> None:
+def test_a_change_that_removes_no_right_needs_no_choice(dataset) -> None:
     do_set_member(dataset["admin"], dataset["project"], dataset["owner"], Role.MANAGER, choice=None)
     parent = factories.project(member=dataset["owner"])
     dataset["project"].parent = parent

@@ -139,7 +139,7 @@ def test_a_resubmitted_job_has_the_same_roles(dataset) -> None:
         ((JobRole(name="a", tasks=1000), JobRole(name="b", tasks=1000)), {}, "tasks"),
     ],
 )
-def test_what_is_refused_by_field(dataset, roles, fields, named) -> None:
+def test_invalid_roles_are_refused_by_field(dataset, roles, fields, named) -> None:
     with pytest.raises(InvalidRequest) as refusal:
         submit(dataset, *roles, **fields)
     assert set(refusal.value.fields) == {named}
@@ -259,7 +259,7 @@ def test_later_roles_start_when_earlier_ones_run_and_listen(dataset) -> None:
     assert may_start() == [False, True, True, True]
 
 
-def test_running_is_enough_where_the_agent_cannot_tell_who_listens(dataset) -> None:
+def test_running_is_enough_if_the_agent_cannot_report_listening_ports(dataset) -> None:
     attempt = place(dataset, submit(dataset))
     for task in tasks(attempt):
         job_control.mark_task_sent(task)
@@ -317,7 +317,7 @@ def test_a_failed_worker_ends_the_job_with_the_name_of_the_task(attempt) -> None
     assert attempt.job.message == "worker 1: The command ended with exit code 3."
 
 
-def test_a_role_that_may_fail_releases_what_it_holds_and_the_rest_continues(attempt) -> None:
+def test_an_optional_role_releases_its_gpus_on_failure_and_the_rest_continues(attempt) -> None:
     end(attempt, EVALUATOR, 1)
     attempt.refresh_from_db()
     assert (attempt.state, attempt.stop_requested_at) == ("RUNNING", None)
@@ -332,7 +332,7 @@ def test_a_role_that_may_fail_releases_what_it_holds_and_the_rest_continues(atte
     assert attempt.job.state == "COMPLETED"
 
 
-def test_a_lost_node_takes_only_the_role_that_may_fail_with_it(attempt) -> None:
+def test_a_lost_node_ends_only_its_optional_role(attempt) -> None:
     elastic.end_tasks([tasks(attempt)[EVALUATOR].pk], EndReason.GPU_LOST, message="A GPU failed.")
     attempt.refresh_from_db()
     assert attempt.stop_requested_at is None

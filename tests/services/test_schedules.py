@@ -83,7 +83,7 @@ def make_due(schedule: Schedule, ago: dt.timedelta = dt.timedelta(seconds=1)) ->
     return schedule
 
 
-def test_each_due_time_gives_one_job_of_the_owner(cluster) -> None:
+def test_each_due_time_submits_one_job_of_the_owner(cluster) -> None:
     roles = [
         {"name": "chief", "tasks": 1, "command": ["a"]},
         {"name": "worker", "tasks": 2, "command": ["b"]},
@@ -109,7 +109,7 @@ def test_each_due_time_gives_one_job_of_the_owner(cluster) -> None:
     assert (run.job, run.message) == (job, "")
 
 
-def test_two_workers_at_once_submit_one_job(cluster) -> None:
+def test_two_concurrent_workers_submit_one_job(cluster) -> None:
     schedule = make_due(new_schedule(cluster))
 
     def work(_: int) -> None:
@@ -122,7 +122,7 @@ def test_two_workers_at_once_submit_one_job(cluster) -> None:
     assert (Job.objects.count(), ScheduleRun.objects.count()) == (1, 1)
 
 
-def test_a_worker_killed_in_the_middle_leaves_nothing_or_everything(cluster) -> None:
+def test_a_killed_worker_leaves_nothing_or_everything(cluster) -> None:
     schedule = make_due(new_schedule(cluster))
     code = "import django; django.setup()\nfrom portal.services import schedules\n"
     code += f"schedules.submit_due_job({schedule.pk})"
@@ -139,7 +139,7 @@ def test_a_worker_killed_in_the_middle_leaves_nothing_or_everything(cluster) -> 
     assert (Job.objects.count(), ScheduleRun.objects.count()) == (1, 1)
 
 
-def test_missed_due_times_give_one_job_that_says_so(cluster) -> None:
+def test_missed_due_times_submit_one_job_that_mentions_them(cluster) -> None:
     schedule = make_due(new_schedule(cluster), dt.timedelta(days=5))
     submit_due_jobs()
     run = ScheduleRun.objects.get()
@@ -203,7 +203,7 @@ def test_changes_are_checked_and_audited(cluster) -> None:
 
 
 @pytest.mark.parametrize("fields", [{"held": True}, {"start_after": timezone.now()}, {"kind": "workspace"}])
-def test_what_a_repeated_job_cannot_have(cluster, fields) -> None:
+def test_a_scheduled_job_cannot_have_a_start_time_or_dependencies(cluster, fields) -> None:
     with pytest.raises(InvalidRequest) as refused:
         new_schedule(cluster, **fields)
     assert fields.keys() <= refused.value.fields.keys()

@@ -36,7 +36,7 @@ def job_with(dataset, *secrets):
     return factories.job(dataset["owner"], dataset["project"], dataset["environment"], secrets=secrets)
 
 
-def test_a_value_goes_in_and_is_never_shown(dataset) -> None:
+def test_a_value_can_be_set_and_is_never_shown(dataset) -> None:
     owner, manager, project = dataset["owner"], dataset["manager"], dataset["project"]
     do_save_secret(owner, owner, "hub", VALUE)
     do_save_secret(manager, project, "hub", "the project's")
@@ -92,7 +92,7 @@ def test_a_job_gets_its_secrets_while_its_owner_may_have_them(dataset) -> None:
         read_job_secrets(job)
 
 
-def test_the_digest_on_a_label_tells_nothing_of_a_value(dataset) -> None:
+def test_the_digest_on_a_label_does_not_reveal_the_value(dataset) -> None:
     job, given = job_with(dataset), read_job_secrets(job_with(dataset))
     assignment = RankAssignment(1, 0, (), GangShape(equal_members(1, 0)))
     specs = [

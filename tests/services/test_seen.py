@@ -50,7 +50,7 @@ def hear(node: Node, program: Path, settings: Path, driver: nvml.FakeDriver | No
     return hello
 
 
-def test_what_a_gpu_is_and_why_it_is_ill_reaches_its_row(node: Node, program: Path, tmp_path: Path) -> None:
+def test_gpu_details_and_faults_are_stored_in_its_row(node: Node, program: Path, tmp_path: Path) -> None:
     rows = [
         {"uuid": "a", "nvlink_island": 1, "compute_capability": 9.0},
         {"uuid": "b", "mig_profile": "1g.10gb", "health": "quarantined", "health_message": "It smells."},
@@ -72,9 +72,7 @@ def links_of(node: Node) -> list[tuple[str, int, int, int | None, str]]:
 
 
 @needs_compiler
-def test_addresses_memory_of_the_driver_and_links_reach_the_record(
-    node: Node, program: Path, tmp_path: Path
-) -> None:
+def test_addresses_reserved_memory_and_links_are_stored(node: Node, program: Path, tmp_path: Path) -> None:
     wired = [
         nvml.h200(0, "nvlink gpu 1", "nvlink gpu 1", "near 1 20"),
         nvml.h200(1, "nvlink gpu 0", "nvlink gpu 0"),
@@ -93,9 +91,7 @@ def test_addresses_memory_of_the_driver_and_links_reach_the_record(
     assert set(node.gpus.values_list("nvlink_island")) == {(None,)}
 
 
-def test_an_agent_that_knows_nothing_of_links_leaves_them_as_they_are(
-    node: Node, program: Path, tmp_path: Path
-) -> None:
+def test_an_older_agent_leaves_links_unchanged(node: Node, program: Path, tmp_path: Path) -> None:
     (tmp_path / "gpus.json").write_text(json.dumps({"gpus": [{"uuid": "a"}, {"uuid": "b"}]}))
     reported = hear(node, program, settings_of(tmp_path, f"file:{tmp_path / 'gpus.json'}"))
     a, b = Gpu.objects.filter(node=node)

@@ -35,7 +35,7 @@ def tables_with(text: str) -> list[str]:
     return found
 
 
-def test_no_table_holds_a_key_that_signs_in_or_enters():
+def test_no_table_contains_a_key_that_signs_in():
     owner = factories.user()
     workspace = running_workspace(owner, port=1)
     key = sign_in(owner)
@@ -50,7 +50,7 @@ def test_no_table_holds_a_key_that_signs_in_or_enters():
         assert tables_with(held_by_a_browser) == []
 
 
-def test_the_stored_hash_of_a_session_signs_nobody_in():
+def test_a_stored_session_hash_signs_nobody_in():
     owner = factories.user()
     sign_in(owner)
     stored = BrowserSession.objects.get().session_key

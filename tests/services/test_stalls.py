@@ -95,7 +95,7 @@ def test_a_stalled_job_is_reported_once_and_continues(dataset: dict[str, Any]) -
     assert JobEvent.objects.filter(job=job, kind="continues").count() == 1
 
 
-def test_a_stalled_job_ends_if_it_asked_for_that_and_is_retried_if_it_asked_for_that(
+def test_a_stalled_job_ends_and_is_retried_only_if_requested(
     dataset: dict[str, Any],
 ) -> None:
     job = quiet_job(dataset, on_stall="end", retry_on=["stall"])

@@ -36,7 +36,7 @@ def let_go(task: int) -> None:
     job_control.record_task_ended(task, exit_code=143, reason=EndReason.EXIT_CODE)
 
 
-def test_a_suspended_workspace_keeps_its_gpu_until_the_node_lets_go_and_runs_again(dataset, lab) -> None:
+def test_a_suspended_workspace_holds_its_gpu_until_the_node_confirms_and_runs_again(dataset, lab) -> None:
     job, task = lab
     do_suspend_job(dataset["owner"], job)
     do_suspend_job(dataset["owner"], job)
@@ -57,7 +57,7 @@ def test_a_suspended_workspace_keeps_its_gpu_until_the_node_lets_go_and_runs_aga
         do_resume_job(dataset["owner"], now(job))
 
 
-def test_who_resumes_before_the_node_let_go_waits_as_soon_as_it_has(dataset, lab) -> None:
+def test_a_resume_before_the_node_confirms_waits_for_it(dataset, lab) -> None:
     job, task = lab
     do_suspend_job(dataset["owner"], job)
     do_resume_job(dataset["owner"], now(job))
@@ -81,9 +81,7 @@ def test_suspending_and_another_end_cross_cleanly(dataset, lab) -> None:
 
 
 @pytest.mark.parametrize(("retry", "state"), [(True, JobState.SUSPENDED), (False, JobState.FAILED)])
-def test_who_would_be_tried_again_after_a_failure_of_its_own_is_suspended_instead(
-    dataset, retry, state
-) -> None:
+def test_a_workspace_that_failed_is_suspended_instead_of_retried(dataset, retry, state) -> None:
     job = factories.job(
         dataset["owner"],
         dataset["project"],
@@ -102,7 +100,7 @@ def test_who_would_be_tried_again_after_a_failure_of_its_own_is_suspended_instea
     assert now(job).state == state
 
 
-def test_what_is_about_to_end_for_good_is_not_suspended(dataset, lab) -> None:
+def test_a_workspace_that_is_ending_is_not_suspended(dataset, lab) -> None:
     job, task = lab
     job_control.request_stop(job.attempts.get().pk, EndReason.TIME_LIMIT)
     with pytest.raises(Conflict):
@@ -111,7 +109,7 @@ def test_what_is_about_to_end_for_good_is_not_suspended(dataset, lab) -> None:
     assert now(job).state == JobState.TIMEOUT
 
 
-def test_who_waits_is_suspended_at_once_and_a_manager_leaves_an_audit_row(dataset) -> None:
+def test_a_waiting_workspace_is_suspended_at_once_and_audited(dataset) -> None:
     manager = factories.user()
     dataset["project"].memberships.create(user=manager, role="manager")
     job = factories.job(dataset["owner"], dataset["project"], dataset["environment"])

@@ -209,7 +209,7 @@ def test_a_member_of_a_population_starts_from_the_checkpoints_of_its_parent(data
     assert third.job.resume_from == Checkpoint.objects.get(name="step-4.pt").public_id
 
 
-def test_reports_only_go_forward_and_are_bounded(dataset: dict[str, Any]) -> None:
+def test_reports_only_advance_and_are_bounded(dataset: dict[str, Any]) -> None:
     sweep = advanced(create(dataset))
     trial = sweep.trials.select_related("job").get(number=0)
     assert record_reports(trial.job_id, [(1.0, 0.5), (0.0, 0.9)]) == 2
@@ -241,7 +241,7 @@ def test_a_stopped_sweep_stops_its_trials_and_starts_no_more(dataset: dict[str, 
         do_change_sweep(dataset["owner"], sweep, max_parallel=9)
 
 
-def test_a_paused_sweep_suspends_its_trials_and_resumes_those_alone(dataset: dict[str, Any]) -> None:
+def test_a_paused_sweep_suspends_and_resumes_only_its_own_trials(dataset: dict[str, Any]) -> None:
     sweep = advanced(create(dataset))
     own = sweep.trials.get(number=0).job
     do_suspend_job(dataset["owner"], own)

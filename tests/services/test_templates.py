@@ -87,7 +87,7 @@ def test_values_that_do_not_fit_are_refused_by_name(dataset, template) -> None:
     )
 
 
-def test_a_request_on_an_older_version_is_refused_and_says_what_changed(dataset, template) -> None:
+def test_a_request_for_an_older_version_is_refused_with_the_changes(dataset, template) -> None:
     parameters = [{**GIVEN.parameters[0], "maximum": 2}, *GIVEN.parameters[1:]]
     do_save_template(dataset["owner"], replace(GIVEN, parameters=parameters), template)
     assert refused(dataset, template_version=1) == {
@@ -123,7 +123,7 @@ def test_only_a_change_of_the_content_is_a_new_version(dataset, template) -> Non
     assert AuditEntry.objects.filter(action="template.change", after__version=2).exists()
 
 
-def test_who_sees_and_changes_a_template(dataset, template) -> None:
+def test_who_may_see_and_change_a_template(dataset, template) -> None:
     owner, project = dataset["owner"], dataset["project"]
     colleague, stranger = factories.user("colleague"), factories.user("stranger")
     project.memberships.create(user=colleague, role="member")

@@ -52,14 +52,14 @@ def test_labels_are_set_whole_and_written_down(dataset) -> None:
     ],
     ids=lambda labels: repr(labels)[:30],
 )
-def test_what_is_no_label_is_refused(dataset, labels) -> None:
+def test_invalid_labels_are_refused(dataset, labels) -> None:
     with pytest.raises(InvalidRequest) as refusal:
         do_set_labels(dataset["admin"], dataset["node"], labels)
     assert set(refusal.value.fields) == {"labels"}
     assert Node.objects.get(pk=dataset["node"].pk).labels == {}
 
 
-def test_only_admins_say_where_nodes_stand(dataset) -> None:
+def test_only_administrators_set_node_labels(dataset) -> None:
     with pytest.raises(Forbidden):
         do_set_labels(dataset["owner"], dataset["node"], {"rack": "r1"})
     with pytest.raises(Forbidden, match="Only administrators change topologies"):
@@ -69,7 +69,7 @@ def test_only_admins_say_where_nodes_stand(dataset) -> None:
         do_delete_topology(dataset["owner"], row)
 
 
-def test_a_topology_keeps_its_name_and_may_have_other_levels(dataset) -> None:
+def test_a_topology_keeps_its_name_and_may_change_its_levels(dataset) -> None:
     row = do_save_topology(dataset["admin"], "fabric", ["rack"])
     do_save_topology(dataset["admin"], "ignored", ["block", "rack"], row)
     assert list(Topology.objects.values_list("name", "levels")) == [("fabric", ["block", "rack"])]
@@ -90,7 +90,7 @@ def test_a_topology_keeps_its_name_and_may_have_other_levels(dataset) -> None:
         ("fabric", [f"l{i}" for i in range(9)], "levels"),
     ],
 )
-def test_what_is_no_topology_is_refused(dataset, name, levels, field) -> None:
+def test_invalid_topologies_are_refused(dataset, name, levels, field) -> None:
     with pytest.raises(InvalidRequest) as refusal:
         do_save_topology(dataset["admin"], name, levels)
     assert set(refusal.value.fields) == {field}
@@ -113,7 +113,7 @@ def submit(dataset, near):
         ),
     ],
 )
-def test_a_job_asks_by_levels_that_are_there(dataset, topology_constraint, message) -> None:
+def test_a_job_may_request_only_existing_levels(dataset, topology_constraint, message) -> None:
     do_save_topology(dataset["admin"], "fabric", ["block", "rack"])
     with pytest.raises(InvalidRequest) as refusal:
         submit(dataset, topology_constraint)

@@ -102,7 +102,7 @@ def test_temporary_quota_is_in_force_between_its_times_only(dataset) -> None:
     assert usage.guaranteed_milli == 2000
 
 
-def test_an_addition_ends_by_itself_and_its_end_is_recorded_once(dataset) -> None:
+def test_an_addition_ends_by_itself_and_the_end_is_recorded_once(dataset) -> None:
     do_change_quota(
         dataset["admin"], dataset["project"], dataset["pool"], QuotaValues(limit_milli=1000), version=0
     )
@@ -202,7 +202,7 @@ def test_a_manager_lets_a_stranger_join(dataset) -> None:
         do_request_project_role(stranger, "vision", Role.VIEWER, reason="again")
 
 
-def test_an_approval_takes_no_stronger_role_away(dataset) -> None:
+def test_an_approval_does_not_replace_a_stronger_role(dataset) -> None:
     asked = do_request_project_role(dataset["stranger"], "vision", Role.VIEWER, reason="to look")
     Membership.objects.create(user=dataset["stranger"], project=dataset["project"], role="manager")
     assert do_answer_request(dataset["admin"], asked, approve=True).state == "approved"
@@ -248,7 +248,7 @@ def test_withdrawn_denied_and_expired_requests_change_nothing(dataset) -> None:
     assert not Quota.objects.exists() and not QuotaAddition.objects.exists()
 
 
-def test_what_has_changed_since_cannot_be_approved(dataset) -> None:
+def test_a_request_whose_object_changed_cannot_be_approved(dataset) -> None:
     asked = ask(dataset)
     do_change_user(dataset["admin"], dataset["member"], is_active=False)
     with transaction.atomic(), pytest.raises(Conflict, match="deactivated"):
@@ -268,7 +268,7 @@ def test_the_database_refuses_a_request_without_its_subject(dataset) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_of_two_answers_at_the_same_time_one_counts(dataset) -> None:
+def test_of_two_concurrent_answers_one_counts(dataset) -> None:
     asked = do_request_project_role(dataset["stranger"], "vision", Role.MEMBER, reason="a paper")
 
     def answer(approve: bool) -> str:

@@ -34,7 +34,7 @@ def test_an_invitation_makes_one_account_in_its_project():
         users.do_accept_invitation(code, **GOOD | {"username": "other"})
 
 
-def test_the_code_itself_is_not_kept():
+def test_the_code_is_not_stored():
     _, code = users.do_create_invitation(factories.user(admin=True))
     assert not Invitation.objects.filter(code_sha256__contains=code).exists()
 
@@ -51,7 +51,7 @@ def test_an_old_or_revoked_invitation_is_closed():
         users.do_accept_invitation(code, **GOOD)
 
 
-def test_an_address_that_is_taken_does_not_shut_the_guest_out():
+def test_an_existing_address_does_not_block_an_invitation():
     admin = factories.user(admin=True)
     codes = [users.do_create_invitation(admin, email="grace@example.org")[1] for _ in range(2)]
     users.do_accept_invitation(codes[0], **GOOD)
@@ -123,7 +123,7 @@ def test_a_password_change_needs_the_old_one():
     assert person.check_password("another long phrase")
 
 
-def test_an_invitation_is_worth_what_its_maker_still_may():
+def test_an_invitation_grants_only_rights_its_creator_still_has():
     admin, manager, project = factories.user(admin=True), factories.user(), factories.project()
     projects.do_set_member(admin, project, manager, Role.MANAGER)
     _, code = users.do_create_invitation(manager, project=project, role=Role.MANAGER)

@@ -42,7 +42,7 @@ def fault(dataset, *volumes, **more) -> str:
     return refused.value.fields["volumes"]
 
 
-def test_only_admins_declare_and_what_cannot_be_is_named_by_field(dataset) -> None:
+def test_only_administrators_declare_volumes_and_errors_are_by_field(dataset) -> None:
     words = VolumeInput("sets", VolumeKind.DATASET, path="/data/sets")
     with pytest.raises(Forbidden):
         do_save_volume(dataset["owner"], words)
@@ -64,7 +64,7 @@ def test_only_admins_declare_and_what_cannot_be_is_named_by_field(dataset) -> No
         do_save_volume(dataset["admin"], words)
 
 
-def test_a_job_names_what_its_project_may_use(dataset) -> None:
+def test_a_job_may_mount_only_volumes_of_its_project(dataset) -> None:
     admin, elsewhere = dataset["admin"], factories.project()
     do_save_volume(admin, VolumeInput("sets", VolumeKind.DATASET, path="/data/sets"))
     closed = do_save_volume(
@@ -111,7 +111,7 @@ def test_a_job_runs_only_where_its_volumes_are(dataset) -> None:
     assert {task.node for task in job.attempts.get().task_rows.all()} == {there}
 
 
-def test_what_a_node_is_told_of_each_kind(dataset) -> None:
+def test_mounts_sent_to_a_node_for_each_kind(dataset) -> None:
     admin, job, node = (
         dataset["admin"],
         factories.job(dataset["owner"], dataset["project"], dataset["environment"]),

@@ -78,7 +78,7 @@ def test_work_since_the_last_valid_checkpoint_is_lost(
     assert row is not None and (minutes(row), row.cause) == (split, "failure")
 
 
-def test_what_completes_loses_nothing(dataset: dict[str, Any]) -> None:
+def test_completed_work_is_not_lost(dataset: dict[str, Any]) -> None:
     row = end(ran(dataset), EndReason.COMPLETED, 0)
     assert row is not None and (minutes(row), row.cause) == ((4, 120, 0), "")
 
@@ -105,7 +105,7 @@ def test_a_lost_node_and_shares_of_a_gpu(dataset: dict[str, Any]) -> None:
     assert row is not None and (minutes(row), row.cause) == ((2, 0, 60), "node")
 
 
-def test_nothing_is_booked_without_gpus_and_nothing_is_lost_of_a_workspace(dataset: dict[str, Any]) -> None:
+def test_jobs_without_gpus_are_not_recorded_and_workspaces_lose_nothing(dataset: dict[str, Any]) -> None:
     assert end(ran(dataset, gpus_per_task=0)) is None
     lab = factories.job(dataset["owner"], dataset["project"], dataset["environment"], kind="workspace")
     attempt = place(dataset, lab)
@@ -115,7 +115,7 @@ def test_nothing_is_booked_without_gpus_and_nothing_is_lost_of_a_workspace(datas
     assert row is not None and (row.lost_gpu_s, row.cause) == (0.0, "")
 
 
-def test_page_and_rest_sum_by_project_and_period_and_show_only_what_one_may_see(
+def test_page_and_rest_sum_by_project_and_period_over_visible_jobs(
     dataset: dict[str, Any],
 ) -> None:
     end(ran(dataset, saved=15))

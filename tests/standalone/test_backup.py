@@ -131,7 +131,7 @@ def test_a_backup_overwrites_nothing(backup: Path, place: Path) -> None:
     assert backup.read_bytes() == before
 
 
-def test_restored_is_what_was_backed_up(backup: Path, place: Path) -> None:
+def test_a_restored_database_equals_the_backup(backup: Path, place: Path) -> None:
     data = place / "second"
     done = manage("restore", str(backup), data=data)
     assert done.returncode == 0, done.stderr

@@ -56,13 +56,13 @@ def test_without_venv_a_sentence_names_the_package(checkout: Path) -> None:
     assert not (checkout / ".venv").exists()
 
 
-def test_an_old_python_is_told_so(checkout: Path) -> None:
+def test_an_old_python_is_reported(checkout: Path) -> None:
     done = run(checkout, "sys.version_info = (3, 9, 2)")
     assert done.returncode == 1
     assert done.stderr == "Fairway needs Python 3.11 or newer; this is Python 3.9.\n"
 
 
-def test_a_folder_that_is_no_environment_is_left_alone(checkout: Path) -> None:
+def test_a_folder_that_is_no_virtual_environment_is_not_changed(checkout: Path) -> None:
     (checkout / ".venv").mkdir()
     (checkout / ".venv" / "thesis.txt").write_text("mine")
     done = run(checkout, "pass")
@@ -71,7 +71,7 @@ def test_a_folder_that_is_no_environment_is_left_alone(checkout: Path) -> None:
     assert (checkout / ".venv" / "thesis.txt").read_text() == "mine"
 
 
-def test_without_locks_a_sentence_says_what_is_missing(checkout: Path) -> None:
+def test_missing_lock_files_are_reported(checkout: Path) -> None:
     (checkout / "requirements.lock").unlink()
     done = run(checkout, "pass")
     assert "requirements.lock is missing" in done.stderr
@@ -96,7 +96,7 @@ def timed(call: object) -> float:
     return time.perf_counter() - began
 
 
-def test_this_environment_has_all_that_is_locked_and_misses_what_is_not(tmp_path: Path) -> None:
+def test_this_environment_matches_the_lock_files(tmp_path: Path) -> None:
     locks = [ROOT / "requirements.lock", ROOT / "requirements-dev.lock"]
     assert unmet_pins(Path(sys.executable), locks) == []
     other = tmp_path / "other.lock"

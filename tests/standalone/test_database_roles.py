@@ -144,7 +144,7 @@ def test_password_of_the_services_role_follows_the_settings(two_roles):
         assert cursor.fetchone()[0] != first
 
 
-def test_owner_that_may_not_make_roles_is_told_what_to_run(monkeypatch):
+def test_an_owner_without_role_privileges_gets_the_commands_to_run(monkeypatch):
     with connection.cursor() as cursor:
         cursor.execute("CREATE ROLE fairway_test_owner")
         cursor.execute("SET LOCAL ROLE fairway_test_owner")

@@ -100,7 +100,7 @@ def test_servers_are_not_reachable_from_outside(services: dict[str, Any]) -> Non
     assert services["postgres"]["networks"] == services["valkey"]["networks"] == ["inside"]
 
 
-def test_only_init_knows_the_owner_of_the_tables(services: dict[str, Any]) -> None:
+def test_only_init_has_the_credentials_of_the_owner(services: dict[str, Any]) -> None:
     services_url = "postgres://fairway_app:${DATABASE_PASSWORD:?set it in .env}@postgres:5432/fairway"
     for name in PROCESSES | {"init"}:
         assert services[name]["environment"]["DATABASE_URL"] == services_url, name
@@ -118,9 +118,7 @@ def test_valkey_has_a_password_that_no_argument_shows(services: dict[str, Any]) 
         assert services[name]["environment"]["REDIS_URL"] == f"redis://:{password}@valkey:6379/0", name
 
 
-def test_valkey_as_composed_answers_nobody_without_the_password(
-    services: dict[str, Any], tmp_path: Path
-) -> None:
+def test_valkey_of_the_compose_file_requires_the_password(services: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "valkey-server").symlink_to(find_valkey().program)
     port = free_port()
     *shell, script = services["valkey"]["command"]
@@ -267,13 +265,13 @@ HOST = b"Host: portal.example.org\r\n"
     ],
     ids=["two framings", "two lengths", "two encodings", "two hosts", "trace", "too large"],
 )
-def test_the_front_refuses_what_is_ambiguous(front: Front, raw: bytes, status: bytes) -> None:
+def test_the_proxy_refuses_ambiguous_requests(front: Front, raw: bytes, status: bytes) -> None:
     port, seen, _ = front
     assert ask(port, raw).split(b" ")[1] == status
     assert seen == []
 
 
-def test_the_front_says_itself_who_came(front: Front) -> None:
+def test_the_proxy_sets_the_client_address(front: Front) -> None:
     port, seen, _ = front
     forged = b"X-Forwarded-For: 6.6.6.6\r\nX_Forwarded_For: 6.6.6.6\r\nForwarded: for=6.6.6.6\r\n"
     answer = ask(port, b"GET /jobs HTTP/1.1\r\n" + HOST + forged + b"\r\n")
@@ -283,7 +281,7 @@ def test_the_front_says_itself_who_came(front: Front) -> None:
     assert b"X-Forwarded-For: 127.0.0.1" in seen[0]
 
 
-def test_the_front_knows_no_other_host(front: Front) -> None:
+def test_the_proxy_serves_no_other_host(front: Front) -> None:
     with pytest.raises(ssl.SSLError):
         ask(front[0], b"GET / HTTP/1.1\r\nHost: other.example.org\r\n\r\n", host="other.example.org")
 
@@ -302,14 +300,14 @@ def test_the_front_means_one_host(front: Front) -> None:
     assert b"Host: portal.example.org\r\n" in front.seen[0]
 
 
-def test_the_front_sends_nobody_elsewhere(front: Front) -> None:
+def test_the_proxy_redirects_nowhere_else(front: Front) -> None:
     for host, status in ((b"evil.example", b"421"), (b"portal.example.org", b"308")):
         with socket.create_connection(("127.0.0.1", front.plain), 5) as wire:
             wire.sendall(b"GET /x HTTP/1.1\r\nHost: " + host + b"\r\nConnection: close\r\n\r\n")
             assert wire.recv(4096).split(b" ")[1] == status
 
 
-def test_every_service_imports_with_the_packages_of_the_image_alone() -> None:
+def test_every_service_imports_with_the_packages_of_its_image() -> None:
     program = Path(__file__).with_name("runtime_only.py")
     settings = {
         "DJANGO_SETTINGS_MODULE": "portal.config.settings",

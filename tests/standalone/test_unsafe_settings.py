@@ -91,7 +91,7 @@ def test_up_with_a_certificate_refuses_before_it_starts_anything():
 
 @pytest.mark.parametrize("names", ["FAIRWAY_SECRET_KEY", "FAIRWAY_SECRET_KEY_FALLBACKS"])
 @pytest.mark.parametrize("key", ["short", "a" * 60, "django-insecure-" + KEY])
-def test_weak_secret_keys_are_refused_former_ones_too(names, key):
+def test_weak_secret_keys_are_refused_including_former_ones(names, key):
     assert is_weak_key(key) and not is_weak_key(KEY)
     environment = {**os.environ, "FAIRWAY_SECRET_KEY": KEY, names: key}
     done = subprocess.run(

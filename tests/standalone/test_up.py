@@ -149,7 +149,7 @@ def start(data: Path) -> Iterator[Callable[..., Up]]:
             up.wait_end()
 
 
-def test_up_answers_keeps_its_keys_apart_outlives_kills_and_leaves_nothing_behind(
+def test_up_serves_protects_its_keys_survives_kills_and_cleans_up(
     start: Callable[..., Up], data: Path
 ) -> None:
     up = start()
@@ -223,7 +223,7 @@ def test_up_answers_keeps_its_keys_apart_outlives_kills_and_leaves_nothing_behin
     assert left_in(data) == []  # no job of a pretend node outlives its demo
 
 
-def test_what_cannot_start_says_why(start: Callable[..., Up], data: Path) -> None:
+def test_causes_of_a_failed_start_are_reported(start: Callable[..., Up], data: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         up = start(port=port)

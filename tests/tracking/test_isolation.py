@@ -83,7 +83,7 @@ def requests_with(run: str, experiment: str, artifact: str) -> list[tuple[str, s
     ]
 
 
-def test_ids_of_another_project_lead_nowhere(tracking: TrackingWorld) -> None:
+def test_ids_of_another_project_are_not_found(tracking: TrackingWorld) -> None:
     owner = tracking.client()
     experiment = owner.create_experiment(SECRET, tags={SECRET: "1"})
     run = owner.create_run(experiment, run_name=SECRET, tags={SECRET: "1"})
@@ -166,5 +166,5 @@ def test_other_endpoints_of_the_server_are_refused(tracking: TrackingWorld) -> N
         ([], None),
     ],
 )
-def test_only_plain_points_take_the_short_way(body: Any, points: Any) -> None:
+def test_only_plain_points_use_the_fast_path(body: Any, points: Any) -> None:
     assert read_points(json.dumps(body).encode()) == points

@@ -47,7 +47,7 @@ def test_experiments_runs_params_metrics_tags_and_search(tracking: TrackingWorld
     assert "stage" not in client.get_run(runs[1]).data.tags
 
 
-def test_points_of_a_batch_are_kept_as_mlflow_keeps_them(tracking: TrackingWorld) -> None:
+def test_points_of_a_batch_equal_those_stored_by_mlflow(tracking: TrackingWorld) -> None:
     """The short way into the tables and MLflow's own give the same answers."""
     client = tracking.client()
     experiment = client.create_experiment("points")
@@ -75,7 +75,7 @@ def test_points_of_a_batch_are_kept_as_mlflow_keeps_them(tracking: TrackingWorld
         client.log_metric(short, "loss", 1.0)
 
 
-def test_artifacts_go_up_and_come_down(tracking: TrackingWorld, tmp_path: Path) -> None:
+def test_artifacts_are_uploaded_and_downloaded(tracking: TrackingWorld, tmp_path: Path) -> None:
     client = tracking.client()
     run = client.create_run(client.create_experiment("files")).info.run_id
     model = tmp_path / "model.bin"

@@ -172,14 +172,14 @@ def test_a_refused_change_of_a_version_is_audited_and_no_transaction_waits_for_t
     assert list(actions.values_list("action", flat=True))[-2:] == ["model.stage", "model.stage.failed"]
 
 
-def test_a_link_of_mlflows_client_leads_to_the_runs_of_the_project(tracking: TrackingWorld) -> None:
+def test_a_url_of_the_mlflow_client_leads_to_the_runs_of_the_project(tracking: TrackingWorld) -> None:
     url = urlsplit(tracking_url(tracking.project.public_id)).path
     found = browser(tracking.viewer).get(f"{url}/")
     assert found.status_code == 302
     assert found["Location"] == f"/experiments/?project={tracking.project.public_id}"
 
 
-def test_without_the_tracking_server_pages_say_so(
+def test_without_the_tracking_server_pages_report_it(
     tracking: TrackingWorld, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("FAIRWAY_TRACKING_SOCKET", str(tmp_path / "none.sock"))

@@ -20,24 +20,24 @@ FOR_ADMINS = ["users", "audit", "add-node", "registries", "failure-rules"]
 
 
 @pytest.mark.parametrize("page", [*SEEN_BY_ALL, *FOR_ADMINS])
-def test_nobody_is_sent_to_the_door(client_of, page):
+def test_signed_out_users_are_not_redirected_in_a_loop(client_of, page):
     answer = client_of().get(reverse(page))
     assert (answer.status_code, answer["Location"][:9]) == (302, "/sign-in/")
 
 
 @pytest.mark.parametrize("kind", ["stranger", "member", "admin"])
 @pytest.mark.parametrize("page", SEEN_BY_ALL)
-def test_everybody_sees_the_cluster_and_what_they_share(client_of, page, kind):
+def test_every_user_sees_the_cluster_and_their_share(client_of, page, kind):
     assert client_of(kind).get(reverse(page)).status_code == 200
 
 
 @pytest.mark.parametrize(("kind", "status"), [("stranger", 403), ("member", 403), ("admin", 200)])
 @pytest.mark.parametrize("page", FOR_ADMINS)
-def test_only_admins_see_people_and_the_trail(client_of, page, kind, status):
+def test_only_administrators_see_users_and_the_audit_log(client_of, page, kind, status):
     assert client_of(kind).get(reverse(page)).status_code == status
 
 
-def test_a_circle_of_projects_can_be_seen_and_mended(dataset, client_of):
+def test_a_cycle_of_projects_is_shown_and_can_be_repaired(dataset, client_of):
     """Only a hand in the database draws one; the scheduler stops with an alarm, the pages must not."""
     below = factories.project(parent=factories.project())
     above = below.parent
@@ -64,7 +64,7 @@ def test_a_node_has_a_page_and_its_series(dataset, client_of):
     assert client_of("member").get(reverse("node", args=["nothere"])).status_code == 404
 
 
-def test_a_stranger_learns_no_name_of_a_job_from_the_map(dataset, client_of):
+def test_the_cluster_map_names_no_job_to_strangers(dataset, client_of):
     page = client_of("stranger").get(reverse("cluster")).content.decode()
     assert not [name for name in dataset.jobs if name in page]
 
@@ -126,7 +126,7 @@ def test_an_admin_edits_a_quota_and_undoes_it(quota_place, client_of):
     assert AuditEntry.objects.filter(action="quota.change").count() >= 2
 
 
-def test_what_one_person_may_hold_is_edited_like_the_other_numbers(quota_place, client_of):
+def test_the_limit_per_user_is_edited_like_other_quotas(quota_place, client_of):
     project, pool = quota_place
     client = client_of("admin")
     client.post(reverse("save-quotas"), edit(project, pool.name, user_limit="1.5"))
@@ -178,7 +178,7 @@ def test_a_conflict_shows_both_values_and_saves_nothing(quota_place, client_of):
         ({"priority": "1.5"}, "whole number"),
     ],
 )
-def test_nonsense_is_told_at_its_cell(quota_place, client_of, cells, said):
+def test_invalid_input_is_marked_at_its_cell(quota_place, client_of, cells, said):
     project, pool = quota_place
     before = Quota.objects.filter(project=project, pool=pool).values_list("version", flat=True).first()
     answer = client_of("admin").post(reverse("save-quotas"), edit(project, pool.name, **cells))
@@ -197,7 +197,7 @@ def test_members_do_not_edit_quotas(quota_place, client_of, kind):
     assert 'class="fw-edit"' not in client.get(reverse("quotas")).content.decode()
 
 
-def test_many_projects_come_a_page_at_a_time_and_are_found_by_name(quota_place, client_of):
+def test_projects_are_paginated_and_searchable(quota_place, client_of):
     vision, pool = quota_place
     teams = [factories.project(f"team-{number:03}", parent=vision) for number in range(60)]
     client = client_of("admin")
@@ -222,7 +222,7 @@ def test_many_projects_come_a_page_at_a_time_and_are_found_by_name(quota_place, 
     assert "team-058" in page and "team-001" not in page, "the lines its editor had stand there, no others"
 
 
-def test_a_form_that_is_not_ours_is_told_so(quota_place, client_of):
+def test_an_incomplete_form_is_refused(quota_place, client_of):
     project, pool = quota_place
     form = edit(project, pool.name, guaranteed="1") | {f"seen-{project.public_id}": "x;1"}
     assert client_of("admin").post(reverse("save-quotas"), form).status_code == 400
@@ -231,7 +231,7 @@ def test_a_form_that_is_not_ours_is_told_so(quota_place, client_of):
 # -- projects and people ---------------------------------------------------------------------------
 
 
-def test_a_project_is_made_and_a_bad_name_is_told(dataset, client_of):
+def test_a_project_is_created_and_an_invalid_name_refused(dataset, client_of):
     client = client_of("admin")
     assert client.post(reverse("add-project"), {"name": "Bad Name!"}).status_code == 400
     long = client.post(reverse("add-project"), {"name": "a" * 64}).content.decode()
@@ -260,7 +260,7 @@ def test_administrators_list_where_jobs_of_a_project_may_connect(dataset, client
     assert project.egress_allow == ["10.1.0.0/16 443", "dns"]
 
 
-def test_members_are_added_and_taken_out(dataset, client_of):
+def test_members_are_added_and_removed(dataset, client_of):
     project, person = Project.objects.get(name="vision"), factories.user("newcomer")
     client = client_of("admin")
     form = {"username": "newcomer", "role": "member"}
@@ -274,7 +274,7 @@ def test_members_are_added_and_taken_out(dataset, client_of):
     assert answer.status_code == 400 and "no user called ghost" in answer.content.decode()
 
 
-def test_a_link_that_lets_in_leads_to_the_portals_own_address(dataset, client_of):
+def test_a_one_time_link_uses_the_address_of_the_portal(dataset, client_of):
     page = client_of("admin").post(
         reverse("invite"), {"email": "", "project": ""}, headers={"host": "127.0.0.1:6666"}
     )
@@ -282,7 +282,7 @@ def test_a_link_that_lets_in_leads_to_the_portals_own_address(dataset, client_of
     assert "6666" not in page.content.decode()
 
 
-def test_an_invitation_is_shown_once_and_can_be_taken_back(dataset, client_of):
+def test_an_invitation_is_shown_once_and_can_be_revoked(dataset, client_of):
     client = client_of("admin")
     page = client.post(reverse("invite"), {"full_name": "Ann"}).content.decode()
     code = re.search(r"/invitation/#([\w-]+)", page)[1]
@@ -310,7 +310,7 @@ def test_changes_of_accounts_are_confirmed_with_their_consequence(dataset, clien
     assert client.get(reverse("confirm-user-change", args=[person.public_id, "link"])).status_code == 404
 
 
-def test_the_last_admin_cannot_close_their_own_door(dataset, client_of):
+def test_the_last_administrator_cannot_be_deactivated(dataset, client_of):
     admin = dataset.people["r-castellan"]
     page = client_of("admin").post(
         reverse("change-user", args=[admin.public_id]), {"act": "no-admin"}, follow=True
@@ -322,7 +322,7 @@ def test_the_last_admin_cannot_close_their_own_door(dataset, client_of):
 # -- nodes and environments ------------------------------------------------------------------------
 
 
-def test_an_address_that_does_not_answer_is_told_at_its_field(dataset, client_of):
+def test_an_unreachable_address_is_marked_at_its_field(dataset, client_of):
     form = {
         "host": "127.0.0.1",
         "port": "9",
@@ -454,7 +454,7 @@ def test_an_address_for_forms_has_a_page_too(client_of):
     assert "accepts only submitted forms" in answer.content.decode()
 
 
-def test_the_trail_speaks_in_words(quota_place, client_of):
+def test_audit_entries_are_sentences(quota_place, client_of):
     project, pool = quota_place
     client_of("admin").post(reverse("save-quotas"), edit(project, pool.name, guaranteed="2.5"))
     newest = AuditEntry.objects.filter(action="quota.change").latest("id")
@@ -487,7 +487,7 @@ def test_back_in_service_the_old_reason_is_gone(dataset, client_of):
     assert (node.state, node.state_reason) == ("ready", "")
 
 
-def test_each_engine_access_says_what_sets_it_apart(client_of):
+def test_each_container_engine_is_explained(client_of):
     page = client_of("admin").get(reverse("add-node"))
     titles = dict(page.context["engines"])
     assert titles["auto"].endswith("else rootful")

@@ -27,7 +27,7 @@ def alarms(dataset) -> list[GpuAlert]:
 @pytest.mark.parametrize(
     ("kind", "status"), [("anonymous", 302), ("stranger", 403), ("member", 403), ("admin", 200)]
 )
-def test_administrators_alone_see_and_acknowledge_alarms(alarms, client_of, kind, status) -> None:
+def test_only_administrators_see_and_acknowledge_alerts(alarms, client_of, kind, status) -> None:
     client, page = client_of(kind), reverse("alerts")
     answer = client.get(page)
     assert answer.status_code == status

@@ -56,7 +56,7 @@ def test_sign_in_and_sign_out_leave_rows(user):
     assert (came.action, left.action) == ("user.sign_in", "user.sign_out")
 
 
-def test_nobody_signs_out_no_row_is_left():
+def test_ending_no_session_leaves_no_row():
     browser().post("/sign-out/")
     assert not AuditEntry.objects.exists()
 
@@ -123,7 +123,7 @@ def test_ended_sessions_leave_a_row(user):
     assert (row.actor, row.after, row.object_kind) == (user, {"sessions": 2}, "user")
 
 
-def test_refused_requests_to_pages_of_administrators_leave_rows(user):
+def test_refused_requests_to_administration_pages_leave_rows(user):
     client = browser(user)
     assert client.get(reverse("users")).status_code == 403
     assert client.post(reverse("save-quotas")).status_code == 403
@@ -152,7 +152,7 @@ def test_refused_administrative_requests_to_rest_leave_rows_by_session_and_token
     ]
 
 
-def test_requests_that_are_not_refused_or_only_look_leave_no_row(user):
+def test_accepted_and_read_only_requests_leave_no_row(user):
     client = browser(user)
     assert client.get(reverse("home")).status_code == 200
     assert client.get("/jobs/nothing-here/").status_code == 404

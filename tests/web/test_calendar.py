@@ -23,7 +23,9 @@ def form(dataset) -> dict[str, str]:
     }  # fmt: skip
 
 
-def test_an_admin_reserves_changes_cancels_and_brings_back(client_of, dataset, form) -> None:
+def test_an_administrator_creates_changes_cancels_and_restores_a_reservation(
+    client_of, dataset, form
+) -> None:
     admin = client_of("admin")
     assert "Nothing is reserved" in admin.get("/calendar/").content.decode()
     assert admin.post("/calendar/save/", form).status_code == 302
@@ -45,7 +47,7 @@ def test_an_admin_reserves_changes_cancels_and_brings_back(client_of, dataset, f
     assert Reservation.objects.get().cancelled_at is None
 
 
-def test_times_are_typed_and_shown_in_the_zone_of_who_types(client_of, dataset, form) -> None:
+def test_times_are_entered_and_shown_in_the_time_zone_of_the_user(client_of, dataset, form) -> None:
     dataset.people["r-castellan"].timezone = "Asia/Kolkata"
     dataset.people["r-castellan"].save()
     admin = client_of("admin")
@@ -59,7 +61,7 @@ def test_times_are_typed_and_shown_in_the_zone_of_who_types(client_of, dataset, 
     assert client_of("member").get("/queue/?span=3d").content.decode().count('class="band"') == 2
 
 
-def test_others_see_it_without_names_that_are_not_theirs(client_of, dataset, form) -> None:
+def test_other_users_see_reservations_without_hidden_names(client_of, dataset, form) -> None:
     client_of("admin").post("/calendar/save/", form | {"projects": "nlp", "nodes": "h200-3"})
     member = client_of("member").get("/calendar/").content.decode()
     assert "vision course" in member and "1\xa0other project" in member
@@ -86,7 +88,7 @@ def test_others_see_it_without_names_that_are_not_theirs(client_of, dataset, for
         ({"name": ""}, "Enter a name"),
     ],
 )
-def test_what_is_refused_is_told_and_stays_in_the_form(client_of, dataset, form, changes, message) -> None:
+def test_a_refused_form_keeps_what_was_typed(client_of, dataset, form, changes, message) -> None:
     answer = client_of("admin").post("/calendar/save/", form | changes)
     page = answer.content.decode()
     assert answer.status_code == 400 and message in page
@@ -103,7 +105,7 @@ def test_a_clash_names_the_other(client_of, dataset, form) -> None:
     assert Job.objects.filter(state="RUNNING").count() > 0  # nobody was thrown out
 
 
-def test_maintenance_may_ask_who_is_there_to_leave_and_the_node_says_so(client_of, dataset, form) -> None:
+def test_maintenance_may_preempt_running_jobs_and_the_node_page_shows_it(client_of, dataset, form) -> None:
     admin = client_of("admin")
     refused = admin.post("/calendar/save/", form | {"drain_at_start": "on"})
     assert refused.status_code == 400

@@ -14,14 +14,14 @@ ITEMS = [item for items in NAVIGATION.values() for item in items]
 
 
 @pytest.mark.parametrize("item", ITEMS, ids=lambda item: item.view)
-def test_the_section_of_each_page_exists_and_begins_with_a_sentence(item):
+def test_the_section_of_each_page_exists_and_starts_with_a_sentence(item):
     name, _, anchor = item.help.partition("#")
     section = find_section(name, anchor)
     assert section is not None, item.help
     assert len(section.summary) > 30 and section.summary.rstrip().endswith((".", ":", ")")), section.summary
 
 
-def test_every_document_is_rendered_and_its_links_lead_to_sections(client_of):
+def test_every_document_is_rendered_and_its_links_resolve(client_of):
     client = client_of("member")
     anchors, links = {}, []
     for name in PAGES:

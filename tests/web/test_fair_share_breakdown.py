@@ -50,7 +50,7 @@ def test_the_steps_of_a_real_cycle_add_up(waiting) -> None:
     assert "goes first" in own.conclusion or "go first" in own.conclusion
 
 
-def test_what_stands_above_is_told_only_to_those_who_may_see_it(waiting) -> None:
+def test_parent_projects_are_shown_only_to_those_who_may_see_them(waiting) -> None:
     assert [breakdown.project.name for breakdown in list_breakdowns(waiting.owner, waiting)] == ["lab"]
     client = Client()
     client.force_login(waiting.owner)

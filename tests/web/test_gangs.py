@@ -19,9 +19,7 @@ TWO = {
 }
 
 
-def test_a_launcher_without_a_network_is_told_the_way_out_and_with_one_it_goes(
-    dataset, client_of, typed
-) -> None:
+def test_a_launcher_without_a_network_is_refused_with_a_remedy(dataset, client_of, typed) -> None:
     asked = typed | TWO | {"pool": dataset.pools["h200"].public_id}
     reported = client_of("member").post(reverse("launch-check"), asked).content.decode()
     assert "the pool h200 allows gangs no network between nodes" in reported
@@ -60,7 +58,7 @@ def test_only_administrators_lend_the_network(dataset, client_of) -> None:
     assert not NodePool.objects.filter(allow_host_network=True).exists()
 
 
-def test_what_a_pool_names_stands_in_its_form_and_a_node_that_lacks_it_says_so(dataset, client_of) -> None:
+def test_the_fabric_of_a_pool_is_in_its_form_and_missing_interfaces_are_reported(dataset, client_of) -> None:
     pool = dataset.pools["h200"]
     address, policy = reverse("set-pool-network", args=[pool.public_id]), f"{reverse('policy')}?pool=h200"
     node = pool.nodes.order_by("name").first()
@@ -84,7 +82,7 @@ def test_what_a_pool_names_stands_in_its_form_and_a_node_that_lacks_it_says_so(d
     assert pool.fabric_network == ""
 
 
-def test_nonsense_in_what_a_pool_names_is_told_and_kept_out(dataset, client_of) -> None:
+def test_an_invalid_fabric_is_refused(dataset, client_of) -> None:
     pool, client = dataset.pools["h200"], client_of("admin")
     address = reverse("set-pool-network", args=[pool.public_id])
     names = ("fabric_interface", "fabric_network", "fabric_devices", "fabric_adapters")

@@ -109,7 +109,7 @@ def test_many_gpus_are_counted_by_the_same_rules(lab, monkeypatch):
     assert model["nodes_by_free"] == [{"free": 4, "nodes": 1}, {"free": 3, "nodes": 1}]
 
 
-def test_the_fair_share_page_says_rank_and_recovery(lab):
+def test_the_fair_share_page_shows_rank_and_recovery(lab):
     other = factories.user("eve")
     lab["project"].memberships.create(user=other, role="member")
     for user, gpus in ((lab["user"], 3), (other, 1)):

@@ -26,7 +26,7 @@ def notice(dataset) -> Notice:
     return Notice.objects.create(recipient=user, job=job, **values)
 
 
-def test_an_empty_inbox_says_what_will_arrive(client):
+def test_an_empty_inbox_explains_what_will_arrive(client):
     Notice.objects.all().delete()
     page = client.get("/inbox/").content.decode()
     assert "Starts, ends and failures of your jobs" in page

@@ -38,7 +38,7 @@ def sweep(dataset) -> Sweep:
 
 
 @pytest.mark.parametrize("sort", ["", "oldest", "name", "priority", "gpus"])
-def test_each_order_is_complete_and_leads_back(dataset, client_of, monkeypatch, sort):
+def test_each_sort_order_is_complete_and_links_back(dataset, client_of, monkeypatch, sort):
     client = client_of("member")
     whole = names(client.get(reverse("jobs"), {"sort": sort}))
     monkeypatch.setattr(job_list, "PAGE_SIZE", 4)
@@ -76,7 +76,7 @@ def test_a_sweep_is_one_row_that_opens(client_of, sweep):
     assert members <= set(names(client.get(reverse("jobs"), {"group": "0"})))
 
 
-def test_a_group_counts_only_what_the_filters_match(client_of, sweep):
+def test_a_group_counts_only_matching_jobs(client_of, sweep):
     job = sweep.trials.first().job
     JobAnnotation.objects.create(job=job, tags=["only"])
     answer = client_of("member").get(reverse("jobs"), {"tag": "only"})
@@ -125,7 +125,7 @@ def test_a_view_is_saved_shared_and_deleted(dataset, client_of):
     assert not SavedJobView.objects.exists()
 
 
-def test_a_view_leads_only_to_the_job_list(client_of):
+def test_a_view_links_only_to_the_job_list(client_of):
     answer = client_of("member").post(reverse("save-job-view"), {"name": "x", "query": "//evil.example/?a=b"})
     assert answer["Location"].startswith("/jobs/?")
 
@@ -133,7 +133,7 @@ def test_a_view_leads_only_to_the_job_list(client_of):
 # -- several at once -------------------------------------------------------------------------------
 
 
-def test_a_confirmation_says_how_many_can_be_changed_and_why_others_cannot(dataset, client_of):
+def test_a_confirmation_counts_changeable_jobs_and_explains_the_others(dataset, client_of):
     chosen = [
         dataset.jobs[name].public_id for name in ("depth-anything-ft", "dino-abl-b128", "llama-eval-suite")
     ]
@@ -190,7 +190,7 @@ def test_the_queue_has_buttons_that_move_own_jobs(dataset, client_of):
     ("p10_min", "p90_min", "expected"),
     [(-5, 30, ">now – <"), (-30, -5, "overdue since"), (10, 30, "</time> – <time")],
 )
-def test_a_forecast_does_not_begin_in_the_past(client_of, p10_min, p90_min, expected):
+def test_a_forecast_does_not_start_in_the_past(client_of, p10_min, p90_min, expected):
     now = timezone.now()
     p10, p90 = (now + dt.timedelta(minutes=minutes) for minutes in (p10_min, p90_min))
     verdicts = JobVerdict.objects.filter(job__name="depth-anything-ft")

@@ -51,17 +51,17 @@ def names(answer) -> list[str]:
         ("state=nonsense&kind=workspace", {"attn-probe", "label-qa", "depth-eda"}),
     ],
 )
-def test_filters_stand_in_the_address(client_of, query, expected):
+def test_filters_are_in_the_url(client_of, query, expected):
     assert set(names(client_of("member").get(f"{reverse('jobs')}?{query}"))) == expected
 
 
-def test_an_empty_list_says_why_and_how_to_go_on(client_of):
+def test_an_empty_list_explains_why_and_what_to_do(client_of):
     page = client_of("member").get(f"{reverse('jobs')}?project=nlp&state=failed").content.decode()
     assert "2\u00a0filters: state is failed, project is nlp." in page
     assert "Clear filters" in page
 
 
-def test_pages_are_complete_and_lead_back(dataset, client_of, monkeypatch):
+def test_pages_are_complete_and_link_back(dataset, client_of, monkeypatch):
     monkeypatch.setattr(job_list, "PAGE_SIZE", 4)
     client = client_of("member")
     everything = names(client.get(reverse("jobs") + "?state="))
@@ -78,7 +78,7 @@ def test_pages_are_complete_and_lead_back(dataset, client_of, monkeypatch):
     assert names(back) == trail[-2]
 
 
-def test_a_cursor_tells_nothing_of_jobs_one_may_not_see(dataset, client_of):
+def test_a_cursor_reveals_nothing_of_hidden_jobs(dataset, client_of):
     member = client_of("member")
     theirs = Job.objects.exclude(project=dataset.projects["vision"]).order_by("id")[2]
     for word in ("after", "before"):
@@ -86,7 +86,7 @@ def test_a_cursor_tells_nothing_of_jobs_one_may_not_see(dataset, client_of):
         assert names(member.get(reverse("jobs"), {word: theirs.public_id})) == missing
 
 
-def test_every_state_has_its_shape_its_word_and_its_line(dataset):
+def test_every_state_has_its_icon_its_label_and_its_text(dataset):
     user = dataset.people["r-castellan"]
     rows = {row.job.name: row for row in job_rows(user, Job.objects.all())}
     looks = {name: row.state_display for name, row in rows.items()}
@@ -104,7 +104,7 @@ def test_every_state_has_its_shape_its_word_and_its_line(dataset):
     assert not rows["depth-eda"].ready
 
 
-def test_the_failure_box_names_the_exit_and_says_what_to_do(dataset, client_of):
+def test_the_failure_box_names_the_exit_code_and_a_remedy(dataset, client_of):
     page = (
         client_of("member")
         .get(reverse("job", args=[dataset.jobs["dino-abl-b128"].public_id]))
@@ -139,7 +139,7 @@ def test_exit_codes_have_names(code, words):
     assert exit_name(code) == words
 
 
-def test_a_waiting_job_says_why_with_numbers(dataset, client_of):
+def test_a_waiting_job_explains_why_with_numbers(dataset, client_of):
     page = (
         client_of("member")
         .get(reverse("job", args=[dataset.jobs["depth-anything-ft"].public_id]))
@@ -151,7 +151,7 @@ def test_a_waiting_job_says_why_with_numbers(dataset, client_of):
     assert "llama-eval-suite" not in page  # of another project
 
 
-def test_a_workspace_that_was_just_submitted_says_so_once_and_what_is_to_come(dataset, client_of):
+def test_a_submitted_workspace_is_announced_once_with_the_next_steps(dataset, client_of):
     fresh = Job.objects.get(pk=dataset.jobs["depth-anything-ft"].pk)
     Job.objects.filter(pk=fresh.pk).update(kind=JobKind.WORKSPACE.value)
     JobVerdict.objects.filter(job=fresh).delete()
@@ -174,7 +174,7 @@ def test_cancelling_a_waiting_job_ends_it(dataset, client_of):
     assert "depth-anything-ft is stopped." in answer.content.decode()
 
 
-def test_stopping_a_running_job_asks_its_node(dataset, client_of):
+def test_stopping_a_running_job_notifies_its_node(dataset, client_of):
     job = dataset.jobs["vit-h-pretrain"]
     answer = client_of("member").post(reverse("job-cancel", args=[job.public_id]), follow=True)
     job.refresh_from_db()
@@ -247,7 +247,7 @@ def test_open_hands_over_a_ticket_to_the_workspaces_own_origin(dataset, client_o
     assert admin.status_code == 403
 
 
-def test_the_terminal_tab_comes_and_goes_with_the_state_of_the_job(dataset, client_of):
+def test_the_terminal_tab_follows_the_state_of_the_job(dataset, client_of):
     job = dataset.jobs["vit-h-pretrain"]
     terminal = f'href="{reverse("job-terminal", args=[job.public_id])}"'
 
@@ -261,7 +261,7 @@ def test_the_terminal_tab_comes_and_goes_with_the_state_of_the_job(dataset, clie
     assert terminal not in tabs() and "Metrics" in tabs()
 
 
-def test_log_lines_go_on_from_their_cursor(dataset, client_of):
+def test_log_lines_continue_from_their_cursor(dataset, client_of):
     job = dataset.jobs["vit-h-pretrain"]
     client = client_of("member")
     address = reverse("job-log-lines", args=[job.public_id])
@@ -285,7 +285,7 @@ def test_logs_of_all_ranks_are_one_zip_file(dataset, client_of):
     assert client.get(address, {"rank": "7,8"}).status_code == 404
 
 
-def test_charts_hold_only_the_jobs_own_gpus(dataset, client_of):
+def test_charts_contain_only_the_gpus_of_the_job(dataset, client_of):
     job = dataset.jobs["vit-h-pretrain"]
     data = client_of("member").get(reverse("job-series", args=[job.public_id]), {"span": "1h"}).json()
     assert len(data["lines"]["gpu"]) == 16
@@ -311,13 +311,13 @@ def test_fragments_are_the_page_without_its_frame(dataset, client_of):
         assert "vit-h-pretrain" in part
 
 
-def test_a_fragment_asked_for_after_sign_out_leads_to_the_door(dataset, client_of):
+def test_a_fragment_requested_after_sign_out_leads_to_sign_in(dataset, client_of):
     answer = client_of().get(reverse("home"), headers={"HX-Request": "true"})
     assert answer.status_code == 401
     assert answer["HX-Redirect"] == "/sign-in/"
 
 
-def test_a_newcomer_is_told_what_to_do_first(dataset, client_of):
+def test_a_new_user_sees_the_first_steps(dataset, client_of):
     page = client_of("stranger").get(reverse("home")).content.decode()
     assert "No workspaces" in page
     assert "You are in no project yet." in page
@@ -326,7 +326,7 @@ def test_a_newcomer_is_told_what_to_do_first(dataset, client_of):
     assert "Set a password" in client_of("newcomer").get(reverse("home")).content.decode()
 
 
-def test_charts_and_log_come_with_the_attempt(dataset, client_of):
+def test_charts_and_log_appear_with_the_attempt(dataset, client_of):
     job = dataset.jobs["depth-anything-ft"]
     client = client_of("member")
     address = reverse("job", args=[job.public_id])
@@ -340,7 +340,7 @@ def test_charts_and_log_come_with_the_attempt(dataset, client_of):
     assert "data-log-lines" not in same
 
 
-def test_an_end_is_told_once(dataset, client_of):
+def test_an_end_is_announced_once(dataset, client_of):
     page = client_of("member").get(reverse("job", args=[dataset.jobs["typo-in-command"].public_id]))
     reported = [event.message for event in page.context["events"]]
     assert reported.count("The command ended with exit code 127.") == 1
@@ -359,7 +359,7 @@ def test_the_rights_to_many_jobs_are_those_to_each(dataset):
             assert found == {job.pk for job in jobs if can(user, verb, job)}, (user, verb)
 
 
-def test_escapes_are_taken_out_of_a_line_in_one_pass():
+def test_escape_sequences_are_removed_from_a_line_in_one_pass():
     def line(text: str) -> LogLine:
         return LogLine(at=None, stream="stdout", text=text, cursor=0)
 
@@ -372,7 +372,7 @@ def test_escapes_are_taken_out_of_a_line_in_one_pass():
     assert time.process_time() - began < 1
 
 
-def test_who_made_room_for_whom_is_named_only_for_those_who_may_see_it(dataset, client_of):
+def test_the_preempting_job_is_named_only_to_those_who_may_see_it(dataset, client_of):
     victim, winner = dataset.jobs["moe-7b-sft"], dataset.jobs["depth-anything-ft"]
     stop = job_control.StopRequest(
         victim.attempts.get().pk, EndReason.RECLAIMED, for_job=Job.objects.get(pk=winner.pk)
@@ -394,7 +394,7 @@ def test_who_made_room_for_whom_is_named_only_for_those_who_may_see_it(dataset, 
     assert "moe-7b-sft" not in ours and victim.public_id not in ours
 
 
-def test_rest_names_who_made_room_only_for_those_who_may_see_it(dataset, client_of):
+def test_rest_names_the_preempting_job_only_to_those_who_may_see_it(dataset, client_of):
     victim, winner = dataset.jobs["moe-7b-sft"], dataset.jobs["depth-anything-ft"]
     stop = job_control.StopRequest(
         victim.attempts.get().pk, EndReason.RECLAIMED, for_job=Job.objects.get(pk=winner.pk)
@@ -416,7 +416,7 @@ def test_rest_names_who_made_room_only_for_those_who_may_see_it(dataset, client_
     assert (hidden["job"], hidden["project"], hidden["reason"]) == (None, None, "reclaimed")
 
 
-def test_a_training_run_says_when_it_saved_its_work_or_that_it_has_not_said(dataset, client_of):
+def test_a_training_run_shows_its_last_checkpoint_or_that_none_was_reported(dataset, client_of):
     job, client = dataset.jobs["vit-h-pretrain"], client_of("member")
 
     def page(tab: str = "job") -> str:
@@ -437,7 +437,7 @@ def test_a_training_run_says_when_it_saved_its_work_or_that_it_has_not_said(data
     assert saved_at.isoformat(timespec="seconds") in page("job-run")
 
 
-def test_a_job_shows_how_far_it_has_come_and_how_fast(dataset, client_of):
+def test_a_job_shows_progress_and_rate(dataset, client_of):
     job, client = dataset.jobs["vit-h-pretrain"], client_of("member")
 
     def page(tab: str = "job") -> str:
@@ -517,7 +517,7 @@ def test_a_rate_reads_in_the_unit_that_suits_it(per_s: float, said: str) -> None
     assert rate(per_s).replace(NBSP, " ") == said
 
 
-def test_whom_nobody_asks_to_leave_is_not_told_to_save(dataset, client_of):
+def test_a_job_that_cannot_be_preempted_has_no_checkpoint_hint(dataset, client_of):
     client = client_of("member")
     Job.objects.filter(name="vit-h-pretrain").update(preemptible=False)
     for name in ("vit-h-pretrain", "attn-probe", "depth-anything-ft", "vit-h-probe-in1k"):
@@ -525,7 +525,7 @@ def test_whom_nobody_asks_to_leave_is_not_told_to_save(dataset, client_of):
         assert "No checkpoint reported" not in page.lower(), name
 
 
-def test_a_waiting_job_says_when_it_starts_and_how_often_that_holds(dataset, client_of):
+def test_a_waiting_job_shows_its_start_interval_and_reliability(dataset, client_of):
     job = dataset.jobs["depth-anything-ft"]
     address = reverse("job", args=[job.public_id])
     assert "No estimate yet" in words(client_of("member").get(address))
@@ -567,7 +567,7 @@ def test_a_waiting_job_says_when_it_starts_and_how_often_that_holds(dataset, cli
         ("project_limit", False, "No estimate yet", "too few of them have ended so far"),
     ],
 )
-def test_where_no_start_is_foreseen_it_is_said_why(dataset, client_of, code, foreseen, heading, words_of_it):
+def test_a_missing_forecast_has_a_reason(dataset, client_of, code, foreseen, heading, words_of_it):
     job = dataset.jobs["depth-anything-ft"]
     now = timezone.now()
     stale = (
@@ -582,13 +582,13 @@ def test_where_no_start_is_foreseen_it_is_said_why(dataset, client_of, code, for
     assert (reported["interval_missing"] is None) is (heading == "No estimate yet")
 
 
-def test_a_job_without_gpus_is_not_foreseen(dataset, client_of):
+def test_a_job_without_gpus_has_no_forecast(dataset, client_of):
     job = dataset.jobs["depth-anything-ft"]
     Job.objects.filter(pk=job.pk).update(gpus_per_task=0)
     assert "It requests no GPU" in words(client_of("member").get(reverse("job", args=[job.public_id])))
 
 
-def test_an_elastic_job_says_how_far_it_has_grown(dataset, client_of):
+def test_an_elastic_job_shows_its_current_size(dataset, client_of):
     owner, project = dataset.people["m-okafor"], dataset.projects["vision"]
     job = factories.job(owner, project, dataset.environments["batch"], tasks=4, min_tasks=1, name="grows")
     page = reverse("job", args=[job.public_id])

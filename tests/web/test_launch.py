@@ -15,7 +15,7 @@ from portal.web.launch.spec_fields import form_values
 from tests import factories
 
 
-def test_what_is_typed_becomes_the_job(dataset, client_of, typed):
+def test_form_fields_become_the_job(dataset, client_of, typed):
     answer = client_of("member").post(reverse("launch"), typed)
     job = Job.objects.get(name="my run")
     assert answer["Location"] == reverse("job", args=[job.public_id])
@@ -70,7 +70,7 @@ def test_spans_are_read_with_their_unit(dataset, typed, text, seconds):
         ("name", "!", "Use up to 100 letters"),
     ],
 )
-def test_what_is_wrong_is_said_beside_the_field(client_of, typed, field, value, message):
+def test_errors_are_shown_beside_the_field(client_of, typed, field, value, message):
     answer = client_of("member").post(reverse("launch"), typed | {field: value})
     assert answer.status_code == 400
     assert message in answer.content.decode()
@@ -86,7 +86,7 @@ def test_the_impossible_is_refused_with_the_nearest_that_could_run(client_of, ty
     assert not Job.objects.filter(name="my run").exists()
 
 
-def test_the_rail_answers_without_the_engine(client_of, typed):
+def test_the_summary_works_without_the_engine(client_of, typed):
     client = client_of("member")
     room = client.post(reverse("launch-check"), typed).content.decode()
     assert "Fits on free GPUs" in room
@@ -116,7 +116,7 @@ def test_the_rail_answers_without_the_engine(client_of, typed):
         ),
     ],
 )
-def test_the_rail_shows_what_the_engine_answers(client_of, typed, monkeypatch, answer, title):
+def test_the_summary_shows_the_answer_of_the_engine(client_of, typed, monkeypatch, answer, title):
     asked = {}
 
     def engine(body, wait_s):
@@ -138,7 +138,7 @@ def test_only_projects_where_one_may_launch_are_offered(dataset, client_of, type
     assert not Job.objects.filter(name="my run").exists()
 
 
-def test_a_job_goes_into_the_form_and_comes_out_the_same(dataset):
+def test_a_job_in_the_form_is_submitted_unchanged(dataset):
     for name in ("vit-h-pretrain", "dino-abl-b128"):
         odd = {"min_gpu_memory_mib": 81_559, "shm_mib": 4_097, "termination_grace_s": 95}
         Job.objects.filter(pk=dataset.jobs[name].pk).update(**odd)
@@ -165,7 +165,7 @@ def test_a_job_goes_into_the_form_and_comes_out_the_same(dataset):
         assert list(request.command) == job.command
 
 
-def test_an_elastic_job_goes_into_the_form_and_comes_out_the_same(client_of, typed):
+def test_an_elastic_job_in_the_form_is_submitted_unchanged(client_of, typed):
     asks = typed | {"tasks": "4", "min_tasks": "2"}
     page = client_of("member").post(reverse("launch-check"), asks).content.decode()
     assert "starts with 2, grows up to 4" in page
@@ -232,7 +232,7 @@ def test_the_nearest_request_sets_fields_that_the_form_has(client_of, typed):
     assert re.search(r'data-set="cores=\d+"', page)
 
 
-def test_slices_are_offered_where_there_are_some_and_asked_for_whole(client_of, dataset, typed) -> None:
+def test_mig_slices_are_offered_where_available_and_requested_as_a_whole(client_of, dataset, typed) -> None:
     member = client_of("member")
     assert "MIG slices" not in member.get("/launch/?kind=training").content.decode()
     dataset.nodes["ada-1"].gpus.filter(index__gte=4).update(mig_profile="1g.12gb", compute_capability=8.9)
@@ -248,7 +248,7 @@ def test_slices_are_offered_where_there_are_some_and_asked_for_whole(client_of, 
         assert member.post("/launch/", form | wrong).status_code == 400
 
 
-def test_it_may_start_after_own_jobs_and_after_others_by_id(dataset, client_of, typed):
+def test_dependencies_are_own_jobs_or_others_by_id(dataset, client_of, typed):
     client = client_of("member")
     me = dataset.people["m-okafor"]
     mine = Job.objects.filter(owner=me, kind="training", state__in=["PENDING", "RUNNING"]).first()
@@ -287,7 +287,7 @@ def test_it_may_start_after_own_jobs_and_after_others_by_id(dataset, client_of, 
         {"dependencies": ["0" * 500]},
     ],
 )
-def test_what_is_no_job_is_said_at_its_field(dataset, client_of, typed, nonsense):
+def test_an_unknown_dependency_is_reported_at_its_field(dataset, client_of, typed, nonsense):
     answer = client_of("member").post(reverse("launch"), typed | nonsense)
     page = answer.content.decode()
     assert answer.status_code == 400 and not Job.objects.filter(name="my run").exists()
@@ -297,14 +297,14 @@ def test_what_is_no_job_is_said_at_its_field(dataset, client_of, typed, nonsense
     assert re.search(r'<details class="fw-more" data-not-for="service" open><summary>Dependencies', page)
 
 
-def test_a_job_of_others_does_not_exist_for_who_may_not_see_it(dataset, client_of, typed):
+def test_a_hidden_job_cannot_be_a_dependency(dataset, client_of, typed):
     hidden = Job.objects.filter(project=dataset.projects["nlp"]).first()
     answer = client_of("member").post(reverse("launch"), typed | {"dependency_ids": hidden.public_id})
     assert answer.status_code == 400
     assert hidden.name not in answer.content.decode()
 
 
-def test_a_chosen_job_that_ended_meanwhile_is_taken_for_what_it_is(dataset, client_of, typed):
+def test_a_chosen_dependency_that_ended_meanwhile_is_checked(dataset, client_of, typed):
     me = dataset.people["m-okafor"]
     ended = Job.objects.filter(owner=me, kind="training", state="FAILED").first()
     answer = client_of("member").post(reverse("launch"), typed | {"dependencies": [ended.public_id]})

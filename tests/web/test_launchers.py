@@ -30,7 +30,7 @@ def request_fields(dataset, typed):
     return typed | HOROVOD
 
 
-def test_options_of_the_chosen_launcher_are_taken_and_copied(dataset, client_of, request_fields) -> None:
+def test_options_of_the_chosen_launcher_are_stored_and_copied(dataset, client_of, request_fields) -> None:
     answer = client_of("member").post(reverse("launch"), request_fields)
     assert answer.status_code == 302, answer.content.decode()
     job = Job.objects.get(name="my run")
@@ -55,7 +55,7 @@ def test_options_of_the_chosen_launcher_are_taken_and_copied(dataset, client_of,
         ("rank_overrides", "1 CUDA_VISIBLE_DEVICES=0", "is set by Fairway"),
     ],
 )
-def test_what_is_wrong_with_an_option_is_said(client_of, request_fields, field, value, message) -> None:
+def test_invalid_launcher_options_are_reported(client_of, request_fields, field, value, message) -> None:
     answer = client_of("member").post(reverse("launch"), request_fields | {field: value})
     assert answer.status_code == 400 and message in answer.content.decode()
     assert not Job.objects.filter(name="my run").exists()

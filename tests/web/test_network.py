@@ -29,6 +29,6 @@ def test_links_of_a_pool_are_a_matrix_with_slow_ones_marked(client) -> None:
     ]
 
 
-def test_without_measurements_the_page_says_when_they_are_made(client) -> None:
+def test_without_measurements_the_page_explains_when_they_are_made(client) -> None:
     client.force_login(factories.user("ada"))
     assert "Nothing measured yet" in client.get("/cluster/network/").content.decode()

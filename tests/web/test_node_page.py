@@ -20,7 +20,7 @@ def page_of(client, node: Node) -> str:
     return client.get(reverse("node", args=[node.public_id])).content.decode()
 
 
-def test_old_programs_are_told_on_the_page_and_in_the_list(dataset, client_of) -> None:
+def test_outdated_programs_are_reported_on_the_page_and_in_the_list(dataset, client_of) -> None:
     node, member = dataset.nodes["h200-1"], client_of("member")
     assert "outdated" not in member.get(reverse("cluster")).content.decode()
     versions = {"kernel": "6.1.0-18-amd64", "runc": "1.1.5", "crun": None, "maxstartups": "10:30:100"}
@@ -36,7 +36,7 @@ def test_old_programs_are_told_on_the_page_and_in_the_list(dataset, client_of) -
     assert f"<dt>GPU sharing</dt><dd>{shares['message']}</dd>" in page
 
 
-def test_an_old_loader_is_told_with_the_line_that_renews_it_and_what_tidying_did(dataset, client_of) -> None:
+def test_an_outdated_loader_has_its_upgrade_command_and_clean_ups_are_listed(dataset, client_of) -> None:
     node, admin = dataset.nodes["h200-1"], client_of("admin")
     line = f"node-setup --renew-loader | ssh -p 22 {node.host} sudo sh"
     for reported, shown in ((None, False), (1, True), (2, False)):
@@ -55,7 +55,7 @@ def test_an_old_loader_is_told_with_the_line_that_renews_it_and_what_tidying_did
     assert "1 removed" not in page_of(client_of("member"), node)
 
 
-def test_a_gpu_with_a_warning_says_so(dataset, client_of) -> None:
+def test_a_gpu_with_a_warning_shows_it(dataset, client_of) -> None:
     node = dataset.nodes["h200-1"]
     Gpu.objects.filter(node=node, index=0).update(
         health="ok", health_reason="It is throttled: it is too hot."
@@ -78,7 +78,7 @@ def test_foreign_processes_are_listed_without_their_arguments_and_escaped(datase
     assert "&lt;b&gt;python" in page
 
 
-def test_how_gpus_are_joined_is_a_table_of_pairs(dataset, client_of) -> None:
+def test_gpu_links_are_a_table_of_pairs(dataset, client_of) -> None:
     node, member = dataset.nodes["h200-1"], client_of("member")
     assert "GPU topology" not in page_of(member, node)
     one, other, third = node.gpus.order_by("index")[:3]
@@ -90,7 +90,7 @@ def test_how_gpus_are_joined_is_a_table_of_pairs(dataset, client_of) -> None:
     assert page.count("<td>across NUMA nodes</td>") == 2
 
 
-def test_a_node_that_was_put_aside_says_why_and_only_admins_read_what_befell_it(dataset, client_of) -> None:
+def test_a_quarantined_node_shows_why_and_only_administrators_see_incidents(dataset, client_of) -> None:
     node = dataset.nodes["h200-1"]
     job = Job.objects.first()
     quarantine.record_stuck_job(node.pk, job)

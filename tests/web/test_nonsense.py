@@ -84,7 +84,7 @@ def pages_with_forms() -> list[str]:
     ]
 
 
-def test_nonsense_in_every_form_is_told(dataset, client_of):
+def test_invalid_input_in_every_form_is_reported(dataset, client_of):
     """All fields of a form at once, and each field alone with one of the texts in turn."""
     client, turn = client_of("admin"), itertools.cycle(NONSENSE)
     seen = set()
@@ -111,7 +111,7 @@ def test_nonsense_in_every_form_is_told(dataset, client_of):
 
 
 @pytest.mark.parametrize("text", NONSENSE, ids=range(len(NONSENSE)))
-def test_nonsense_in_every_address_is_told(dataset, client_of, text):
+def test_invalid_parameters_in_every_url_are_reported(dataset, client_of, text):
     client = client_of("admin")
     job = Job.objects.order_by("id").first()
     asked = [(reverse(page), name) for page, names in PARAMETERS.items() for name in names]
@@ -133,7 +133,7 @@ def test_the_rail_names_the_field_that_is_wrong(client_of):
     assert "Tasks: Must be a number." in page
 
 
-def test_a_form_that_is_too_large_is_told(client_of):
+def test_a_form_that_is_too_large_is_reported(client_of):
     answer = client_of("member").post(reverse("launch"), "name=" + "x" * 3_000_000, content_type=FORM)
     assert answer.status_code == 413
     assert "exceeds the size limit" in answer.content.decode()

@@ -39,7 +39,7 @@ def test_every_page_of_the_sidebar_has_its_own_key():
 
 
 @pytest.mark.parametrize("page", [*OPEN_TO_ALL, "jobs-bulk", "launch-check", "account-token"])
-def test_nobody_is_sent_to_the_door(client_of, page):
+def test_signed_out_users_are_not_redirected_in_a_loop(client_of, page):
     answer = client_of().get(reverse(page))
     assert answer.status_code == 302
     assert answer["Location"].startswith("/sign-in/")
@@ -47,7 +47,7 @@ def test_nobody_is_sent_to_the_door(client_of, page):
 
 @pytest.mark.parametrize("kind", ["stranger", "member", "admin"])
 @pytest.mark.parametrize("page", OPEN_TO_ALL)
-def test_everybody_signed_in_sees_the_pages_of_their_own(client_of, kind, page):
+def test_signed_in_users_see_their_own_pages(client_of, kind, page):
     assert client_of(kind).get(reverse(page)).status_code == 200
 
 
@@ -55,13 +55,13 @@ def test_everybody_signed_in_sees_the_pages_of_their_own(client_of, kind, page):
 @pytest.mark.parametrize(
     ("kind", "status"), [("anonymous", 302), ("stranger", 404), ("member", 200), ("admin", 200)]
 )
-def test_a_job_is_seen_by_its_project_only(dataset, client_of, page, kind, status):
+def test_a_job_is_visible_to_its_project_only(dataset, client_of, page, kind, status):
     address = reverse(page, args=[dataset.jobs["vit-h-pretrain"].public_id])
     assert client_of(kind).get(address).status_code == status
 
 
 @pytest.mark.parametrize("act", ACTS)
-def test_a_stranger_can_do_nothing_to_a_job(dataset, client_of, act):
+def test_a_stranger_cannot_act_on_a_job(dataset, client_of, act):
     job = dataset.jobs["attn-probe"]
     before = Job.objects.get(pk=job.pk).version
     answer = client_of("stranger").post(reverse(act, args=[job.public_id]))
@@ -102,7 +102,7 @@ def addresses(dataset) -> list[str]:
     return [reverse(page) for page in PAGES] + of_jobs + ["/jobs/nothing9999/"]
 
 
-def test_pages_carry_nothing_inline_and_a_strict_policy(dataset, client_of):
+def test_pages_have_no_inline_code_and_a_strict_policy(dataset, client_of):
     client = client_of("member")
     for address in addresses(dataset):
         answer = client.get(address)
@@ -165,7 +165,7 @@ def test_every_field_and_button_has_a_name(dataset, client_of):
             assert words or "aria-label" in inside, f"{address}: a button says nothing"
 
 
-def test_what_people_type_is_shown_as_text(dataset, client_of):
+def test_user_input_is_shown_as_text(dataset, client_of):
     job = dataset.jobs["depth-anything-ft"]
     Job.objects.filter(pk=job.pk).update(name="<script>alert(1)</script>")
     job.verdict.message = "<img src=x onerror=alert(1)>"
@@ -217,7 +217,7 @@ def test_simulated_gpus_are_never_shown_as_real(dataset, client_of):
     assert 'data-x="sim"' in page
 
 
-def test_a_database_that_was_away_for_the_middleware_is_a_503_though_it_is_back(rf):
+def test_a_database_failure_in_the_middleware_is_a_503_although_it_recovered(rf):
     try:
         raise OperationalError("the database system is starting up")
     except OperationalError:
@@ -225,7 +225,7 @@ def test_a_database_that_was_away_for_the_middleware_is_a_503_though_it_is_back(
     assert answer.status_code == 503 and answer.headers["Retry-After"] == "5"
 
 
-def test_without_the_database_a_sentence_and_a_time_to_come_back(rf, monkeypatch):
+def test_without_the_database_there_is_a_message_and_a_retry_time(rf, monkeypatch):
     def away(*args, **kwargs):
         raise OperationalError("no connection")
 
@@ -236,7 +236,7 @@ def test_without_the_database_a_sentence_and_a_time_to_come_back(rf, monkeypatch
     assert "The database does not answer." in answer.content.decode()
 
 
-def test_a_page_says_since_when_it_may_miss_news(client_of):
+def test_a_page_states_since_when_it_may_miss_messages(client_of):
     before = now_ms()
     page = client_of("member").get("/").content.decode()
     (made,) = re.findall(r'<body [^>]*data-rendered-at="(\d+)"', page)

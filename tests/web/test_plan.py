@@ -168,7 +168,7 @@ def test_the_slowest_measured_link_of_the_pool_is_the_bandwidth_between_nodes(da
     assert PipelinePlan.objects.get().link_bandwidth == 1000 * 1024 * 1024
 
 
-def test_predicted_and_measured_rates_stand_side_by_side(dataset, profile, client_of):
+def test_predicted_and_measured_rates_are_shown_side_by_side(dataset, profile, client_of):
     plan, client = pipeline_plan(profile), client_of("member")
     address, rest = reverse("plan", args=[plan.public_id]), f"/api/v1/plans/{plan.public_id}/"
     assert "No job was launched" in words(client.get(address))
@@ -350,7 +350,7 @@ def test_the_result_of_a_profile_job_is_stored_when_it_ends(
         ('{"nodes": [1', "COMPLETED", "its log has no profile"),
     ],
 )
-def test_a_profile_job_without_a_result_says_why(
+def test_a_profile_job_without_a_result_has_a_reason(
     client_of, profile_job, settings, tmp_path, log, state, message
 ):
     settings.LOG_DIR = tmp_path

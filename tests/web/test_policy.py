@@ -22,13 +22,13 @@ def save(client, *, pool: str = "", version: int = 1, **settings: str):
 @pytest.mark.parametrize(
     ("kind", "status"), [("anonymous", 302), ("stranger", 200), ("member", 200), ("admin", 200)]
 )
-def test_everybody_may_know_the_rules(client_of, kind, status):
+def test_every_user_may_read_the_policy(client_of, kind, status):
     for query in ("", "?pool=h200"):
         assert client_of(kind).get(reverse("policy") + query).status_code == status
 
 
 @pytest.mark.parametrize(("kind", "status"), [("anonymous", 302), ("stranger", 403), ("member", 403)])
-def test_only_administrators_turn_knobs(client_of, kind, status):
+def test_only_administrators_change_settings(client_of, kind, status):
     assert save(client_of(kind), usage_weight="2").status_code == status
     assert ClusterSettings.objects.get().policy == {}
     if kind != "anonymous":
@@ -53,7 +53,7 @@ def test_times_are_typed_as_people_write_them(client_of):
     assert '<s class="fw-3rd">blank</s> → <b class="fw-medium">14 d</b>' in page
 
 
-def test_a_pool_says_what_it_inherits_and_from_whom(dataset, client_of):
+def test_a_pool_shows_inherited_settings_and_their_origin(dataset, client_of):
     admin = client_of("admin")
     save(admin, preempt_min_runtime_s="5 min")
     page = words(admin.get(reverse("policy"), {"pool": "h200"}))
@@ -65,7 +65,7 @@ def test_a_pool_says_what_it_inherits_and_from_whom(dataset, client_of):
     assert 'class="fw-tag">changed' in words(admin.get(reverse("policy"), {"pool": "h200"}))
 
 
-def test_a_refusal_stands_at_its_knob_and_keeps_what_was_typed(client_of):
+def test_a_refusal_is_shown_at_its_setting_and_keeps_what_was_typed(client_of):
     admin = client_of("admin")
     answer = save(admin, usage_weight="2", usage_half_life_s="a while")
     page = words(answer)
@@ -83,7 +83,7 @@ def test_reset_blanks_one_knob(client_of):
     assert ClusterSettings.objects.get().policy == {"preempt_min_runtime_s": 60}
 
 
-def test_who_was_slower_sees_both_values(client_of):
+def test_a_conflicting_save_shows_both_values(client_of):
     admin = client_of("admin")
     save(admin, usage_weight="2")
     late = admin.post(

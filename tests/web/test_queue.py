@@ -55,11 +55,11 @@ def lines(page: str) -> list[str]:
     ]
 
 
-def test_nobody_is_sent_to_the_door(client_of):
+def test_signed_out_users_are_not_redirected_in_a_loop(client_of):
     assert client_of().get(reverse("queue")).status_code == 302
 
 
-def test_it_stands_in_the_order_of_the_newest_cycle(ordered, client_of):
+def test_the_queue_has_the_order_of_the_latest_cycle(ordered, client_of):
     page = words(client_of("admin").get(reverse("queue")))
     assert lines(page) == [
         "robotics", "s-varga", "grasp-rl-eval",
@@ -73,7 +73,7 @@ def test_it_stands_in_the_order_of_the_newest_cycle(ordered, client_of):
 
 
 @pytest.mark.parametrize("kind", ["stranger", "member"])
-def test_names_of_other_projects_are_not_told(ordered, client_of, kind):
+def test_names_of_other_projects_are_hidden(ordered, client_of, kind):
     page = words(client_of(kind).get(reverse("queue")))
     hidden = {"llama-eval-suite", "grasp-rl-eval", "moe-7b-sft", "a-lindqvist", "robotics", "nlp"}
     if kind == "stranger":
@@ -84,7 +84,7 @@ def test_names_of_other_projects_are_not_told(ordered, client_of, kind):
     assert "No pending job matches" in words(found)
 
 
-def test_filters_stand_in_the_address_and_in_the_live_part(ordered, client_of):
+def test_filters_are_in_the_url_and_in_the_live_part(ordered, client_of):
     client = client_of("member")
     mine = words(client.get(reverse("queue"), {"show": "mine", "span": "6h", "pool": "h200"}))
     assert lines(mine) == ["vision", "m-okafor, you", "depth-anything-ft"]
@@ -150,13 +150,13 @@ def test_a_long_queue_is_shown_page_by_page(dataset, client_of):
     assert "page 3 of 11" in words(page) and words(page).count('<tr data-d="2"') == 50
 
 
-def test_an_empty_queue_says_what_to_do(client_of, dataset):
+def test_an_empty_queue_explains_what_to_do(client_of, dataset):
     Job.objects.filter(state="PENDING").update(desired_state="cancelled")
     page = words(client_of("member").get(reverse("queue")))
     assert "No pending jobs" in page and 'href="/launch/"' in page
 
 
-def test_rest_tells_the_same_without_names(ordered, client_of):
+def test_rest_returns_the_same_without_names(ordered, client_of):
     member = client_of("member").get("/api/v1/queue/?limit=2").json()
     assert member["total"] == 3 and member["next"] == "/api/v1/queue/?limit=2&offset=2"
     first, second = member["items"]

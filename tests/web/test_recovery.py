@@ -48,7 +48,7 @@ def addresses(after) -> list[str]:
 @pytest.mark.parametrize(
     ("kind", "status"), [("anonymous", 302), ("stranger", 403), ("member", 403), ("admin", 200)]
 )
-def test_it_is_for_administrators(after, client_of, kind, status):
+def test_recovery_is_for_administrators(after, client_of, kind, status):
     for address in addresses(after):
         assert client_of(kind).get(address).status_code == status
     if kind != "admin":
@@ -57,7 +57,7 @@ def test_it_is_for_administrators(after, client_of, kind, status):
         assert not OrphanContainer.objects.exclude(decision="").exists()
 
 
-def test_it_lists_what_is_missing_node_by_node(after, client_of):
+def test_missing_containers_are_listed_by_node(after, client_of):
     page = words(client_of("admin").get(reverse("recovery")))
     assert "2 containers need a decision." in page and "fw-c-newer22-1-1" in page
     assert "a-lindqvist" in page and "GPU 6" in page and "not in the database" in page
@@ -65,7 +65,7 @@ def test_it_lists_what_is_missing_node_by_node(after, client_of):
     assert "h200-1" not in page
 
 
-def test_an_act_asks_once_and_says_what_happens(after, client_of):
+def test_an_action_is_confirmed_with_its_consequence(after, client_of):
     client = client_of("admin")
     keep = reverse("recovery-adopt", args=[after.row.public_id])
     asked = words(client.get(keep))
@@ -85,7 +85,7 @@ def test_stopping_shows_until_it_is_proved(after, client_of):
     assert "Waiting for proof that stopped containers are gone." in page and "Stopping" in page
 
 
-def test_fencing_asks_how_one_knows(after, client_of):
+def test_fencing_needs_a_justification(after, client_of):
     client, node = client_of("admin"), after.nodes["a100-1"]
     fence = reverse("recovery-fence", args=[node.public_id])
     assert "How do you know?" in words(client.get(fence))
@@ -96,7 +96,7 @@ def test_fencing_asks_how_one_knows(after, client_of):
     assert answering.status_code == 409
 
 
-def test_a_banner_leads_there_from_every_page_of_an_administrator(after, client_of):
+def test_a_banner_on_every_administration_page_links_to_recovery(after, client_of):
     for page in ("home", "cluster", "jobs", "quotas", "users", "audit"):
         shown = words(client_of("admin").get(reverse(page)))
         assert "1 node is unreachable and 2 unknown containers need a decision." in shown, page
@@ -106,5 +106,5 @@ def test_a_banner_leads_there_from_every_page_of_an_administrator(after, client_
     assert "no job starts yet" not in words(client_of("admin").get(reverse("home")))
 
 
-def test_without_a_restore_it_says_so(dataset, client_of):
+def test_without_a_restore_the_page_reports_it(dataset, client_of):
     assert "Nothing to decide" in words(client_of("admin").get(reverse("recovery")))

@@ -35,7 +35,7 @@ def changes(job: Job) -> dict[str, tuple[str, dict[str, str]]]:
 
 
 @pytest.mark.parametrize("change", ["remove", "viewer", "account", "environment", "volume"])
-def test_dialog_tells_the_numbers_and_follows_the_choice(client_of, queued, change) -> None:
+def test_the_dialog_shows_the_numbers_and_follows_the_choice(client_of, queued, change) -> None:
     admin = client_of("admin")
     address, form = changes(queued)[change]
     asked = admin.post(address, form)
@@ -56,7 +56,7 @@ def test_dialog_tells_the_numbers_and_follows_the_choice(client_of, queued, chan
     assert AuditEntry.objects.filter(action="rights.jobs").count() == 1
 
 
-def test_rest_takes_the_same_choice_and_holds_by_default(client_of, queued) -> None:
+def test_rest_accepts_the_same_choice_and_holds_by_default(client_of, queued) -> None:
     admin = client_of("admin")
     address = f"/api/v1/projects/{queued.project.public_id}/members/{queued.owner.username}/"
     viewer = admin.put(address, {"role": "viewer"}, content_type="application/json")

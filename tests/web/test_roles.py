@@ -64,7 +64,7 @@ def test_typed_roles_become_the_job(client_of, roles) -> None:
     )  # fmt: skip
 
 
-def test_roles_go_into_the_form_and_come_out_the_same(client_of, dataset, roles) -> None:
+def test_roles_in_the_form_are_submitted_unchanged(client_of, dataset, roles) -> None:
     client_of("member").post(reverse("launch"), roles)
     job = Job.objects.get(name="my run")
     page = client_of("member").get(f"{reverse('launch')}?like={job.public_id}")
@@ -80,7 +80,7 @@ def test_roles_go_into_the_form_and_come_out_the_same(client_of, dataset, roles)
     assert again.to_job_request().roles == job.job_roles
 
 
-def test_the_review_leaves_out_what_roles_take_from_the_job(dataset, roles) -> None:
+def test_the_review_omits_what_roles_inherit_from_the_job(dataset, roles) -> None:
     form = LaunchForm(dataset.people["m-okafor"], roles)
     assert form.is_valid(), form.errors
     request = form.to_job_request()
@@ -107,7 +107,7 @@ def test_the_review_leaves_out_what_roles_take_from_the_job(dataset, roles) -> N
         ({"min_tasks": "2"}, "start together"),
     ],
 )
-def test_what_is_wrong_is_said(client_of, roles, changes, message) -> None:
+def test_invalid_roles_are_reported(client_of, roles, changes, message) -> None:
     answer = client_of("member").post(reverse("launch"), roles | changes)
     assert answer.status_code == 400
     assert message in answer.content.decode().replace("&#x27;", "'")

@@ -35,14 +35,14 @@ def words(answer) -> str:
 @pytest.mark.parametrize(
     ("kind", "status"), [("anonymous", 302), ("stranger", 403), ("member", 403), ("admin", 200)]
 )
-def test_it_is_for_administrators(stopped, client_of, kind, status):
+def test_the_scheduler_page_is_for_administrators(stopped, client_of, kind, status):
     assert client_of(kind).get(reverse("scheduler")).status_code == status
     download = reverse("failed-cycle", args=[stopped.public_id])
     assert client_of(kind).post(download).status_code == status
     assert client_of("admin").get(download).status_code == 405
 
 
-def test_the_alarm_stands_on_every_page_of_an_administrator(stopped, client_of):
+def test_the_alert_is_on_every_administration_page(stopped, client_of):
     for page in ("home", "jobs", "quotas", "users", "audit", "policy"):
         shown = words(client_of("admin").get(reverse(page)))
         assert SENTENCE in shown and f'href="{reverse("scheduler")}"' in shown, page
@@ -51,7 +51,7 @@ def test_the_alarm_stands_on_every_page_of_an_administrator(stopped, client_of):
     assert SENTENCE not in words(client_of("admin").get(reverse("home")))
 
 
-def test_a_failed_cycle_says_what_was_wrong_and_how_often(stopped, client_of):
+def test_a_failed_cycle_shows_its_error_and_count(stopped, client_of):
     page = words(client_of("admin").get(reverse("scheduler")))
     assert "Nothing has been started since" in page and "nodes[n1].cpu_milli" in page
     assert ">7<" in page and "triggered by submit" in page

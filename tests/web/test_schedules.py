@@ -79,7 +79,7 @@ def test_a_schedule_is_changed_disabled_and_deleted(schedule: Schedule, client_o
     assert "No schedules yet" in client.get(reverse("schedules")).content.decode()
 
 
-def test_a_disabled_schedule_says_why(schedule: Schedule, client_of: Any, dataset: Any) -> None:
+def test_a_disabled_schedule_shows_why(schedule: Schedule, client_of: Any, dataset: Any) -> None:
     Schedule.objects.update(next_at=timezone.now())
     dataset.environments["batch"].enabled = False
     dataset.environments["batch"].save()

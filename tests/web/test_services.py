@@ -77,7 +77,7 @@ def test_a_second_service_of_the_name_is_refused(
     assert answer.status_code == 400 and "already runs in this project" in answer.content.decode()
 
 
-def test_its_owner_changes_updates_and_stops_it(
+def test_the_owner_changes_updates_and_stops_a_service(
     service: Service, client_of: Any, typed: dict[str, str]
 ) -> None:
     member = client_of("member")
@@ -116,7 +116,7 @@ def test_a_cancelled_replica_is_replaced(service: Service) -> None:
     assert live.count() == 2 and first not in live
 
 
-def test_an_outsider_sees_of_a_shared_service_only_how_to_use_it(service: Service, client_of: Any) -> None:
+def test_an_outsider_sees_only_how_to_use_a_shared_service(service: Service, client_of: Any) -> None:
     address = reverse("service", args=[service.public_id])
     assert client_of("stranger").get(address).status_code == 404
     Service.objects.filter(pk=service.pk).update(access="signed_in", message="secret words")

@@ -31,7 +31,7 @@ def fresh_rates(monkeypatch):
     monkeypatch.setattr(rate_limits, "PREFIX", f"test:rate:{secrets.token_hex(6)}")
 
 
-def test_a_password_opens_and_leads_back_to_where_one_was_going():
+def test_a_password_signs_in_and_returns_to_the_requested_page():
     user = factories.user("ada-love", password=factories.PASSWORD)
     client = Client()
     answer = client.post(
@@ -45,7 +45,7 @@ def test_a_password_opens_and_leads_back_to_where_one_was_going():
 @pytest.mark.parametrize(
     "away", ["https://evil.example/", "//evil.example/", "javascript:alert(1)", "jobs", "/\\evil.example"]
 )
-def test_signing_in_never_leads_elsewhere(away):
+def test_signing_in_never_redirects_to_another_host(away):
     factories.user("ada-love", password=factories.PASSWORD)
     answer = Client().post(
         "/sign-in/", {"username": "ada-love", "password": factories.PASSWORD, "next": away}
@@ -53,7 +53,7 @@ def test_signing_in_never_leads_elsewhere(away):
     assert answer["Location"] == "/"
 
 
-def test_a_wrong_password_and_an_unknown_name_sound_alike():
+def test_a_wrong_password_and_an_unknown_name_give_the_same_answer():
     factories.user("ada-love", password=factories.PASSWORD)
     known = Client().post("/sign-in/", {"username": "ada-love", "password": "wrong"})
     unknown = Client().post("/sign-in/", {"username": "nobody", "password": "wrong"})
@@ -76,7 +76,7 @@ def test_guessing_is_paused_for_the_guesser_only():
     assert Client(REMOTE_ADDR="10.1.1.1").post("/sign-in/", right).status_code == 302
 
 
-def test_one_password_for_everybody_is_paused_by_address(monkeypatch):
+def test_one_password_for_many_names_is_paused_by_address(monkeypatch):
     monkeypatch.setattr(sign_in, "SIGN_IN_ADDRESS", rate_limits.RateLimit("sign_in_address", 3, 300))
     factories.user("ada-love", password=factories.PASSWORD)
     for name in ("ben", "cleo", "dora"):
@@ -112,7 +112,7 @@ def test_guessing_from_many_addresses_of_one_network_is_paused(monkeypatch):
     assert answers == [403, 403, 403, 429, 429]
 
 
-def test_guessing_from_many_addresses_is_paused_but_not_for_a_browser_that_was_let_in(monkeypatch):
+def test_guessing_from_many_addresses_is_paused_but_not_for_a_known_browser(monkeypatch):
     monkeypatch.setattr(sign_in, "SIGN_IN_NAME", rate_limits.RateLimit("sign_in_name", 3, 3600))
     factories.user("ada-love", password=factories.PASSWORD)
     right = {"username": "ada-love", "password": factories.PASSWORD}
@@ -125,7 +125,7 @@ def test_guessing_from_many_addresses_is_paused_but_not_for_a_browser_that_was_l
     assert own.post("/sign-in/", right).status_code == 302
 
 
-def test_guessing_from_behind_the_same_address_locks_out_no_browser_that_was_let_in(caplog):
+def test_guessing_from_the_same_address_does_not_lock_out_a_known_browser(caplog):
     factories.user("ada-love", password=factories.PASSWORD)
     right = {"username": "ada-love", "password": factories.PASSWORD}
     own = Client()
@@ -162,7 +162,7 @@ def test_an_inactive_person_stays_outside():
     )
 
 
-def test_a_one_time_link_works_once_and_asks_for_a_password_then():
+def test_a_one_time_link_works_once_and_then_asks_for_a_password():
     code = users.do_create_magic_link(None, factories.user("first-admin", admin=True))
     page = Client().get("/sign-in/link/")
     assert page.status_code == 200
@@ -232,7 +232,7 @@ def test_a_session_lasts_while_it_is_used_and_never_longer_than_its_longest_life
     assert [at(900), at(1901)] == [200, 302]  # a thousand seconds without use
 
 
-def test_work_in_a_workspace_keeps_the_session(settings, monkeypatch):
+def test_work_in_a_workspace_extends_the_session(settings, monkeypatch):
     settings.SESSION_COOKIE_AGE, settings.SESSION_MAX_AGE_S = 1000, 2500
     factories.user("ada-love", password=factories.PASSWORD)
     client = Client()
@@ -247,12 +247,12 @@ def test_work_in_a_workspace_keeps_the_session(settings, monkeypatch):
 
 
 @pytest.mark.parametrize("key", ['"\\000aaaaaaaaaaaaaaaa"', "x" * 5000, "../../etc/passwd", "\xff" * 32])
-def test_a_cookie_that_is_no_session_is_nobody(client, key):
+def test_an_invalid_session_cookie_is_anonymous(client, key):
     answer = client.get("/", headers={"cookie": f"fairway_session={key}"})
     assert answer.status_code == 302 and answer["Location"].startswith("/sign-in/")
 
 
-def test_over_https_every_cookie_belongs_to_this_host_alone():
+def test_over_https_every_cookie_is_bound_to_this_host():
     reported = (
         "import json, django; django.setup(); from django.conf import settings as s; from portal.web import sign_in\n"
         "print(json.dumps([s.SESSION_COOKIE_NAME, s.CSRF_COOKIE_NAME, sign_in.KNOWN_BROWSER_COOKIE,"
@@ -268,7 +268,7 @@ def test_over_https_every_cookie_belongs_to_this_host_alone():
     assert session_secure and csrf_secure and year and below
 
 
-def test_what_a_page_has_to_say_is_no_cookie_of_its_own(client):
+def test_messages_of_a_page_use_no_cookie(client):
     user = factories.user("ada-love", password=factories.PASSWORD)
     client.force_login(user)
     answer = client.post("/account/name/", {"full_name": "Ada", "email": "", "timezone": "UTC"})

@@ -67,6 +67,6 @@ def test_other_origins_may_not_read_it(file):
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_folder_that_is_not_there_yet_is_nothing_to_say(tmp_path):
+def test_a_missing_folder_is_not_an_error(tmp_path):
     with override_settings(STATIC_ROOT=tmp_path / "none", WHITENOISE_USE_FINDERS=False):
         assert static_files.StaticFilesMiddleware(lambda request: None).files == {}

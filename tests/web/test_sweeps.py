@@ -124,7 +124,7 @@ def test_trials_are_sorted_filtered_and_paged(sweep: Sweep, client_of: Any) -> N
     ]
 
 
-def test_a_sweep_without_values_says_what_is_missing(client_of: Any, typed: dict[str, str]) -> None:
+def test_a_sweep_without_values_reports_what_is_missing(client_of: Any, typed: dict[str, str]) -> None:
     client_of("member").post(reverse("launch"), typed | ASHA)
     page = page_of(client_of("member"), reverse("sweep", args=[Sweep.objects.get().public_id]))
     assert "No values yet" in page and "No trials here" in page
@@ -139,7 +139,7 @@ def test_the_number_of_queries_does_not_depend_on_the_trials(sweep: Sweep, clien
     assert count(client, address) == before
 
 
-def test_its_owner_pauses_resumes_changes_and_stops_it(sweep: Sweep, client_of: Any) -> None:
+def test_the_owner_pauses_resumes_changes_and_stops_a_sweep(sweep: Sweep, client_of: Any) -> None:
     client = client_of("member")
     for act, state in (("pause", "PAUSED"), ("resume", "RUNNING"), ("stop", "STOPPED")):
         if act == "stop":

@@ -101,7 +101,7 @@ def test_values_fill_the_job_without_a_shell(opened, client_of) -> None:
         ({"command": "train {lr} | tee log"}, "A shell would interpret the value of {lr}"),
     ],
 )
-def test_what_does_not_fit_is_refused(opened, client_of, changes: dict[str, str], message: str) -> None:
+def test_values_that_do_not_fit_are_refused(opened, client_of, changes: dict[str, str], message: str) -> None:
     answer = client_of("member").post(reverse("launch"), opened | changes)
     assert answer.status_code == 400 and re.search(message, answer.content.decode())
     assert not Job.objects.filter(name="my run").exists()

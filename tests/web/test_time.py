@@ -19,7 +19,9 @@ def late(dataset) -> Job:
     return job
 
 
-def test_the_job_page_warns_and_takes_a_request_that_an_admin_decides_on(dataset, client_of, late) -> None:
+def test_the_job_page_warns_and_accepts_a_request_that_an_administrator_answers(
+    dataset, client_of, late
+) -> None:
     member, admin = client_of("member"), client_of("admin")
     address = reverse("job", args=[late.public_id])
     page = member.get(address).content.decode()
@@ -48,7 +50,7 @@ def test_the_job_page_warns_and_takes_a_request_that_an_admin_decides_on(dataset
 @pytest.mark.parametrize(
     ("more", "said"), [("soon", "is not a time"), ("40 d", "may be added"), ("", "is not a time")]
 )
-def test_nonsense_is_told(client_of, late, more, said) -> None:
+def test_invalid_input_is_reported(client_of, late, more, said) -> None:
     page = client_of("member").post(
         reverse("job-extend", args=[late.public_id]), {"extra_s": more}, follow=True
     )
@@ -56,6 +58,6 @@ def test_nonsense_is_told(client_of, late, more, said) -> None:
     assert not UserRequest.objects.exists()
 
 
-def test_what_has_no_limit_says_nothing_of_one(dataset, client_of) -> None:
+def test_a_job_without_a_limit_shows_none(dataset, client_of) -> None:
     page = client_of("member").get(reverse("job", args=[dataset.jobs["label-qa"].public_id])).content.decode()
     assert "Extend time limit" not in page and "Its time limit ends" not in page

@@ -21,7 +21,7 @@ def test_an_admin_labels_a_node_and_names_a_topology(client_of, dataset) -> None
     assert not Topology.objects.exists()
 
 
-def test_what_is_refused_is_told_and_stays_in_the_field(client_of, dataset) -> None:
+def test_a_refused_form_keeps_what_was_typed(client_of, dataset) -> None:
     admin, node = client_of("admin"), dataset.nodes["h200-1"]
     refused = admin.post(f"/nodes/{node.public_id}/labels/", {"labels": "rack r7"})
     assert refused.status_code == 400
@@ -34,7 +34,7 @@ def test_what_is_refused_is_told_and_stays_in_the_field(client_of, dataset) -> N
     assert admin.get("/topologies/?edit=nowhere").status_code == 404
 
 
-def test_members_see_where_nodes_stand_and_write_nothing(client_of, dataset) -> None:
+def test_members_see_topology_labels_and_cannot_change_them(client_of, dataset) -> None:
     Topology.objects.create(name="fabric", levels=["rack"])
     node = dataset.nodes["h200-1"]
     Node.objects.filter(pk=node.pk).update(labels={"rack": "r7"})

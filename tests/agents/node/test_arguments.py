@@ -168,11 +168,11 @@ def test_create(engine: str, task: str) -> None:
         ("docker", (), None, False, "hook"),
     ],
 )
-def test_the_way_gpus_come_in(kind, version, asked, daemon_has_cdi, by):
+def test_gpu_arguments_of_each_engine(kind, version, asked, daemon_has_cdi, by):
     assert arguments.choose_gpu_mode(kind, version, asked, daemon_has_cdi=daemon_has_cdi) == by
 
 
-def test_dockers_reader_of_commas_sees_one_field() -> None:
+def test_docker_reads_a_value_with_commas_as_one_field() -> None:
     hook = DOCKER._replace(gpu_mode=arguments.HOOK)
     words = arguments.gpus(hook, ["GPU-1", "MIG-2"])
     assert words[0] == "--gpus"
@@ -181,7 +181,7 @@ def test_dockers_reader_of_commas_sees_one_field() -> None:
 
 
 @pytest.mark.parametrize("runtime", [{"kind": "docker", "gpus": "all"}, {"kind": "podman", "gpus": "hook"}])
-def test_a_way_of_gpus_that_there_is_not_is_an_error_of_the_settings(runtime: dict[str, Any]) -> None:
+def test_an_unknown_gpu_method_is_a_settings_error(runtime: dict[str, Any]) -> None:
     settings = {
         "cluster": "lab",
         "state_dir": "/s",
@@ -202,7 +202,7 @@ def test_pretend_gpus_are_only_in_the_environment() -> None:
 @pytest.mark.parametrize(
     "name", ["NVIDIA_MOFED", "NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_IMEX_CHANNELS", "NVIDIA_GDS"]
 )
-def test_no_variable_of_an_image_or_a_person_brings_devices(name):
+def test_variables_of_an_image_or_a_user_add_no_devices(name):
     asked = order(SPEC | {"env": {name: "all"}})
     words = arguments.create(PODMAN, asked, "I", [name])
     assert words[words.index("--unsetenv") + 1] == name
@@ -220,7 +220,7 @@ def test_without_gpus_none_is_visible() -> None:
 
 
 @pytest.mark.parametrize("engine", [PODMAN, DOCKER], ids=["podman", "docker"])
-def test_values_of_variables_stand_in_a_file_unless_a_line_cannot_hold_them(
+def test_variables_are_passed_in_a_file_unless_a_value_has_a_newline(
     engine: arguments.EngineOptions,
 ) -> None:
     plain = {"A": "", "B": " #'\"\\$x ", "C": "a=b\t", "D": "\u2713"}
@@ -237,7 +237,7 @@ def test_values_of_variables_stand_in_a_file_unless_a_line_cannot_hold_them(
     ]
 
 
-def test_words_of_a_person_are_left_alone() -> None:
+def test_command_arguments_are_not_changed() -> None:
     spec = SPEC | {"ports": [], "command": ["python", "-c", "print(f'{port}')"]}
     assert arguments.create(PODMAN, order(spec), "I", [])[-2:] == ["-c", "print(f'{port}')"]
 
@@ -276,7 +276,7 @@ def test_firewall_rules() -> None:
     assert not any("-s " in line.replace("! -s", "") for line in forward)  # open: nothing else is closed
 
 
-def test_a_policy_closes_the_network_of_its_job_after_what_nobody_reaches() -> None:
+def test_a_network_policy_closes_the_network_of_its_job() -> None:
     listed = parse_egress_policy(
         {"mode": "listed", "allow": ["10.1.0.0/16 443", "10.9.9.9", "dns", "10.2.0.1 5-7/udp"]}
     )
@@ -316,7 +316,7 @@ def test_an_exception_names_one_tcp_port_of_one_routable_address(entry: str) -> 
         parse_egress_exceptions([entry])
 
 
-def test_a_forwarder_of_the_user_mode_stack_answers_dns_alone_and_only_where_the_policy_has_dns() -> None:
+def test_the_user_mode_forwarder_answers_only_dns_and_only_if_the_policy_allows_it() -> None:
     with_dns = parse_egress_policy({"mode": "listed", "allow": ["dns"]})
     closed = parse_egress_policy({"mode": "none", "allow": []})
     jobs = [("10.197.0.0/26", with_dns), ("10.197.0.64/26", closed)]
@@ -350,7 +350,7 @@ cni-podman1\t0000C50A\t00000000\t0001\t0\t0\t0\tC0FFFFFF\t0\t0\t0
     ],
     ids=["slirp4netns", "slirp4netns, node without a resolver of others", "pasta", "resolver at the gateway"],
 )
-def test_what_the_user_mode_stack_answers_is_read_from_its_namespace(
+def test_the_forwarder_addresses_are_read_from_its_namespace(
     gateway: str, asked: list[str], of_node: list[str], stack: UserStack
 ) -> None:
     lines = "".join(f"nameserver {each}\n" for each in asked)
@@ -363,7 +363,7 @@ def test_what_the_user_mode_stack_answers_is_read_from_its_namespace(
     "entry",
     ["", "x", "10.0.0.0/33", "::/0", "10.1.1.1:443", "10.1.1.1 0", "10.1.1.1 9-8", "10.1.1.1 70000", "1 -j"],
 )
-def test_what_is_no_destination_is_no_policy(entry: str) -> None:
+def test_an_invalid_destination_is_not_a_policy(entry: str) -> None:
     with pytest.raises(ValueError):
         parse_egress_target(entry)
     for raw in ({"mode": "listed", "allow": [entry]}, {"mode": "off", "allow": []}, {"mode": "none"}, "none"):
@@ -440,17 +440,17 @@ def test_containers_without_our_labels_are_not_ours() -> None:
         ("devices", ["/sys/infiniband"]),
     ],
 )
-def test_networks_of_others_and_places_that_are_no_devices_are_no_spec(key: str, value: object) -> None:
+def test_foreign_networks_and_paths_that_are_no_devices_are_refused(key: str, value: object) -> None:
     with pytest.raises(AgentError):
         parse_spec(SPEC | {key: value})
 
 
-def test_a_rank_zero_on_a_network_of_ipv6_has_its_address_by_another_word() -> None:
+def test_rank_zero_on_an_ipv6_network_uses_the_ipv6_option() -> None:
     words = arguments.create(DOCKER, order(SPEC | {"network": "fabric0", "address": "fd00:9::3e"}), "I", ())
     assert words[words.index("--ip6") + 1] == "fd00:9::3e" and "--ip" not in words
 
 
-def test_networks_that_people_made_are_told_with_what_they_give_out_and_ours_are_not() -> None:
+def test_networks_of_others_are_listed_with_their_subnets() -> None:
     podman = {
         "name": "fabric0",
         "driver": "macvlan",

@@ -20,7 +20,7 @@ print(cgroup.create("fw-none-1-0", memory_mib=64, pids=8, cpu_milli=1000), cgrou
 """
 
 
-def test_where_groups_are_read_only_there_is_none() -> None:
+def test_read_only_cgroups_count_as_none() -> None:
     words = ["unshare", "--mount", "sh", "-c", READ_ONLY, "sh", sys.executable, "-c", ASK]
     root = Path(__file__).parents[3]
     done = subprocess.run(words, cwd=root, capture_output=True, text=True, timeout=30, check=True)

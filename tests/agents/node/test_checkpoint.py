@@ -30,7 +30,7 @@ def age(folder: Path, started_s: float | None = NOW_S - 3600) -> float | None:
     return saved.age_s if saved else None
 
 
-def test_a_file_that_nobody_touched_says_nothing(tmp_path: Path) -> None:
+def test_an_untouched_file_reports_no_checkpoint(tmp_path: Path) -> None:
     file = made(tmp_path)
     assert file.stat().st_mode & 0o777 == 0o600 and file.read_bytes() == b""
     assert age(tmp_path) is None
@@ -142,14 +142,14 @@ def check_it_is_told(node: LoneNode, link: Link, job: str) -> None:
 
 
 @needs_root
-def test_a_process_says_it_by_its_own_file(node: LoneNode) -> None:
+def test_a_process_reports_by_its_own_file(node: LoneNode) -> None:
     link = node.open()
     start(link, touches("jsays", node))
     check_it_is_told(node, link, "jsays")
 
 
 @needs_root
-def test_a_process_cannot_put_another_thing_in_its_place(node: LoneNode) -> None:
+def test_a_process_cannot_replace_its_file(node: LoneNode) -> None:
     link = node.open()
     script = 'f=$FAIRWAY_CHECKPOINT_FILE; rm -f "$f"; ln -sf /etc/passwd "$f"; mv ~ "$f"; ls -ld "$f"; echo finished'
     start(link, node.spec("jodd", "sh", "-c", f"{script} 2>&1; sleep 600"))
@@ -159,7 +159,7 @@ def test_a_process_cannot_put_another_thing_in_its_place(node: LoneNode) -> None
 
 
 @pytest.mark.rig
-def test_a_container_says_it_by_the_one_file_it_sees(podman_node: LoneNode) -> None:
+def test_a_container_reports_by_the_one_file_it_sees(podman_node: LoneNode) -> None:
     link = podman_node.open()
     spec = touches("jsays", podman_node, runtime="podman", image=podman_node.image)  # type: ignore[attr-defined]
     link.request("start", timeout_s=30, epoch=1, spec=spec)
@@ -167,7 +167,7 @@ def test_a_container_says_it_by_the_one_file_it_sees(podman_node: LoneNode) -> N
 
 
 @needs_root
-def test_the_next_attempt_begins_with_nothing_said(node: LoneNode) -> None:
+def test_the_next_attempt_starts_without_a_report(node: LoneNode) -> None:
     link = node.open()
     start(link, node.spec("jagain", "sh", "-c", 'touch "$FAIRWAY_CHECKPOINT_FILE"; sleep 600'))
     eventually(lambda: reported(link, "jagain") is not None)

@@ -191,7 +191,7 @@ def test_removal_spares_the_newest_valid_one_and_those_written_again(folder: Pat
     assert listed() == {"step-1.pt": (1, "valid")}
 
 
-def test_nothing_is_removed_while_none_is_valid(folder: Path) -> None:
+def test_nothing_is_removed_while_no_checkpoint_is_valid(folder: Path) -> None:
     saved = save_steps(folder, 1, 2)
     for step in (1, 2):
         cut(folder / f"step-{step}.pt")

@@ -80,7 +80,7 @@ def test_more_files_than_are_counted_leave_the_count_incomplete(
     assert not measure_disk_usage([str(tmp_path)]).complete
 
 
-def test_a_path_that_cannot_be_read_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+def test_an_unreadable_path_does_not_count_as_empty(tmp_path: Path) -> None:
     program = (
         f"import os, sys; sys.path.insert(0, {os.getcwd()!r});"
         "from agents.node.storage.disk_usage import measure_disk_usage;"
@@ -92,7 +92,7 @@ def test_a_path_that_cannot_be_read_is_not_taken_for_an_empty_one(tmp_path: Path
 
 
 @pytest.mark.parametrize("engine", [PODMAN, DOCKER])
-def test_an_engine_is_told_the_limit_where_its_file_system_can_hold_it(
+def test_the_engine_gets_the_limit_where_its_file_system_supports_it(
     engine: arguments.EngineOptions,
 ) -> None:
     task = order(SPEC | {"disk_mib": 2048, "runtime": engine.kind})
@@ -118,7 +118,7 @@ def test_a_process_that_fills_its_temporary_folder_is_ended(node: LoneNode) -> N
     assert (rows["jfull"]["fault"], rows["jfull"]["disk_used_mib"]) == ("disk_limit_exceeded", used_mib)
 
 
-def test_a_process_without_a_limit_goes_on(node: LoneNode) -> None:
+def test_a_process_without_a_limit_continues(node: LoneNode) -> None:
     link = node.open()
     start(link, node, "jfree", FILL.format(path="$TMPDIR/f"), disk_mib=None)
     start(link, node, "jfull", FILL.format(path="$TMPDIR/f"))
@@ -128,7 +128,7 @@ def test_a_process_without_a_limit_goes_on(node: LoneNode) -> None:
 
 
 @needs_root
-def test_a_process_that_holds_removed_files_open_is_ended(node: LoneNode) -> None:
+def test_a_process_that_keeps_removed_files_open_is_stopped(node: LoneNode) -> None:
     link = node.open()
     script = (
         "exec 3> $TMPDIR/f; rm $TMPDIR/f; head -c 41943040 /dev/urandom >&3; echo written; exec sleep 600"
@@ -184,7 +184,7 @@ def test_a_container_that_writes_too_much_outside_its_volumes_is_ended(
 
 
 @pytest.mark.rig
-def test_a_container_that_holds_a_removed_file_open_is_ended_and_its_volumes_do_not_count(
+def test_a_container_that_keeps_a_removed_file_open_is_stopped_and_its_volumes_do_not_count(
     podman_node: LoneNode,
 ) -> None:
     node, link = podman_node, podman_node.open()

@@ -70,13 +70,13 @@ def names(listed: FileList) -> list[tuple[str, str]]:
         ("\u202egpj.exe".encode(), "%E2%80%AEgpj.exe"),
     ],
 )
-def test_a_path_is_printable_text_and_comes_back_unchanged(raw: bytes, text: str) -> None:
+def test_a_path_is_printable_text_and_round_trips(raw: bytes, text: str) -> None:
     assert files.encode_path(raw) == text
     assert b"/".join(files.decode_path(text)) == raw
 
 
 @pytest.mark.parametrize("path", ["..", "a/../b", "/etc", "a//b", "a/", "%2e%2e/x", "a%00", "x/" * 70 + "x"])
-def test_a_path_that_leaves_its_root_is_refused(path: str) -> None:
+def test_a_path_outside_its_root_is_refused(path: str) -> None:
     with pytest.raises(ValueError):
         files.decode_path(path)
 
@@ -110,7 +110,7 @@ def test_a_home_is_listed_and_read_with_the_rights_of_its_owner(
 
 
 @needs_root
-def test_no_link_and_no_device_leads_out_of_the_home(engine: AgentEngine, home: Path, node: LoneNode) -> None:
+def test_no_link_or_device_leads_out_of_the_home(engine: AgentEngine, home: Path, node: LoneNode) -> None:
     others = node.folder / "others"
     others.mkdir(mode=0o755)
     write(others / "data", b"of others")
@@ -152,7 +152,9 @@ def test_a_directory_is_an_archive_that_unpacks_below_its_target(engine: AgentEn
 
 
 @needs_root
-def test_what_is_beyond_the_limits_is_refused_before_a_byte_is_sent(engine: AgentEngine, home: Path) -> None:
+def test_requests_beyond_the_limits_are_refused_before_any_data_is_sent(
+    engine: AgentEngine, home: Path
+) -> None:
     write(home / "large", b"")
     os.truncate(home / "large", files.MAX_BYTES + 1)
     with pytest.raises(AgentError, match="2 GiB"):

@@ -54,13 +54,13 @@ def pairs(*joined: tuple[int, int]) -> list[GpuLink]:
         ("no NVLink: no islands", [], [None] * 5),
     ],
 )
-def test_islands_are_what_nvlink_joins(why, joined, expected) -> None:
+def test_islands_are_gpus_connected_by_nvlink(why, joined, expected) -> None:
     found = nvlink_islands([str(number) for number in range(5)], pairs(*joined))
     assert [found.get(str(number)) for number in range(5)] == expected, why
 
 
 @given(drawn.lists(drawn.tuples(drawn.integers(0, 7), drawn.integers(0, 7)), max_size=12))
-def test_two_gpus_are_on_one_island_just_when_a_way_of_nvlinks_joins_them(joined) -> None:
+def test_two_gpus_share_an_island_if_and_only_if_nvlinks_connect_them(joined) -> None:
     found = nvlink_islands([str(number) for number in range(8)], pairs(*joined))
     reach = {number: {number} for number in range(8)}
     for _ in range(8):
@@ -75,7 +75,7 @@ def test_two_gpus_are_on_one_island_just_when_a_way_of_nvlinks_joins_them(joined
 
 
 @needs_compiler
-def test_pairs_have_their_nvlinks_and_their_place_on_the_bus(gpus_of) -> None:
+def test_pairs_have_their_nvlinks_and_bus_distance(gpus_of) -> None:
     rows = machine(3, links=[(0, 1, 4)])
     for a, b, level in ((0, 1, 10), (0, 2, 50), (1, 2, 50)):
         rows[a].append(f"near {b} {level}")
@@ -96,7 +96,7 @@ def test_a_switch_joins_by_the_links_of_the_one_with_fewer(gpus_of) -> None:
 
 
 @needs_compiler
-def test_a_gpu_that_leaves_the_bus_is_lost_and_the_links_are_those_of_the_others(gpus_of) -> None:
+def test_a_gpu_that_leaves_the_bus_is_lost_and_other_links_remain(gpus_of) -> None:
     rows = machine(3, links=[(0, 1, 2), (0, 2, 2)])
     gpus, driver = gpus_of(*rows)
     assert len(gpus.links()) == 3
@@ -112,7 +112,7 @@ def test_a_gpu_that_leaves_the_bus_is_lost_and_the_links_are_those_of_the_others
 
 
 @needs_compiler
-def test_a_gpu_has_an_address_and_memory_that_the_driver_keeps(gpus_of, tmp_path, monkeypatch) -> None:
+def test_address_and_reserved_memory_are_read_from_the_driver(gpus_of, tmp_path, monkeypatch) -> None:
     (tmp_path / "0000:1b:00.0").mkdir()
     (tmp_path / "0000:1b:00.0/numa_node").write_text("1\n")
     monkeypatch.setattr(by_nvml, "_PCI_DEVICES", str(tmp_path))
@@ -147,7 +147,7 @@ def test_readings_are_those_of_the_driver(gpus_of) -> None:
 
 
 @needs_compiler
-def test_what_a_driver_does_not_tell_is_not_known(gpus_of) -> None:
+def test_values_the_driver_does_not_report_are_unknown(gpus_of) -> None:
     gpus, _ = gpus_of(["gpu", "uuid GPU-old", "name Tesla K80", "memory 11441 0 0"])
     (gpu,) = gpus.gpus()
     assert (gpu.model, gpu.health, gpu.health_message) == ("Tesla K80", "ok", None)
@@ -158,7 +158,7 @@ def test_what_a_driver_does_not_tell_is_not_known(gpus_of) -> None:
 
 
 @needs_compiler
-def test_slices_stand_for_their_gpu(gpus_of) -> None:
+def test_mig_slices_replace_their_gpu(gpus_of) -> None:
     rows = machine(3, links=[(0, 2, 6)])
     rows[1] += ["slice MIG-a 1g.18gb 16384", "slice MIG-b 2g.35gb 33280"]
     gpus, _ = gpus_of(*rows)
@@ -177,7 +177,7 @@ def test_slices_stand_for_their_gpu(gpus_of) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize(("refusal", "silent"), [(18, True), (999, True), (9, False)])
-def test_a_driver_that_does_not_answer_has_lost_nothing(gpus_of, monkeypatch, refusal, silent) -> None:
+def test_a_driver_that_does_not_answer_loses_no_gpu(gpus_of, monkeypatch, refusal, silent) -> None:
     gpus, driver = gpus_of([f"refuse {refusal}"], nvml.h200(0))
     assert (gpus.gpus(), gpus.links(), gpus.sample({}), gpus.driver_version()) == ([], [], [], None)
     assert (gpus.driver_error() is not None) is silent
@@ -193,7 +193,7 @@ def test_a_machine_without_a_driver_has_no_gpus(monkeypatch) -> None:
     assert isinstance(by_nvml.open_nvml(), NoGpus)
 
 
-def test_pretend_gpus_say_what_their_file_says(tmp_path) -> None:
+def test_simulated_gpus_report_the_contents_of_their_file(tmp_path) -> None:
     rows = [{"uuid": "a"}, {"uuid": "b", "nvlink_island": 1, "compute_capability": 9.0}]
     rows += [{"uuid": "c", "mig_profile": "1g.10gb"}]
     (tmp_path / "gpus.json").write_text(json.dumps({"gpus": rows}))

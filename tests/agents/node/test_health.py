@@ -77,14 +77,14 @@ def test_readings_have_a_health_and_a_sentence(readings, health, fatal, says) ->
     ),
     drawn.sampled_from(sorted(XID_HEALTH)),
 )
-def test_one_more_fault_never_makes_a_gpu_look_better(readings, xid) -> None:
+def test_one_more_fault_never_improves_the_health(readings, xid) -> None:
     before, after = evaluate_health(readings), evaluate_health(readings._replace(xids=(*readings.xids, xid)))
     assert WORST_FIRST.index(after.health) <= WORST_FIRST.index(before.health)
     assert before.fatal <= after.fatal
     assert before.message if before.health != OK else not before.fatal
 
 
-def test_a_fault_of_one_slice_leaves_its_neighbours_alone(monkeypatch) -> None:
+def test_a_fault_of_one_slice_does_not_affect_its_neighbours(monkeypatch) -> None:
     faults = FaultLog()
     faults.record("GPU", 94, instance=2)
     faults.record("GPU", 79)
@@ -139,9 +139,7 @@ def test_rows_pages_and_clocks_are_read(tmp_path: Path, monkeypatch) -> None:
     assert reported == [(OK, "GPU."), (QUARANTINED, "vendor."), (QUARANTINED, "GPU."), (OK, "hot.")]
 
 
-def test_a_gpu_in_quarantine_is_told_of_again_and_one_that_changed_at_once(
-    tmp_path: Path, monkeypatch
-) -> None:
+def test_quarantined_gpus_are_reported_again_and_changed_ones_at_once(tmp_path: Path, monkeypatch) -> None:
     def write(*health: str) -> None:
         rows = [{"uuid": f"GPU-{n}", "health": reported} for n, reported in enumerate(health)]
         (tmp_path / "new.json").write_text(json.dumps({"gpus": rows}))
@@ -167,9 +165,7 @@ def test_a_gpu_in_quarantine_is_told_of_again_and_one_that_changed_at_once(
 
 
 @needs_compiler
-def test_an_xid_is_told_by_the_agent_within_seconds_and_the_gpu_takes_no_work(
-    tmp_path: Path, pyz: Path
-) -> None:
+def test_an_xid_is_reported_within_seconds_and_the_gpu_takes_no_work(tmp_path: Path, pyz: Path) -> None:
     driver = nvml.FakeDriver(tmp_path, [nvml.h200(0), nvml.h200(1, "event 1 8 79")])
     own = {"cluster": "t", "state_dir": str(tmp_path / "state"), "home_root": str(tmp_path / "homes")}
     (tmp_path / "node.json").write_text(json.dumps({**own, "gpu_provider": "nvml"}))

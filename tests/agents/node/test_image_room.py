@@ -41,7 +41,7 @@ def wish(**more: Any) -> dict[str, Any]:
 
 @pytest.mark.rig
 @pytest.mark.long
-def test_unused_images_go_oldest_first_until_there_is_room(small_store: LoneNode) -> None:
+def test_unused_images_are_removed_oldest_first(small_store: LoneNode) -> None:
     node = small_store
     by_hand = node.folder / "by-hand.tar"
     by_hand.write_bytes(archive("localhost/by-hand:1"))
@@ -123,5 +123,5 @@ def test_names_of_one_image_are_one_name(one: str, other: str) -> None:
         (("PATH=/bin", "odd"), None),
     ],
 )
-def test_an_image_says_which_cuda_it_wants(variables: tuple[str, ...], wanted: str | None) -> None:
+def test_an_image_reports_the_cuda_version_it_needs(variables: tuple[str, ...], wanted: str | None) -> None:
     assert required_cuda_version(variables) == wanted

@@ -45,7 +45,7 @@ def store(places: tuple[Path, Path]) -> PodmanImageStore:
     return made
 
 
-def test_a_store_that_stands_has_one_stamp(store: PodmanImageStore) -> None:
+def test_an_unchanged_store_has_one_stamp(store: PodmanImageStore) -> None:
     assert store.fingerprint() is not None
     assert store.fingerprint() == store.fingerprint()
 
@@ -69,7 +69,7 @@ def test_another_configuration_may_mean_other_stores(
     assert store.fingerprint() is not None
 
 
-def test_only_what_is_listed_is_held(store: PodmanImageStore, places: tuple[Path, Path]) -> None:
+def test_only_listed_images_are_present(store: PodmanImageStore, places: tuple[Path, Path]) -> None:
     assert store.lists_image("bb" * 32) and store.lists_image("sha256:" + "bb" * 32)
     assert not store.lists_image("aa" * 32)
     (places[1] / "overlay-images/images.json").write_text("[{")
@@ -79,7 +79,7 @@ def test_only_what_is_listed_is_held(store: PodmanImageStore, places: tuple[Path
 @pytest.mark.parametrize(
     "said", ["", "no", "[]", "{}", '{"store": {"graphRoot": 1, "graphDriverName": "x"}}']
 )
-def test_what_is_not_understood_is_not_believed(said: str) -> None:
+def test_output_that_cannot_be_parsed_is_ignored(said: str) -> None:
     store = PodmanImageStore(lambda: said)
     store.locate()
     assert store.fingerprint() is None
@@ -109,5 +109,5 @@ def test_the_configuration_names_every_shared_store(tmp_path: Path) -> None:
         ("torch:2.1", False),
     ],
 )
-def test_short_names_mean_what_the_registries_say(name: str, whole: bool) -> None:
+def test_short_names_resolve_by_the_registries_configuration(name: str, whole: bool) -> None:
     assert is_fully_qualified(name) is whole

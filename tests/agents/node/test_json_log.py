@@ -74,7 +74,7 @@ def test_a_line_of_dockers_becomes_one_that_the_portal_reads():
         max_size=40,
     )
 )
-def test_nothing_is_lost_or_told_twice(tmp_path_factory, steps):
+def test_no_line_is_lost_or_repeated(tmp_path_factory, steps):
     folder = tmp_path_factory.mktemp("log")
     docker, target = Docker(folder), folder / "log"
     whole, unfinished, seen, turned = b"", b"", b"", False
@@ -104,7 +104,7 @@ def test_nothing_is_lost_or_told_twice(tmp_path_factory, steps):
     assert take(docker, target) == whole
 
 
-def test_what_went_before_it_was_taken_over_is_said(tmp_path):
+def test_a_damaged_log_of_an_earlier_agent_is_reported(tmp_path):
     docker, target = Docker(tmp_path), tmp_path / "log"
     docker.write(docker.row("one\n"))
     take(docker, target)
@@ -115,7 +115,7 @@ def test_what_went_before_it_was_taken_over_is_said(tmp_path):
     assert texts(take(docker, target)) == [b"one", LINES_LOST_MESSAGE.encode(), b"lost 2", b"after"]
 
 
-def test_a_file_that_was_emptied_in_place_is_read_from_its_beginning(tmp_path):
+def test_a_truncated_file_is_read_from_its_start(tmp_path):
     docker, target = Docker(tmp_path), tmp_path / "log"
     docker.write(docker.row("one\n") * 3)
     take(docker, target)
@@ -124,7 +124,7 @@ def test_a_file_that_was_emptied_in_place_is_read_from_its_beginning(tmp_path):
     assert texts(take(docker, target)) == [b"one"] * 3 + [LINES_LOST_MESSAGE.encode(), b"again"]
 
 
-def test_it_ends_at_its_size_with_a_line_that_says_so(tmp_path, monkeypatch):
+def test_a_log_at_its_size_limit_ends_with_a_notice(tmp_path, monkeypatch):
     monkeypatch.setattr(docker_log, "_BLOCK_BYTES", 1000)
     docker, target = Docker(tmp_path), tmp_path / "log"
     for _ in range(9):
@@ -140,7 +140,7 @@ def test_it_ends_at_its_size_with_a_line_that_says_so(tmp_path, monkeypatch):
     assert target.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_log_that_vanished_is_begun_again(tmp_path):
+def test_a_log_that_disappeared_is_started_again(tmp_path):
     docker, target = Docker(tmp_path), tmp_path / "log"
     assert take(docker, target) == b""
     docker.write(docker.row("one\n"))

@@ -194,7 +194,7 @@ def ledger(tmp_path: Path) -> Ledger:
         ({"attempt": 0 + 1, "job": "jold"}, "tombstoned"),
     ],
 )
-def test_refuses_what_cannot_be(ledger: Ledger, change: dict[str, Any], code: str) -> None:
+def test_invalid_entries_are_refused(ledger: Ledger, change: dict[str, Any], code: str) -> None:
     ledger.admit(5, spec("ja", 1, {"G0": 1000}))
     ledger.tombstone(5, "jold", 1)
     wanted = {"job": "ja", "attempt": 1, "shares": {"G0": 1000}, "digest": "d", "epoch": 5} | change
@@ -211,7 +211,7 @@ def test_an_older_attempt_never_starts_after_a_newer_one(ledger: Ledger) -> None
         ledger.admit(1, spec("ja", 1, {}))
 
 
-def test_a_stop_that_comes_first_wins(ledger: Ledger) -> None:
+def test_a_stop_before_the_start_wins(ledger: Ledger) -> None:
     wanted = spec("ja", 1, {"G0": 500})
     ledger.admit(1, wanted)
     ledger.tombstone(1, "ja", 1)
@@ -219,7 +219,7 @@ def test_a_stop_that_comes_first_wins(ledger: Ledger) -> None:
         ledger.mark_starting(wanted.name)
 
 
-def test_a_task_that_was_asked_to_leave_never_starts_and_the_others_do(ledger: Ledger) -> None:
+def test_an_evicted_task_never_starts_and_the_others_do(ledger: Ledger) -> None:
     first, second = spec("ja", 1, {"G0": 500}), spec("ja", 1, {"G1": 500})._replace(task=1)
     ledger.admit(1, first)
     ledger.admit(1, second)
@@ -239,7 +239,9 @@ def test_a_task_that_was_asked_to_leave_never_starts_and_the_others_do(ledger: L
     ledger.admit(1, spec("ja", 2, {})._replace(task=2))  # another attempt has numbers of its own
 
 
-def test_a_full_disk_refuses_and_changes_nothing(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_refuses_the_start_and_changes_nothing(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ledger.admit(1, spec("ja", 1, {"G0": 500}))
 
     def full(_: int) -> None:
@@ -265,7 +267,7 @@ def admit(ledger: Ledger, job: str, runtime: str = "podman", **more: Any) -> dic
     return dict(ledger.admit(1, spec(job, 1, {}, runtime=runtime, **more), needs_network=True).record)
 
 
-def test_a_spare_is_taken_once_by_a_job_of_its_runtime_when_it_is_ready(ledger: Ledger) -> None:
+def test_a_prewarmed_container_is_used_once_by_a_job_of_its_runtime_when_ready(ledger: Ledger) -> None:
     subnet = ledger.reserve_pooled_network("spare-1", "podman")
     assert admit(ledger, "ja")["network"] == "fw-t1-ja"  # it is only promised yet
     ledger.mark_pooled_network_ready("spare-1")
@@ -278,7 +280,7 @@ def test_a_spare_is_taken_once_by_a_job_of_its_runtime_when_it_is_ready(ledger: 
     assert ledger.networks() == {"fw-t1-ja", "fw-t1-jb", "spare-1", "fw-t1-jd"}
 
 
-def test_a_spare_never_comes_back_with_the_next_attempt(ledger: Ledger) -> None:
+def test_a_used_prewarmed_container_is_not_reused_by_the_next_attempt(ledger: Ledger) -> None:
     ledger.reserve_pooled_network("spare-1", "podman")
     ledger.mark_pooled_network_ready("spare-1")
     name = spec("ja", 1, {}, runtime="podman").name

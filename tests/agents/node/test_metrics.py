@@ -57,7 +57,7 @@ def test_only_a_plain_file_counts(tmp_path: Path, odd: str) -> None:
 
 
 @given(content=st.binary(max_size=200) | st.text("0123456789.-+e naif\n", max_size=200).map(str.encode))
-def test_whatever_it_holds_the_portal_reads_the_answer(
+def test_any_content_gives_an_answer_the_portal_can_read(
     tmp_path_factory: pytest.TempPathFactory, content: bytes
 ) -> None:
     found = read(tmp_path_factory.getbasetemp(), content)

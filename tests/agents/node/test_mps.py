@@ -113,7 +113,7 @@ def said_by(link: Link, job: str) -> str:
     return wait_for("its words", lambda: (text := log_of(link, job)).count("CUDA_MPS_") >= 3 and text)
 
 
-def test_a_daemon_begins_with_the_first_share_and_ends_with_the_last(sharing: SharingNode) -> None:
+def test_the_daemon_starts_with_the_first_share_and_ends_with_the_last(sharing: SharingNode) -> None:
     link = sharing.open()
     assert link.hello.gpu_sharing is not None and link.hello.gpu_sharing.enforced, link.hello.gpu_sharing
     room_mib = link.hello.gpus[0].memory_mib - link.hello.gpus[0].driver_reserved_mib
@@ -159,7 +159,7 @@ def test_a_daemon_begins_with_the_first_share_and_ends_with_the_last(sharing: Sh
     assert list((sharing.folder() / "pipe").iterdir()) == []
 
 
-def test_tasks_whose_daemon_dies_end_with_that_reason_and_the_next_start_begins_another(
+def test_tasks_end_with_a_reason_when_their_daemon_dies_and_the_next_start_restarts_it(
     sharing: SharingNode,
 ) -> None:
     link = sharing.open()
@@ -182,7 +182,7 @@ def test_tasks_whose_daemon_dies_end_with_that_reason_and_the_next_start_begins_
     assert "seen from-jnext" in said_by(link, "jnext") and len(sharing.daemons()) == 1
 
 
-def test_a_daemon_that_does_not_begin_refuses_the_start_and_leaves_nothing(sharing: SharingNode) -> None:
+def test_a_daemon_that_does_not_start_refuses_the_task_and_leaves_no_files(sharing: SharingNode) -> None:
     works = sharing.control.read_text()
     sharing.control.write_text("#!/bin/sh\n# -multiuser-server\necho no CUDA device; exit 1\n")
     link = sharing.open()
@@ -194,7 +194,7 @@ def test_a_daemon_that_does_not_begin_refuses_the_start_and_leaves_nothing(shari
     begin(link, sharing.share("jone", 500))  # the same start, once that is mended
 
 
-def test_after_a_reboot_the_first_share_begins_a_daemon_anew(sharing: SharingNode) -> None:
+def test_after_a_reboot_the_first_share_starts_a_new_daemon(sharing: SharingNode) -> None:
     with sharing.open() as link:
         begin(link, sharing.share("jone", 500))
     for pid in sharing.processes():
@@ -208,7 +208,7 @@ def test_after_a_reboot_the_first_share_begins_a_daemon_anew(sharing: SharingNod
 
 
 @pytest.mark.parametrize("stride", [37, pytest.param(1, marks=pytest.mark.long)])
-def test_an_agent_killed_at_a_step_leaves_one_daemon_at_most_and_none_that_nobody_needs(
+def test_an_agent_killed_at_any_step_leaves_at_most_one_daemon_and_no_unused_one(
     sharing: SharingNode, stride: int
 ) -> None:
     for at in range(1, MOST_STEPS, stride):
@@ -266,7 +266,7 @@ def test_where_shares_are_enforced(tmp_path, monkeypatch, runtimes, root, says) 
 
 
 @pytest.mark.parametrize("engine", [PODMAN, DOCKER])
-def test_a_container_with_a_share_sees_pipes_and_shared_memory_of_its_daemon(
+def test_a_container_with_a_share_sees_the_pipes_and_shared_memory_of_its_daemon(
     engine: arguments.EngineOptions,
 ) -> None:
     share = mps.MpsShare("GPU-1", 20_000, 25.0, "/s/mps/k/pipe", "/dev/shm/fairway-lab-k")

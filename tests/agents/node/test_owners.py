@@ -29,7 +29,7 @@ def outsider():
 
 
 @needs_compiler
-def test_a_sample_says_whose_process_is_on_a_gpu(node: LoneNode, tmp_path: Path, outsider: int) -> None:
+def test_a_sample_has_the_owner_of_each_gpu_process(node: LoneNode, tmp_path: Path, outsider: int) -> None:
     driver = nvml.FakeDriver(tmp_path, [nvml.h200(0), nvml.h200(1)])
     node.configure(gpu_provider="nvml")
     with node.open(environment=driver.environment) as link:
@@ -52,7 +52,7 @@ def test_a_sample_says_whose_process_is_on_a_gpu(node: LoneNode, tmp_path: Path,
 
 @pytest.mark.rig
 @needs_compiler
-def test_processes_of_a_container_are_its_tasks_also_those_that_were_brought_in_later(
+def test_container_processes_belong_to_the_task_also_those_added_later(
     podman_node: LoneNode, tmp_path: Path
 ) -> None:
     node, driver = podman_node, nvml.FakeDriver(tmp_path, [nvml.h200(0)])
@@ -91,7 +91,7 @@ def child_of(pid: int) -> int:
     raise AssertionError("it has no child")
 
 
-def test_only_the_processes_asked_for_and_their_ancestors_are_looked_at(outsider, monkeypatch) -> None:
+def test_only_requested_processes_and_their_ancestors_are_read(outsider, monkeypatch) -> None:
     looked: list[str] = []
     read = procfs.read_text
     monkeypatch.setattr(procfs, "read_text", lambda path: (looked.append(path), read(path))[1])
@@ -106,7 +106,7 @@ def test_only_the_processes_asked_for_and_their_ancestors_are_looked_at(outsider
     assert looked == [f"/proc/{outsider}/stat"]
 
 
-def test_arguments_are_not_told(tmp_path: Path) -> None:
+def test_arguments_are_not_reported(tmp_path: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "--password=x"])
     try:
         ((row,),) = ProcessOwnerResolver().describe_processes([[GpuProcess(child.pid, 1)]], [])
@@ -117,7 +117,7 @@ def test_arguments_are_not_told(tmp_path: Path) -> None:
     assert row["foreign"]
 
 
-def test_a_process_that_has_gone_is_nobodys(tmp_path: Path) -> None:
+def test_a_process_that_ended_has_no_owner(tmp_path: Path) -> None:
     ((row,),) = ProcessOwnerResolver().describe_processes([[GpuProcess(2**22 + 1, None)]], [])
     assert (row["foreign"], row["account"], row["command"]) == (True, None, None)
 
@@ -132,5 +132,5 @@ def test_a_process_that_has_gone_is_nobodys(tmp_path: Path) -> None:
         ("2:cpu:/a\n1:memory:/b\n", "2:cpu:/a\n1:memory:/a\n", False),
     ],
 )
-def test_a_group_holds_itself_and_what_is_below_it(text, group, within) -> None:
+def test_a_group_includes_itself_and_its_descendants(text, group, within) -> None:
     assert _is_within(text, group) is within

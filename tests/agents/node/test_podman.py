@@ -49,7 +49,7 @@ def start(link: Link, node: LoneNode, job: str, *command: str, **more: Any) -> d
     return link.request("start", timeout_s=30, epoch=1, spec=spec)
 
 
-def test_what_a_container_is_given_and_cannot_reach(podman_node: LoneNode) -> None:
+def test_a_container_has_its_settings_and_is_isolated(podman_node: LoneNode) -> None:
     node = podman_node
     link = node.open()
     serve = (
@@ -133,7 +133,7 @@ def test_repeats_kills_and_limits(podman_node: LoneNode) -> None:
     assert node.networks() == {spare} == set(node.ledger()["network_pool"])
 
 
-def test_what_a_variable_holds_reaches_the_task_and_no_argument_list(podman_node: LoneNode) -> None:
+def test_values_of_variables_are_in_no_argument_list(podman_node: LoneNode) -> None:
     node = podman_node
     seen = node.folder / "seen"
     spy = node.folder / "spy"  # what everybody on the node may read of a program while it runs
@@ -170,7 +170,7 @@ def end(link: Link, job: str) -> None:
     link.request("remove", timeout_s=30, epoch=1, job=job, attempt=1)
 
 
-def test_a_job_takes_the_network_that_stands_ready_for_itself_alone(podman_node: LoneNode) -> None:
+def test_a_job_gets_a_prepared_network_of_its_own(podman_node: LoneNode) -> None:
     node = podman_node
     link = node.open()
     spare = node.wait_for_spare()
@@ -194,7 +194,7 @@ def test_a_network_that_was_pruned_is_made_again(podman_node: LoneNode) -> None:
     assert node.networks() <= set(node.ledger()["network_pool"])
 
 
-def test_networks_that_nobody_knows_are_removed_and_strangers_stay(podman_node: LoneNode) -> None:
+def test_unknown_job_networks_are_removed_and_others_stay(podman_node: LoneNode) -> None:
     node = podman_node
     for name, label in (("lost", CLUSTER), ("other", "t2")):
         words = ("network", "create", "--label", f"fairway.cluster={label}", name)
@@ -229,7 +229,7 @@ def test_a_name_that_means_another_image_is_noticed(podman_node: LoneNode) -> No
     assert caught.value.code == "image_missing"
 
 
-def test_a_log_takes_no_more_than_twice_its_size(podman_node: LoneNode) -> None:
+def test_a_log_uses_at_most_twice_its_size(podman_node: LoneNode) -> None:
     node = podman_node
     node.configure(max_log_mib=1)
     link = node.open()
@@ -293,7 +293,7 @@ def test_strangers_are_never_touched(podman_node: LoneNode) -> None:
     assert node.ledger()["tasks"] == {}
 
 
-def test_after_a_reboot_what_the_engine_revived_is_gone(podman_node: LoneNode) -> None:
+def test_after_a_reboot_containers_restarted_by_the_engine_are_removed(podman_node: LoneNode) -> None:
     node = podman_node
     link = node.open()
     start(link, node, "jold", gpus=[{"uuid": GPUS[0], "milli": 1000}])

@@ -32,7 +32,7 @@ def test_steps_of_a_podman_start(podman_node: LoneNode, stride: int) -> None:
 
 
 @every_28th
-def test_steps_of_a_start_on_a_network_that_stood_ready(podman_node: LoneNode, stride: int) -> None:
+def test_steps_of_a_start_on_a_prepared_network(podman_node: LoneNode, stride: int) -> None:
     assert sweep_start(podman_node, "podman", stride, spare=True) * stride >= 12
     assert podman_node.networks() <= set(podman_node.ledger()["network_pool"])
 

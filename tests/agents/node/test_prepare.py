@@ -36,7 +36,7 @@ def free_port() -> int:
         return int(taken.getsockname()[1])
 
 
-def test_it_waits_for_its_start_and_holds_its_gpu_and_port(node: LoneNode) -> None:
+def test_a_prepared_task_waits_for_its_start_with_gpu_and_port(node: LoneNode) -> None:
     link, port = node.open(), free_port()
     assert "prepare" in link.hello.capabilities and link.hello.rendezvous_ports == (32_000, 32_700)
     spec = node.spec("jone", *SAYS, gpus=[{"uuid": GPUS[0], "milli": 1000}], rendezvous_port=port)
@@ -54,7 +54,7 @@ def test_it_waits_for_its_start_and_holds_its_gpu_and_port(node: LoneNode) -> No
     assert log_of(other, "jone") == "begun\n"
 
 
-def test_a_stop_undoes_it_and_it_never_begins(node: LoneNode) -> None:
+def test_a_stop_undoes_a_prepared_task_and_it_never_starts(node: LoneNode) -> None:
     link = node.open()
     spec = node.spec("jone", *SAYS, gpus=[{"uuid": GPUS[0], "milli": 1000}])
     prepare(link, spec)
@@ -67,7 +67,7 @@ def test_a_stop_undoes_it_and_it_never_begins(node: LoneNode) -> None:
     assert prepare(link, node.spec("jtwo", *SAYS, gpus=[{"uuid": GPUS[0], "milli": 1000}]))
 
 
-def test_a_port_on_which_somebody_listens_is_refused_at_both_steps_and_nothing_is_kept(
+def test_a_port_in_use_is_refused_at_both_steps_and_nothing_is_held(
     node: LoneNode,
 ) -> None:
     link = node.open()
@@ -107,7 +107,7 @@ def place(port: int, job: str = "jone") -> dict[str, Any]:
     return {"address": "127.0.0.1", "port": port, "job": job, "attempt": 1, "within_s": 0.3}
 
 
-def test_until_rank_zero_begins_its_agent_answers_at_its_port_and_whoever_is_replaced_lets_go(
+def test_until_rank_zero_starts_its_agent_answers_at_its_port(
     node: LoneNode,
 ) -> None:
     link, other, port = node.open(), node.open(), free_port()
@@ -146,7 +146,7 @@ def test_bandwidth_is_measured_for_one_client_at_a_time(node: LoneNode) -> None:
     assert plain["mib_per_s"] is None and plain["reason"] is None
 
 
-def test_a_client_that_breaks_off_its_measurement_does_not_block_the_next(node: LoneNode) -> None:
+def test_a_client_that_disconnects_does_not_block_the_next_measurement(node: LoneNode) -> None:
     link, port = node.open(), free_port()
     prepare(link, node.spec("jone", "true", rendezvous_port=port, hold_rendezvous_port=True))
     with socket.create_connection(("127.0.0.1", port), timeout=5) as stranger:
@@ -157,7 +157,7 @@ def test_a_client_that_breaks_off_its_measurement_does_not_block_the_next(node: 
     assert row["mib_per_s"] > 1
 
 
-def test_what_answers_nothing_and_what_hangs_up_is_told_apart(node: LoneNode) -> None:
+def test_no_answer_and_a_closed_connection_are_distinguished(node: LoneNode) -> None:
     link = node.open()
     with socket.create_server(("127.0.0.1", 0), backlog=8) as silent:  # it takes connections and says nothing
         port = silent.getsockname()[1]
@@ -167,7 +167,7 @@ def test_what_answers_nothing_and_what_hangs_up_is_told_apart(node: LoneNode) ->
         link.request("check_rendezvous", timeout_s=5, **place(port) | {"address": "node-a"})
 
 
-def test_a_check_says_what_a_node_lacks_of_what_its_pool_names(node: LoneNode) -> None:
+def test_a_check_reports_what_the_node_lacks_for_its_pool(node: LoneNode) -> None:
     node.configure(fabric_devices=["/dev/null"])
     link = node.open()
     here = next(each for each in link.hello.interfaces if each.chosen)

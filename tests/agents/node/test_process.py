@@ -63,7 +63,7 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def test_hello_tells_the_node(node: LoneNode) -> None:
+def test_hello_describes_the_node(node: LoneNode) -> None:
     hello = node.open().hello
     assert [gpu.uuid for gpu in hello.gpus] == GPUS
     assert all(gpu.simulated for gpu in hello.gpus)
@@ -73,7 +73,7 @@ def test_hello_tells_the_node(node: LoneNode) -> None:
     assert hello.memory_mib and hello.cpu_count and hello.disk_free_mib
 
 
-def test_it_tells_whether_a_task_listens_on_ports(node: LoneNode) -> None:
+def test_the_agent_reports_whether_a_task_listens_on_its_ports(node: LoneNode) -> None:
     link = node.open()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -154,7 +154,7 @@ def test_fractions_fill_a_gpu_and_no_more(node: LoneNode) -> None:
     start(link, one_more)
 
 
-def test_stop_asks_first_and_forbids_for_ever(node: LoneNode) -> None:
+def test_stop_terminates_then_forbids_later_starts(node: LoneNode) -> None:
     link = node.open()
     polite = "trap 'echo bye; exit 3' TERM; echo up; sleep 600 & wait"
     start(link, node.spec("jpolite", "sh", "-c", polite))
@@ -167,7 +167,7 @@ def test_stop_asks_first_and_forbids_for_ever(node: LoneNode) -> None:
     assert refused(link, "start", epoch=1, spec=node.spec("jpolite")).code == "tombstoned"
 
 
-def test_a_stop_of_one_task_leaves_the_others_alone(node: LoneNode) -> None:
+def test_stopping_one_task_does_not_affect_the_others(node: LoneNode) -> None:
     link = node.open()
     assert "stop.tasks" in link.hello.capabilities
     says = 'echo "$FAIRWAY_TASK/$FAIRWAY_TASKS/$FAIRWAY_TASKS_MIN/$FAIRWAY_TASKS_MAX"; sleep 600'
@@ -203,7 +203,7 @@ def test_a_stop_before_the_start_wins(node: LoneNode) -> None:
 
 
 @pytest.mark.skipif(missing_freezer() is not None, reason=missing_freezer() or "")
-def test_what_cannot_be_killed_is_told_and_keeps_the_agent_from_nothing(node: LoneNode) -> None:
+def test_a_task_that_cannot_be_killed_is_reported_and_does_not_block_the_agent(node: LoneNode) -> None:
     """Ten stops that wait would take all hands of the agent, and its link would break."""
     link = node.open()
     start(link, node.spec("jstuck", "sleep", "600", gpus=[{"uuid": GPUS[0], "milli": 1000}]))
@@ -236,7 +236,7 @@ def test_patience_ends_even_when_another_agent_must_end_it(node: LoneNode) -> No
     assert not event["oom"]
 
 
-def test_tasks_outlive_agent_and_link(node: LoneNode) -> None:
+def test_tasks_survive_agent_and_connection(node: LoneNode) -> None:
     first = node.open()
     start(first, node.spec("jlong", "sleep", "612.5"))
     os.kill(first.process_id, signal.SIGKILL)
@@ -252,7 +252,7 @@ def test_tasks_outlive_agent_and_link(node: LoneNode) -> None:
     assert time.time() - asked_s < budget_s(2)
 
 
-def test_an_exit_is_told_within_a_fifth_of_a_second(node: LoneNode) -> None:
+def test_an_exit_is_reported_within_a_fifth_of_a_second(node: LoneNode) -> None:
     link = node.open()
     delays = []
     for number in range(5):
@@ -263,7 +263,7 @@ def test_an_exit_is_told_within_a_fifth_of_a_second(node: LoneNode) -> None:
     assert min(delays) < 0.2  # this machine may be busy with other tests
 
 
-def test_what_a_task_leaves_behind_ends_with_it(node: LoneNode) -> None:
+def test_processes_left_by_a_task_end_with_it(node: LoneNode) -> None:
     link = node.open()
     start(link, node.spec("jfork", "sh", "-c", "setsid sleep 613.25 & sleep 0.2; exit 0"))
     wait_for(link, "exited", job="jfork")
@@ -277,7 +277,7 @@ def test_a_missing_command_is_named_in_the_log(node: LoneNode) -> None:
     assert log_of(link, "jtypo") == "fairway: pyhton: not found\n"
 
 
-def test_a_dead_shim_server_leaves_tasks_alone_and_is_replaced(node: LoneNode) -> None:
+def test_tasks_survive_the_shim_server_which_is_replaced(node: LoneNode) -> None:
     link = node.open()
     start(link, node.spec("jkept", "sh", "-c", "sleep 615.25; true"))
     eventually(lambda: len(alive("615.25")) == 2)
@@ -290,7 +290,7 @@ def test_a_dead_shim_server_leaves_tasks_alone_and_is_replaced(node: LoneNode) -
     assert len(alive("615.25")) == 2
 
 
-def test_shims_outlive_the_agent_and_their_server_does_not(node: LoneNode) -> None:
+def test_shims_survive_the_agent_and_their_server_does_not(node: LoneNode) -> None:
     link = node.open()
     start(link, node.spec("jagent", "sh", "-c", "sleep 616.25; true"))
     eventually(lambda: len(alive("616.25")) == 2)
@@ -304,7 +304,7 @@ def test_shims_outlive_the_agent_and_their_server_does_not(node: LoneNode) -> No
     assert states["jagent"] == "running"
 
 
-def test_a_dead_shim_takes_its_task_along(node: LoneNode) -> None:
+def test_a_task_ends_with_its_shim(node: LoneNode) -> None:
     link = node.open()
     start(link, node.spec("jshim", "sh", "-c", "sleep 614.25; true"))
     eventually(lambda: len(alive("614.25")) == 2)
@@ -315,7 +315,7 @@ def test_a_dead_shim_takes_its_task_along(node: LoneNode) -> None:
 
 
 @needs_root
-def test_too_much_memory_is_seen_as_such(node: LoneNode) -> None:
+def test_out_of_memory_is_recognised(node: LoneNode) -> None:
     link = node.open()
     start(link, node.spec("joom", "sh", "-c", "head -c 400000000 /dev/zero | tail; exit 9"))
     event = wait_for(link, "exited", job="joom")
@@ -323,7 +323,7 @@ def test_too_much_memory_is_seen_as_such(node: LoneNode) -> None:
     assert event["peak_memory_mib"] >= 60
 
 
-def test_logs_come_by_offset(node: LoneNode) -> None:
+def test_logs_are_read_by_offset(node: LoneNode) -> None:
     link = node.open()
     start(link, node.spec("jlog", "sh", "-c", "printf 0123456789; sleep 0.5; printf abc"))
     log_with(link, "jlog", "0123456789")
@@ -341,7 +341,7 @@ def test_logs_come_by_offset(node: LoneNode) -> None:
     assert refused(link, "start", epoch=1, spec=node.spec("jlog")).code == "tombstoned"
 
 
-def test_a_log_is_cut_at_its_size_and_the_task_goes_on(node: LoneNode) -> None:
+def test_a_log_is_cut_at_its_size_and_the_task_continues(node: LoneNode) -> None:
     node.configure(max_log_mib=1)
     link = node.open()
     noise = "import sys; [sys.stdout.write('x' * 1023 + chr(10)) for _ in range(3000)]; open('done', 'w')"
@@ -359,7 +359,7 @@ def test_a_log_is_cut_at_its_size_and_the_task_goes_on(node: LoneNode) -> None:
     assert (size - len(cut) - len(dropped) - 2) // (head + 1024) == 3000 - int(reported[1]) // 1024
 
 
-def test_output_and_errors_are_told_apart(node: LoneNode) -> None:
+def test_output_and_errors_are_kept_apart(node: LoneNode) -> None:
     link = node.open()
     script = "echo one; echo two >&2; sleep 0.2; printf 'th'; sleep 0.2; printf 'ree' >&2; echo ' four'; echo end >&2"
     start(link, node.spec("jtwo", "sh", "-c", script))
@@ -377,7 +377,7 @@ def test_output_and_errors_are_told_apart(node: LoneNode) -> None:
         st.tuples(st.sampled_from([b"stdout", b"stderr"]), st.binary(min_size=1, max_size=60)), max_size=12
     )
 )
-def test_what_each_stream_said_comes_out_again(said) -> None:
+def test_each_stream_is_read_back_unchanged(said) -> None:
     log = b"".join(to_log_lines(stream, data, 1_700_000_000_123_456_789) for stream, data in said)
     again: dict[bytes, bytes] = {}
     for line in log.split(b"\n")[:-1]:
@@ -390,7 +390,7 @@ def test_what_each_stream_said_comes_out_again(said) -> None:
     assert again == reported
 
 
-def test_after_a_reboot_nothing_of_before_runs(node: LoneNode) -> None:
+def test_no_task_runs_after_a_reboot(node: LoneNode) -> None:
     first = node.open()
     start(first, node.spec("jboot", "sleep", "615.25", gpus=[{"uuid": GPUS[0], "milli": 1000}]))
     first.close()
@@ -402,7 +402,7 @@ def test_after_a_reboot_nothing_of_before_runs(node: LoneNode) -> None:
     start(second, node.spec("jnew", gpus=[{"uuid": GPUS[0], "milli": 1000}]))
 
 
-def test_gpus_fall_ill_live(node: LoneNode) -> None:
+def test_a_gpu_fault_is_reported_live(node: LoneNode) -> None:
     link = node.open()
     rows = [{"uuid": GPUS[0], "health": "lost"}, {"uuid": GPUS[1]}, {"uuid": GPUS[2]}]
     time.sleep(1.2)  # the watch has seen them well
@@ -414,7 +414,7 @@ def test_gpus_fall_ill_live(node: LoneNode) -> None:
         assert refused(link, "start", epoch=1, spec=spec).code == "unknown_gpu"
 
 
-def test_samples_come_every_second(node: LoneNode) -> None:
+def test_samples_arrive_every_second(node: LoneNode) -> None:
     control = node.open()
     start(
         control,
@@ -431,7 +431,7 @@ def test_samples_come_every_second(node: LoneNode) -> None:
     assert sample["cpu_percent"] is not None
 
 
-def test_samples_are_taken_when_they_are_wanted(node: LoneNode) -> None:
+def test_samples_are_taken_only_on_request(node: LoneNode) -> None:
     watch = node.open("watch")
     for nonsense in (1, -0.1, "0.5", True):
         assert refused(watch, "stats", phase_s=nonsense).code == "invalid_spec"
@@ -449,7 +449,7 @@ def test_the_wait_ends_at_the_moment_wanted(phase_s: float, now_s: float) -> Non
     assert min(missed_s, 1 - missed_s) < 1e-5
 
 
-def test_a_disk_below_its_floor_takes_no_work(node: LoneNode) -> None:
+def test_a_disk_below_its_minimum_takes_no_work(node: LoneNode) -> None:
     node.write_settings(min_free_disk_mib=10**9)
     refusal = refused(node.open(), "start", epoch=1, spec=node.spec("jfull"))
     assert refusal.code == "disk_full"
@@ -472,7 +472,7 @@ def test_roles_are_bounded_by_the_key(node: LoneNode) -> None:
     assert refused(node.open(), "dance").code == "unknown_verb"
 
 
-def test_another_cluster_is_turned_away(node: LoneNode) -> None:
+def test_another_cluster_is_refused(node: LoneNode) -> None:
     with pytest.raises(AgentError) as caught:
         node.open(cluster="t2")
     assert caught.value.code == "forbidden"
@@ -488,7 +488,7 @@ def test_the_agent_stays_small(node: LoneNode) -> None:
     assert resident_kib < 40 * 1024
 
 
-def test_hundred_repeats_at_once_start_one(node: LoneNode) -> None:
+def test_a_hundred_concurrent_repeats_start_one_task(node: LoneNode) -> None:
     links = [node.open() for _ in range(3)]
     spec = node.spec("jrace", "sh", "-c", "echo started; sleep 600", gpus=[{"uuid": GPUS[0], "milli": 1000}])
     from concurrent.futures import ThreadPoolExecutor

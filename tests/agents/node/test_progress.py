@@ -47,7 +47,7 @@ def test_the_seconds_of_own_work_may_follow(tmp_path: Path, content: str, busy_s
     assert said is not None and (said.value, said.busy_s) == (1200.0, busy_s)
 
 
-def test_a_file_that_nobody_wrote_says_nothing(tmp_path: Path) -> None:
+def test_an_unwritten_file_reports_no_progress(tmp_path: Path) -> None:
     file = made(tmp_path)
     assert file.stat().st_mode & 0o777 == 0o600 and file.read_bytes() == b""
     assert reported(tmp_path) is None
@@ -70,7 +70,7 @@ def test_a_file_that_nobody_wrote_says_nothing(tmp_path: Path) -> None:
         (b"1".rjust(64), 1),
     ],
 )
-def test_a_plain_number_of_at_least_nothing_counts(tmp_path: Path, what: bytes, done: float) -> None:
+def test_a_plain_number_from_zero_counts(tmp_path: Path, what: bytes, done: float) -> None:
     assert say(tmp_path, what) == (pytest.approx(done), 60.0)
 
 
@@ -104,14 +104,12 @@ def test_a_plain_number_of_at_least_nothing_counts(tmp_path: Path, what: bytes, 
         b"1" * 10_000_000,
     ],
 )
-def test_nonsense_counts_as_not_said(tmp_path: Path, what: bytes) -> None:
+def test_invalid_text_is_ignored(tmp_path: Path, what: bytes) -> None:
     assert say(tmp_path, what) is None
 
 
 @given(what=st.binary(max_size=80) | st.text(alphabet="0123456789.-+eE \n", max_size=70).map(str.encode))
-def test_whatever_it_holds_is_a_number_or_nothing(
-    tmp_path_factory: pytest.TempPathFactory, what: bytes
-) -> None:
+def test_any_content_is_a_number_or_none(tmp_path_factory: pytest.TempPathFactory, what: bytes) -> None:
     said = say(tmp_path_factory.getbasetemp(), what)
     if said is not None:
         value, _ = said
@@ -121,7 +119,9 @@ def test_whatever_it_holds_is_a_number_or_nothing(
 
 
 @pytest.mark.parametrize(("at_s", "ago_s"), [(NOW_S + 86_400, 0), (NOW_S - 86_400, 3600), (NOW_S - 0.5, 0.5)])
-def test_it_was_not_said_in_the_future_or_before_the_task(tmp_path: Path, at_s: float, ago_s: float) -> None:
+def test_progress_is_never_in_the_future_or_before_the_start(
+    tmp_path: Path, at_s: float, ago_s: float
+) -> None:
     assert say(tmp_path, b"5", at_s) == (5.0, pytest.approx(ago_s, abs=0.001))
 
 
@@ -133,7 +133,7 @@ def test_only_a_plain_file_counts(tmp_path: Path, odd: str) -> None:
     assert reported(tmp_path) is None
 
 
-def test_a_device_and_a_pipe_that_somebody_fills_say_nothing_and_hold_nobody_up(tmp_path: Path) -> None:
+def test_a_device_or_a_pipe_reports_nothing_and_blocks_nothing(tmp_path: Path) -> None:
     pipe = tmp_path / "progress"
     os.mkfifo(pipe)
     writer = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
@@ -178,14 +178,14 @@ def check_it_is_told(node: LoneNode, link: Link, job: str) -> None:
 
 
 @needs_root
-def test_a_process_says_it_by_its_own_file(node: LoneNode) -> None:
+def test_a_process_reports_by_its_own_file(node: LoneNode) -> None:
     link = node.open()
     start(link, counts("jcounts", node))
     check_it_is_told(node, link, "jcounts")
 
 
 @pytest.mark.rig
-def test_a_container_says_it_by_the_one_file_it_sees(podman_node: LoneNode) -> None:
+def test_a_container_reports_by_the_one_file_it_sees(podman_node: LoneNode) -> None:
     link = podman_node.open()
     spec = counts("jcounts", podman_node, runtime="podman", image=podman_node.image)  # type: ignore[attr-defined]
     link.request("start", timeout_s=30, epoch=1, spec=spec)
@@ -193,7 +193,7 @@ def test_a_container_says_it_by_the_one_file_it_sees(podman_node: LoneNode) -> N
 
 
 @needs_root
-def test_the_next_attempt_begins_with_nothing_said(node: LoneNode) -> None:
+def test_the_next_attempt_starts_without_a_report(node: LoneNode) -> None:
     link = node.open()
     start(link, node.spec("jagain", "sh", "-c", 'echo 5 > "$FAIRWAY_PROGRESS_FILE"; sleep 600'))
     eventually(lambda: said_by(link, "jagain")[0] == 5)

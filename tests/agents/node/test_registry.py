@@ -119,7 +119,7 @@ def registry(podman_node: LoneNode) -> Iterator[Registry]:
 
 
 @pytest.mark.rig
-def test_only_the_right_login_brings_the_image_and_none_of_it_stays(
+def test_only_the_right_login_pulls_the_image_and_no_credentials_remain(
     podman_node: LoneNode, registry: Registry
 ) -> None:
     link = podman_node.open()

@@ -28,7 +28,7 @@ def test_task_gets_account_port_and_scratch_folder_within_the_settings(node: Lon
     assert [folder.name for folder in scratch.glob("*/*")] == ["tmp"]
 
 
-def test_full_watched_disk_takes_no_work(node: LoneNode) -> None:
+def test_a_full_disk_takes_no_work(node: LoneNode) -> None:
     node.configure(watched_disk_paths=["/proc"])  # a file system without free space
     with pytest.raises(AgentError) as refusal:
         node.open().request("start", timeout_s=20, epoch=1, spec=node.spec("jdisk"))

@@ -159,7 +159,7 @@ def task(node: LoneNode) -> Iterator[tuple[LoneNode, Any]]:
 
 
 @needs_root
-def test_a_shell_stands_beside_its_task_and_sees_nothing_of_ours(task, monkeypatch) -> None:
+def test_a_shell_runs_beside_its_task_and_sees_no_agent_files(task, monkeypatch) -> None:
     node, link = task
     browser = Browser(open_terminal(link, "jterm"))
     reported = browser.ask(
@@ -195,7 +195,7 @@ def test_a_shell_stands_beside_its_task_and_sees_nothing_of_ours(task, monkeypat
     assert browser.end() == {"ended": "exited", "exit_code": 3}
 
 
-def test_what_a_shell_started_ends_with_its_connection(task) -> None:
+def test_processes_of_a_shell_end_with_its_connection(task) -> None:
     _, link = task
     browser = Browser(open_terminal(link, "jterm"))
     browser.ask(
@@ -215,14 +215,14 @@ def test_a_terminal_ends_with_its_task(task) -> None:
     assert browser.end()["ended"] == "task_ended"
 
 
-def test_a_terminal_nobody_types_in_ends(task) -> None:
+def test_an_idle_terminal_is_closed(task) -> None:
     _, link = task
     browser = Browser(open_terminal(link, "jterm", idle_s=2))
     browser.ask("while :; do echo wo''rks; sleep 0.2; done", "works")  # what is printed is no keystroke
     assert browser.end()["ended"] == "idle"
 
 
-def test_a_stranger_does_not_enter_and_keeps_nobody_waiting(task) -> None:
+def test_an_unauthorised_connection_is_refused_and_blocks_nobody(task) -> None:
     _, link = task
     port = open_terminal(link, "jterm")
     silent = [socket.create_connection(("127.77.0.1", port), timeout=5) for _ in range(4)]
@@ -254,7 +254,7 @@ def test_output_without_end_waits_for_the_eyes_and_starves_no_other(task) -> Non
     flood.ask("echo sti''ll", "still")
 
 
-def test_limits_and_what_is_no_order_are_refused(task) -> None:
+def test_limits_and_malformed_messages_are_refused(task) -> None:
     _, link = task
     browsers = [Browser(open_terminal(link, "jterm")) for _ in range(4)]
     with pytest.raises(AgentError, match="at most 4 open terminals"):
@@ -318,7 +318,7 @@ def test_a_shell_in_a_container_has_the_container_s_walls_and_ends_with_its_conn
     ),
     st.integers(1, 5000),
 )
-def test_messages_come_out_as_they_went_in_however_they_are_cut(messages, piece) -> None:
+def test_messages_survive_any_fragmentation(messages, piece) -> None:
     wire = b""
     for kind, payload in messages:
         size, mask = len(payload), b"\x01\xfe\x80\x7f"
@@ -346,6 +346,6 @@ def test_messages_come_out_as_they_went_in_however_they_are_cut(messages, piece)
         b"\x09\x80abcd",  # a ping in pieces
     ],
 )
-def test_what_no_browser_sends_is_refused(wire) -> None:
+def test_frames_that_no_browser_sends_are_refused(wire) -> None:
     with pytest.raises(websocket.WebSocketProtocolError):
         websocket.MessageReader().feed(wire)

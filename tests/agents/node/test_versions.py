@@ -39,12 +39,12 @@ from agents.node.host import versions
         ({"maxstartups": "10:30:100", "maxsessions": "1"}, False, None),
     ],
 )
-def test_what_is_below_its_floor_has_a_sentence(reported, containers, says) -> None:
+def test_versions_below_the_minimum_are_explained(reported, containers, says) -> None:
     found = versions.version_warnings(reported, containers=containers)
     assert found == [] if says is None else (len(found) == 1 and says in found[0]), found
 
 
-def test_the_agent_tells_of_the_sshd_that_runs_and_how_it_is_set(tmp_path: Path, pyz: Path) -> None:
+def test_the_agent_reports_the_running_sshd_and_its_settings(tmp_path: Path, pyz: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         threading.Thread(target=_greet, args=(listening,), daemon=True).start()
@@ -67,7 +67,7 @@ def test_the_agent_tells_of_the_sshd_that_runs_and_how_it_is_set(tmp_path: Path,
     assert not any("conmon" in each for each in below)  # no engine runs containers here
 
 
-def test_an_sshd_that_cannot_be_asked_is_not_known() -> None:
+def test_an_sshd_that_does_not_answer_is_unknown() -> None:
     assert set(versions.parse_sshd_config("sshd: no hostkeys available -- exiting.\n").values()) == {None}
 
 

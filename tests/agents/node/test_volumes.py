@@ -45,7 +45,7 @@ def start(link: Link, node: LoneNode, job: str, script: str, *mounts: dict[str, 
 
 
 @pytest.mark.rig
-def test_members_share_a_project_and_nobody_changes_a_data_set(
+def test_members_share_a_project_volume_and_data_sets_are_read_only(
     podman_node: LoneNode, allowed_folder: Path
 ) -> None:
     link = podman_node.open()
@@ -91,7 +91,9 @@ def test_members_share_a_project_and_nobody_changes_a_data_set(
 
 
 @pytest.mark.rig
-def test_what_a_node_does_not_lend_is_never_shown(podman_node: LoneNode, allowed_folder: Path) -> None:
+def test_directories_that_a_node_does_not_offer_are_never_shown(
+    podman_node: LoneNode, allowed_folder: Path
+) -> None:
     link = podman_node.open()
     (allowed_folder / "out").symlink_to("/etc")
     (allowed_folder / "teams/vision22").symlink_to("/etc")
