@@ -244,4 +244,4 @@ def _set_alert(leader: HeldLease, settings: ClusterSettings, message: str) -> No
         )
         settings.scheduler_alert = message[:1000]
         # no message: it names rows that only administrators may see
-        publish_on_commit("cluster", {"kind": "alarm"})
+        publish_on_commit("cluster", {"kind": "alert"})

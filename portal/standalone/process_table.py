@@ -105,7 +105,7 @@ def portal_processes(
     gateway = [*python, "-m", "portal.gateway", "--bind", listening.bind, "--port", str(listening.port)]
     if listening.tls_cert and listening.tls_key:
         gateway += ["--tls-cert", str(listening.tls_cert), "--tls-key", str(listening.tls_key)]
-    doors = [row("web", *python, *_uvicorn(web_socket(folder))), row("gateway", *gateway, key="tunnel")]
+    servers = [row("web", *python, *_uvicorn(web_socket(folder))), row("gateway", *gateway, key="tunnel")]
     workers = [
         row("tracking", *python, "-m", "portal.tracking.server"),
         worker("worker-cycle", "cycle", "-P", "solo"),
@@ -115,7 +115,7 @@ def portal_processes(
         worker("worker-replay", "replay", "--concurrency", "1", niceness=10),
         row("beat", *celery, "beat", "--loglevel", "INFO", "-s", str(folder.run / "beat"), "--pidfile", ""),
     ]
-    return doors, workers
+    return servers, workers
 
 
 def _uvicorn(socket: Path) -> tuple[str, ...]:

@@ -154,8 +154,8 @@ def _start(
         local_node=options.local_node, simulated_gpus=options.simulated_gpus, demo=options.demo
     )
     connections.close_all()
-    doors, workers = portal_processes(checkout, folder, options.listening, environment)
-    for process in doors:
+    servers, workers = portal_processes(checkout, folder, options.listening, environment)
+    for process in servers:
         supervisor.start(process)
     _wait_until_ready(supervisor, options.listening, url)
     # started after the public processes answer: on two cores they would only slow them down

@@ -366,7 +366,7 @@ PAGES = [
     Page("scheduler", "get", "/scheduler/", ADMIN, hidden=403),
     _admin("failed-cycle", "/scheduler/failed/{failed}/", status=200),
     Page("alerts", "get", "/alerts/", ADMIN, hidden=403),
-    _admin("acknowledge-alert", "/alerts/{alarm}/acknowledge/", {"note": "reset it"}),
+    _admin("acknowledge-alert", "/alerts/{alert}/acknowledge/", {"note": "reset it"}),
     _admin("acknowledge-invalid-row", "/alerts/rows/{invalid_row}/acknowledge/", {"note": "mine"}),
     Page("audit", "get", "/audit/", ADMIN, hidden=403),
     Page("api-docs", "get", "/api/docs/", EVERYBODY),

@@ -408,7 +408,7 @@ def answers(marked: Marked, actor: str) -> Iterator[tuple[str, str]]:
     for key in ("running", "job", "ended", "workspace"):
         more += [f"{reverse('launch')}?like={names[key]}", reverse("job-run", args=[names[key]])]
         more += [f"/api/v1/jobs/{names[key]}/", f"/api/v1/jobs/{names[key]}/events/"]
-    if actor == "admin":  # the cycle found the row of this world valid, which ended its alarm
+    if actor == "admin":  # the cycle found the row of this world valid, which ended its alert
         more.append("/api/v1/scheduler/invalid-rows/?resolved=true")
     for path in more:
         yield path, text_of(client.get(path))

@@ -172,7 +172,7 @@ def make() -> FixtureData:
         ),
         "token": token,
         "volume": volume_of(project),
-        "alarm": GpuAlert.objects.create(
+        "alert": GpuAlert.objects.create(
             gpu=node.gpus.all()[0], kind="xid", code=79, first_at=timezone.now(), last_at=timezone.now()
         ),
         "invalid_row": InvalidRow.objects.create(

@@ -88,8 +88,8 @@ ANNOUNCEMENT = {
 }
 LOGIN = {"host": "registry.example.org:5000", "username": "fairway", "password": "never shown"}
 RULE = {"title": "No licence", "cause": "c.", "fix": "f.", "pattern": "license server"}
-KNOBS = {"settings": {"usage_weight": 0.5, "usage_half_life_s": None}}
-IDLE_KNOBS = {"settings": {"idle_after_s": 1800, "idle_snooze_limit": None}}
+SETTINGS = {"settings": {"usage_weight": 0.5, "usage_half_life_s": None}}
+IDLE_SETTINGS = {"settings": {"idle_after_s": 1800, "idle_snooze_limit": None}}
 JOIN = {"kind": "project", "project": "vision", "role": "member", "reason": "a paper"}
 MORE = {"kind": "quota", "project": "vision", "pool": "main-pool", "extra_milli": 2000, "reason": "a paper"}
 EFFECT = {"quotas": [{"project": "vision", "pool": "main-pool", "guaranteed_milli": 4000}]}
@@ -188,16 +188,16 @@ ROWS = [
     Row("quotas_patch", "patch", "quotas/{quota}/", ADMIN, {"weight": 3}, if_match=True, scope=QUOTAS),
     Row("quota_changes", "get", "quotas/{quota}/changes/", INSIDE),
     Row("policy_get", "get", "policy/", EVERYBODY),
-    Row("policy_change", "patch", "policy/", ADMIN, KNOBS, if_match="*", hidden=403),
+    Row("policy_change", "patch", "policy/", ADMIN, SETTINGS, if_match="*", hidden=403),
     Row("pool_policy_get", "get", "pools/{pool}/policy/", EVERYBODY),
-    Row("pool_policy_change", "patch", "pools/{pool}/policy/", ADMIN, KNOBS, if_match="*", hidden=403),
+    Row("pool_policy_change", "patch", "pools/{pool}/policy/", ADMIN, SETTINGS, if_match="*", hidden=403),
     Row("project_policy_get", "get", "projects/{project}/policy/", INSIDE),
     Row(
         "project_policy_change",
         "patch",
         "projects/{project}/policy/",
         MANAGERS,
-        IDLE_KNOBS,
+        IDLE_SETTINGS,
         if_match="*",
         scope=PROJECTS,
     ),
@@ -211,7 +211,7 @@ ROWS = [
         {"note": "corrected"},
         hidden=403,
     ),
-    Row("alerts_acknowledge", "post", "alerts/{alarm}/acknowledge/", ADMIN, {"note": "reset it"}, hidden=403),
+    Row("alerts_acknowledge", "post", "alerts/{alert}/acknowledge/", ADMIN, {"note": "reset it"}, hidden=403),
     Row("quota_undo", "post", "quotas/{quota}/undo/", ADMIN, {}, if_match=True, scope=QUOTAS),
     Row("jobs_list", "get", "jobs/", EVERYBODY),
     Row("jobs_submit", "post", "jobs/", WORKERS, JOB, 201, hidden=422, scope=JOBS),

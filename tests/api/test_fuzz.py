@@ -33,7 +33,7 @@ from portal.valkey import rate_limits
 from tests.api.fixture_data import FixtureData
 
 LONG = "--long" in sys.argv
-EXAMPLES = 60 if LONG else 2
+EXAMPLES = 60 if LONG else 1
 """For each operation and actor, with --long beside each boundary of each field."""
 LEAST_CASES = 20_000
 CHECKS = [

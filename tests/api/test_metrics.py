@@ -86,7 +86,7 @@ def test_cycles_queue_and_gpus_are_those_of_the_record(dataset, admin) -> None:
     assert abs(reported[("fairway_last_cycle_timestamp_seconds",)] - timezone.now().timestamp()) < 60
 
 
-def test_a_failed_cycle_counts_and_raises_the_alarm(dataset, admin) -> None:
+def test_a_failed_cycle_counts_and_raises_the_alert(dataset, admin) -> None:
     factories.job(dataset["owner"], dataset["project"], dataset["environment"])
 
     def faulty(snapshot, policy):

@@ -46,8 +46,8 @@ def patience(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) ->
 
 
 @pytest.fixture(autouse=True)
-def no_old_photograph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine keeps its photograph for a second; the world of the test before is gone."""
+def no_old_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine keeps its snapshot for a second; the world of the test before is gone."""
     monkeypatch.setattr(what_if, "_cached_inputs", None)
 
 

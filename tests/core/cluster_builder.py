@@ -116,7 +116,7 @@ def cluster(
     usage: Iterable[UsageRow] = (),
     pools: Iterable[PoolRow] = (PoolRow(MAIN, "main"),),
 ) -> Snapshot:
-    """A photograph in which the nodes' used amounts follow from the running jobs."""
+    """A snapshot in which the nodes' used amounts follow from the running jobs."""
     running = tuple(running)
     return Snapshot(
         NOW_S, tuple(pools), counted(nodes, running), tuple(projects), tuple(quotas), tuple(usage), running,

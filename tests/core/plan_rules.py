@@ -208,8 +208,8 @@ def _check_evictions(snapshot: Snapshot, plan: Plan) -> None:
     """Raise ``PlanError`` unless each victim is evictable, and evicted once for a job of the plan."""
     running = {row.job: row for row in snapshot.running}
     pending = {row.job: row for row in snapshot.pending}
-    seated = {verdict.job for verdict in plan.verdicts if verdict.code is VerdictCode.WAITING_FOR_EVICTION}
-    seated |= {start.job for start in plan.starts}
+    placed = {verdict.job for verdict in plan.verdicts if verdict.code is VerdictCode.WAITING_FOR_EVICTION}
+    placed |= {start.job for start in plan.starts}
     if len({eviction.job for eviction in plan.evictions}) != len(plan.evictions):
         raise PlanError("a job is evicted more than once")
     moved = {start.job for start in plan.nominations}
@@ -220,7 +220,7 @@ def _check_evictions(snapshot: Snapshot, plan: Plan) -> None:
                 raise PlanError(f"{victim.job} is evicted as incomplete, but is complete")
             continue
         winner = pending[eviction.for_job]
-        if not victim.preemptible or victim.stopping or eviction.for_job not in seated:
+        if not victim.preemptible or victim.stopping or eviction.for_job not in placed:
             raise PlanError(f"{victim.job} is evicted without need")
         if eviction.reason is EvictionReason.MIGRATED:
             if victim.job not in moved:

@@ -461,7 +461,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("field", "snapshot"), BROKEN, ids=[row[0] for row in BROKEN])
-def test_a_broken_photograph_is_refused_by_field(field: str, snapshot: Snapshot) -> None:
+def test_a_broken_snapshot_is_refused_by_field(field: str, snapshot: Snapshot) -> None:
     with pytest.raises(SnapshotError) as refusal:
         decide(snapshot, POLICY)
     assert refusal.value.field == field
@@ -484,7 +484,7 @@ def test_a_spoiled_save_is_refused_by_field(old: str, new: str, field: str) -> N
     assert refusal.value.field == field
 
 
-def test_a_knob_out_of_range_is_refused_by_name() -> None:
+def test_a_setting_out_of_range_is_refused_by_name() -> None:
     with pytest.raises(PolicyError) as refusal:
         Policy(usage_half_life_s=1.0)
     assert refusal.value.field == "usage_half_life_s"

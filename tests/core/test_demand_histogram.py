@@ -44,12 +44,12 @@ ROWS: list[RunningRow | PendingRow] = [
 
 
 @given(st.lists(st.sets(st.sampled_from(range(len(ROWS)))), min_size=1, max_size=5))
-def test_incremental_and_fresh_counts_agree(photographs: list[set[int]]) -> None:
+def test_incremental_and_fresh_counts_agree(snapshots: list[set[int]]) -> None:
     kept, before = DemandHistogram(), set[int]()
-    for photograph in photographs:
-        kept.update([ROWS[i] for i in photograph - before], [ROWS[i] for i in before - photograph])
-        before = photograph
+    for snapshot in snapshots:
+        kept.update([ROWS[i] for i in snapshot - before], [ROWS[i] for i in before - snapshot])
+        before = snapshot
         fresh = DemandHistogram()
-        fresh.update(ROWS[i] for i in photograph)
+        fresh.update(ROWS[i] for i in snapshot)
         assert kept.in_pool(MAIN) == fresh.in_pool(MAIN)
         assert kept.in_pool(ELSEWHERE) == fresh.in_pool(ELSEWHERE)

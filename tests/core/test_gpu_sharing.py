@@ -1,4 +1,4 @@
-"""Shares of a GPU are for one project alone: what a waiting job is told of it, and the knob that lets anybody in."""
+"""Shares of a GPU are for one project alone: what a waiting job is told, and the setting that allows others."""
 
 from __future__ import annotations
 

@@ -166,13 +166,13 @@ def every_victim_is_needed(snapshot: Snapshot) -> None:
     decision = _Decision(snapshot, POLICY)
     plan = decision.plan()
     assert not decision._evict_action.reprieve_victims()
-    seated = {start.job for start in (*plan.nominations, *plan.starts)}
+    placed = {start.job for start in (*plan.nominations, *plan.starts)}
     for eviction in plan.evictions:
-        assert eviction.for_job in seated
+        assert eviction.for_job in placed
 
 
 def what_is_remembered_changes_no_plan(snapshot: Snapshot) -> None:
-    """Decisions on one photograph after the other come out the same with a memory as without."""
+    """Decisions on one snapshot after the other come out the same with a memory as without."""
     memory = DecisionCache()
     for _ in range(3):
         plan = decide(snapshot, POLICY, memory)

@@ -79,5 +79,5 @@ def test_who_decided_a_value() -> None:
     assert said(None, 600.0) == (600.0, 1, False)
     assert said(900.0, 600.0) == (600.0, 1, False)  # whoever is above binds those below
     assert said(300.0, 600.0) == (300.0, 0, False)
-    assert said(5400.0) == (5400.0, 0, False)  # longer than the pool, since its knob lets it
+    assert said(5400.0) == (5400.0, 0, False)  # longer than the pool, since its setting lets it
     assert said(86_400.0) == (7200.0, None, True)

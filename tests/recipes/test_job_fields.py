@@ -131,6 +131,7 @@ def listed_files(heading: str) -> set[str]:
     return set(re.findall(r"^\d+\. `([\w/]+\.py)`", recipe, re.MULTILINE))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("heading", "add", "most"),
     [

@@ -205,7 +205,7 @@ def test_invariants_hold_on_every_kind_of_case(seed: int) -> None:
             states = next_states(states, apply(states, plan), deleted=())
 
 
-# -- from a case to a photograph and on -------------------------------------------------------------------
+# -- from a case to a snapshot and on -------------------------------------------------------------------
 
 
 def small() -> dict[str, Any]:
@@ -230,7 +230,7 @@ def small() -> dict[str, Any]:
     return case
 
 
-def test_a_case_becomes_a_photograph() -> None:
+def test_a_case_becomes_a_snapshot() -> None:
     cluster = CaseCluster(small())
     snapshot = cluster.snapshot(cluster.initial_states())
     grows = next(row for row in snapshot.running if row.job == "grows")

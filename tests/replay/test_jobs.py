@@ -195,7 +195,7 @@ def test_every_job_ends_after_its_work(policy: str) -> None:
 
 
 class Careful(SimulationHook):
-    """Checks every photograph and plan, and that rows that did not change are the same objects."""
+    """Checks every snapshot and plan, and that rows that did not change are the same objects."""
 
     def __init__(self) -> None:
         self.rows: dict[str, NodeRow | PendingRow | RunningRow] = {}

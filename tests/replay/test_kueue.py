@@ -133,7 +133,7 @@ def test_a_job_that_ends_during_the_decision_is_not_preempted() -> None:
     low, high = workload("low", 1, 2.2), workload("high", 3, 1, priority=200)
     clock = ran(
         Cohorts(1, 1, 1, None), low, high, each_s=0.5
-    )  # low runs from 1.5 to 3.7, high is seated at 3.5
+    )  # low runs from 1.5 to 3.7, high is placed at 3.5
     assert clock.preemptions == 1
     low = workload("low", 1, 1.8)  # ends at 3.3, while the engine decides upon its end
     clock = ran(Cohorts(1, 1, 1, None), low, high, each_s=0.5)

@@ -113,7 +113,7 @@ def test_a_job_with_an_older_checkpoint_than_the_others_start_stays(dataset: dic
 
 
 def decide_for_one_more(dataset: dict[str, Any]) -> set[str]:
-    """Who would leave for one GPU, by the photograph of now."""
+    """Who would leave for one GPU, by the snapshot of now."""
     factories.job(dataset["owner"], dataset["owed"], dataset["environment"], name="wanted", memory_mib=64)
     inputs = take_snapshot(factories.cluster_settings())
     return {str(one.job) for one in decide(inputs.snapshot, inputs.policy).evictions}

@@ -129,6 +129,7 @@ def test_a_retry_uses_the_commit_of_the_first_attempt(served, submit) -> None:
     assert set(job.attempts.values_list("code_commit", flat=True)) == {served["repository"].first}
 
 
+@pytest.mark.long
 def test_tasks_with_different_commits_end_the_attempt(served, submit) -> None:
     job = submit("sleep", "60", **served["fields"])
     recorded = Attempt.objects.filter(job=job).exclude(code_commit="")
@@ -200,6 +201,7 @@ def test_code_without_a_key_a_host_key_or_its_folder_is_refused() -> None:
         assert "code_ref" in refused(code_repository="https://git.example.org/vit", code_ref=ref), ref
 
 
+@pytest.mark.long
 def test_the_record_waits_for_the_checkout(served, submit) -> None:
     job = submit("sleep", "30", **served["fields"])
     assert InProcessEngine().run_until(EnvironmentRecord.objects.filter(job=job).exists, 60), describe(job)

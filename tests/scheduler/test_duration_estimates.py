@@ -1,4 +1,4 @@
-"""What photographs say is expected of jobs: learned by difference, the same in every process, rarely changed."""
+"""What snapshots say is expected of jobs: learned by difference, the same in every process, rarely changed."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def ended(dataset, minutes: float, count: int = 6, *, ago_s: float = 0.0, **fiel
         Job.objects.filter(pk=job.pk).update(started_at=at - dt.timedelta(minutes=minutes), ended_at=at)
 
 
-def photographed(expectations: DurationEstimator, policy: Policy | None = None) -> Snapshot:
+def snapshot_of(expectations: DurationEstimator, policy: Policy | None = None) -> Snapshot:
     inputs = take_snapshot(factories.cluster_settings())
     return expectations.fill(inputs.snapshot, policy or inputs.policy)
 
@@ -74,7 +74,7 @@ def test_rows_have_the_durations_of_similar_jobs(dataset, proven) -> None:
     run_cycle("test", "me")
     waits, limited = submit(dataset, gpus_per_task=2), submit(dataset, gpus_per_task=2, time_limit_s=900)
     unknown = submit(dataset, gpus_per_task=4)
-    snapshot = photographed(DurationEstimator())
+    snapshot = snapshot_of(DurationEstimator())
     row = running_row(snapshot, runs)
     assert row.predicted_end_s == pytest.approx(row.started_s + TEN_MINUTES_S, abs=0.1)
     assert waiting_row(snapshot, waits).predicted_duration_s == pytest.approx(HOUR_S, abs=0.1)
@@ -88,7 +88,7 @@ def test_jobs_of_a_template_use_its_own_history(dataset, proven) -> None:
     ended(dataset, 60, template=template)
     made, plain = submit(dataset, template=template), submit(dataset)
     expectations = DurationEstimator()
-    snapshot = photographed(expectations)
+    snapshot = snapshot_of(expectations)
     assert waiting_row(snapshot, made).predicted_duration_s == pytest.approx(HOUR_S, abs=0.1)
     assert waiting_row(snapshot, plain).predicted_duration_s == pytest.approx(TEN_MINUTES_S, abs=0.1)
     assert expectations.template_of == {made.public_id: template.public_id, plain.public_id: None}
@@ -99,9 +99,9 @@ def test_incremental_learning_equals_learning_anew(dataset, proven, django_asser
     kind = DurationKey(dataset["project"].public_id, dataset["owner"].public_id, None, 1000)
     for minutes in (10, 60, 60, 5):
         ended(dataset, minutes)
-        photographed(expectations)
+        snapshot_of(expectations)
         anew = DurationEstimator()
-        photographed(anew)
+        snapshot_of(anew)
         assert expectations.durations.expected_s(kind) == anew.durations.expected_s(kind)
         assert expectations.durations.learned_count == anew.durations.learned_count
     snapshot = take_snapshot(factories.cluster_settings()).snapshot
@@ -113,9 +113,9 @@ def test_incremental_learning_equals_learning_anew(dataset, proven, django_asser
 def test_jobs_recorded_late_count_too(dataset, proven) -> None:
     expectations = DurationEstimator()
     ended(dataset, 10)
-    photographed(expectations)
+    snapshot_of(expectations)
     ended(dataset, 10, 1, ago_s=60)  # its transaction was longer than those of who ended after it
-    photographed(expectations)
+    snapshot_of(expectations)
     assert expectations.durations.learned_count == 7
 
 
@@ -125,13 +125,13 @@ def test_a_row_with_equal_estimates_is_the_same_object(dataset, proven) -> None:
     run_cycle("test", "me")
     waits = submit(dataset, gpus_per_task=4)
     expectations = DurationEstimator()
-    first = photographed(expectations)
+    first = snapshot_of(expectations)
     ended(dataset, 9, 1)
-    second = photographed(expectations)
+    second = snapshot_of(expectations)
     assert running_row(second, runs) is running_row(first, runs)
     assert waiting_row(second, waits) is waiting_row(first, waits)
     Job.objects.filter(pk=waits.pk).update(priority=7)
-    third = photographed(expectations)
+    third = snapshot_of(expectations)
     assert waiting_row(third, waits).priority == 7
     assert running_row(third, runs) is running_row(first, runs)
 
@@ -141,7 +141,7 @@ def test_an_exceeded_estimate_is_renewed(dataset, proven) -> None:
     runs = submit(dataset)
     run_cycle("test", "me")
     Attempt.objects.update(created_at=timezone.now() - dt.timedelta(minutes=12))
-    row = running_row(photographed(DurationEstimator()), runs)
+    row = running_row(snapshot_of(DurationEstimator()), runs)
     assert row.predicted_end_s == pytest.approx(row.started_s + 2 * TEN_MINUTES_S, abs=0.1)
 
 
@@ -152,8 +152,8 @@ def test_predictions_can_be_switched_off(dataset, proven) -> None:
     settings.policy = {"use_predictions": "no"}
     settings.save()
     expectations = DurationEstimator()
-    assert waiting_row(photographed(expectations), waits).predicted_duration_s is None
-    assert waiting_row(photographed(expectations, Policy()), waits).predicted_duration_s is not None
+    assert waiting_row(snapshot_of(expectations), waits).predicted_duration_s is None
+    assert waiting_row(snapshot_of(expectations, Policy()), waits).predicted_duration_s is not None
 
 
 def test_a_cycle_uses_the_estimates(dataset, proven) -> None:
@@ -203,5 +203,5 @@ def test_predictions_are_used_while_they_are_better_than_none(dataset) -> None:
         for number in range(400):
             kind = DurationKey(project, owner, None, 1000 + 1000 * (number % 2))
             estimator.durations.learn(kind, draw.lognormvariate(8.0, 1.0) * (factor if number % 2 else 1.0))
-        expected_s = waiting_row(photographed(estimator), waits).predicted_duration_s
+        expected_s = waiting_row(snapshot_of(estimator), waits).predicted_duration_s
         assert (expected_s is not None) == (factor > 1.0)

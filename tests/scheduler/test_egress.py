@@ -101,7 +101,9 @@ def places_of(dataset, portal_port: int) -> list[str]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("dataset", ["rootful", "rootless"], indirect=True)
+@pytest.mark.parametrize(
+    "dataset", ["rootful", pytest.param("rootless", marks=pytest.mark.long)], indirect=True
+)
 def test_containers_reach_what_the_policy_of_their_project_allows_but_no_node_or_portal(
     dataset,
 ) -> None:

@@ -346,7 +346,7 @@ def test_a_task_whose_start_was_not_sent_is_released_at_once(dataset, leader) ->
     assert not job_control.mark_task_sent(task) and task.allocations.get().proof == "never_started"
 
 
-# -- the photograph ----------------------------------------------------------------------------------
+# -- the snapshot ----------------------------------------------------------------------------------
 
 
 def test_the_verdict_of_waiting_tasks_is_shown_beside_running_ones(dataset, small) -> None:

@@ -94,6 +94,7 @@ def test_a_job_records_its_code_and_packages_and_runs_on(harness: EngineHarness,
     assert job.state == JobState.RUNNING
 
 
+@pytest.mark.long
 def test_a_recording_that_hangs_ends_without_the_job(harness: EngineHarness, folder: FolderMaker) -> None:
     blocking = folder()
     (blocking / "git").write_text("#!/bin/sh\nexec sleep 600\n")

@@ -73,8 +73,8 @@ def test_a_snapshot_that_cannot_be_true_stops_the_cycle_and_replays(
     row = FailedCycle.objects.get()
     assert (row.kind, row.repeat_count, row.trigger) == ("snapshot", 1, "test")
     assert row.field == "now_s" and "now_s" in row.message
-    alarm = ClusterSettings.objects.get()
-    assert alarm.scheduler_alert == row.message and alarm.scheduler_alert_at is not None
+    alert = ClusterSettings.objects.get()
+    assert alert.scheduler_alert == row.message and alert.scheduler_alert_at is not None
     path = tmp_path / "case.json.gz"
     path.write_bytes(row.content)
     status, lines, _ = replayed(path)

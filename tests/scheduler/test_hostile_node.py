@@ -205,7 +205,7 @@ LIVE_OF_A_NODE = {"last_seen_at", "reconciled_at", "clock_skew_s"}
 
 
 class Rows:
-    """Every row of the record, and which of them belong to one node: its own, those of its tasks and its alarms."""
+    """Every row of the record, and which of them belong to one node: its own, those of its tasks and its alerts."""
 
     def __init__(self, node: Node, apart: list[Job]) -> None:
         """``apart`` are jobs that the test itself makes meanwhile."""

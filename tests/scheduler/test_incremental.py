@@ -1,4 +1,4 @@
-"""What a process keeps from cycle to cycle changes no plan, and a refused photograph leaves nothing behind."""
+"""What a process keeps from cycle to cycle changes no plan, and a refused snapshot leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_jobs_without_a_verdict_come_first_then_the_oldest(
     assert next_two(new) == reported[0]
 
 
-def test_a_refused_photograph_is_refused_for_its_fault_and_forgotten() -> None:
+def test_a_refused_snapshot_is_refused_for_its_fault_and_forgotten() -> None:
     recall, sound = IncrementalDecider(), dataset()
     recall.decide(sound, Policy())
     doubled = replace(sound, pending=(*sound.pending, sound.pending[0]))

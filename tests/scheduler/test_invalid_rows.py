@@ -1,4 +1,4 @@
-"""One invalid row never stops a cycle: an unrelated job starts on an unrelated node, and an alarm names the row."""
+"""One invalid row never stops a cycle: an unrelated job starts on an unrelated node, and an alert names the row."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def values_of(fixture_data: FixtureData, columns: dict[str, str]) -> dict[str, s
     return {name: str(named.get(value, value)) for name, value in columns.items()}
 
 
-def test_unrelated_job_starts_and_an_alarm_names_the_row(no_checks: None) -> None:
+def test_unrelated_job_starts_and_an_alert_names_the_row(no_checks: None) -> None:
     fixture_data = FixtureData()
     fixture_data.cycle()
     for name, kind, columns in CASES:
@@ -224,8 +224,8 @@ def test_unrelated_job_starts_and_an_alarm_names_the_row(no_checks: None) -> Non
             fixture_data.cycle()
             assert Job.objects.get(pk=job.pk).state == "RUNNING", case
             assert not FailedCycle.objects.exists(), (case, FailedCycle.objects.latest("id").message)
-            alarms = InvalidRow.objects.filter(resolved_at__isnull=True)
-            named = {(alarm.kind, alarm.row) for alarm in alarms}
+            alerts = InvalidRow.objects.filter(resolved_at__isnull=True)
+            named = {(alert.kind, alert.row) for alert in alerts}
             expected = {"gpu": fixture_data.node, "top": fixture_data.top}.get(name, row)
             wanted = {
                 "quota": f"{fixture_data.project.public_id},{fixture_data.pool.public_id}",
@@ -240,15 +240,15 @@ def test_unrelated_job_starts_and_an_alarm_names_the_row(no_checks: None) -> Non
                 "topology": "fabric",
             }.get(kind) or expected.public_id
             assert (kind, wanted) in named, (case, named)
-            assert all(alarm.message for alarm in alarms)
+            assert all(alert.message for alert in alerts)
             waiting = set(Job.objects.filter(state="PENDING").values_list("pk", flat=True))
             assert waiting == set(JobVerdict.objects.values_list("job_id", flat=True)), case
             assert Job.objects.get(pk=fixture_data.running.pk).state == "RUNNING"
             stops = Attempt.objects.filter(job=fixture_data.running, stop_requested_at__isnull=False)
             assert not stops, (case, stops[0].message, named)
-            times = alarms.count(), InvalidRow.objects.count()
+            times = alerts.count(), InvalidRow.objects.count()
             fixture_data.cycle()
-            assert (alarms.count(), InvalidRow.objects.count()) == times, (
+            assert (alerts.count(), InvalidRow.objects.count()) == times, (
                 case
             )  # once for each row, not each cycle
         if name == "allocation":

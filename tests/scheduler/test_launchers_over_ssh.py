@@ -70,7 +70,7 @@ def finish(dataset, job: Job, state: str = "COMPLETED", within_s: float = 90) ->
     return logs
 
 
-@pytest.mark.parametrize("gpus", [2, 1], ids=["two nodes", "one node"])
+@pytest.mark.parametrize("gpus", [2, pytest.param(1, marks=pytest.mark.long)], ids=["two nodes", "one node"])
 def test_ranks_log_in_to_each_other_with_the_keys_of_their_attempt(dataset, gpus: int) -> None:
     job = submit(
         dataset, "sh", "-c", VISIT, tasks=2, gpus_per_task=gpus, launcher="custom", env={"GREETING": "it's me"},
@@ -86,6 +86,7 @@ def test_ranks_log_in_to_each_other_with_the_keys_of_their_attempt(dataset, gpus
     assert "fairway:" not in first + second
 
 
+@pytest.mark.long
 def test_an_image_without_sshd_is_reported(dataset, tiny_image) -> None:
     dataset["environment"].image = tiny_image.name
     dataset["environment"].archive = str(tiny_image.archive)
@@ -97,7 +98,7 @@ def test_an_image_without_sshd_is_reported(dataset, tiny_image) -> None:
     assert any("The image has no sshd, which the launcher needs." in log for log in logs), logs
 
 
-@pytest.mark.parametrize("gpus", [1, 0], ids=["two nodes", "one node"])
+@pytest.mark.parametrize("gpus", [1, pytest.param(0, marks=pytest.mark.long)], ids=["two nodes", "one node"])
 def test_tf_config_has_ports_at_which_the_tasks_are_reachable(dataset, gpus: int) -> None:
     job = submit(
         dataset, "python3", "-c", MEET, tasks=4, gpus_per_task=gpus, launcher="tensorflow",

@@ -1,4 +1,4 @@
-"""What photographs say of layouts: learned from attempts of one's own project, and obeyed by the cycle."""
+"""What snapshots say of layouts: learned from attempts of one's own project, and obeyed by the cycle."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def ran(dataset: dict[str, Any], per_s: float, lies: Layout, count: int = 3, **f
         )  # fmt: skip
 
 
-def photographed(expectations: DurationEstimator, policy: Policy | None = None) -> Snapshot:
+def snapshot_of(expectations: DurationEstimator, policy: Policy | None = None) -> Snapshot:
     inputs = take_snapshot(factories.cluster_settings())
     return expectations.fill(inputs.snapshot, policy or inputs.policy)
 
@@ -84,7 +84,7 @@ def test_rows_have_the_layouts_on_which_similar_jobs_ran_faster(dataset) -> None
         submit(dataset, command=["train", "--seed", "77"], gpus_per_task=2),
         submit(dataset, gpus_per_task=0),
     )
-    snapshot = photographed(DurationEstimator())
+    snapshot = snapshot_of(DurationEstimator())
     assert row_of(snapshot, alike).layout_speeds == KNOWN
     assert [row_of(snapshot, job).layout_speeds for job in (other, larger, none)] == [(), (), ()]
 
@@ -104,7 +104,7 @@ def test_other_projects_do_not_count(dataset) -> None:
     ran(theirs, 5.0, SLOW)
     ran(theirs, 10.0, FAST)
     ours, own = submit(dataset), submit(theirs)
-    snapshot = photographed(DurationEstimator())
+    snapshot = snapshot_of(DurationEstimator())
     assert (row_of(snapshot, ours).layout_speeds, row_of(snapshot, own).layout_speeds) == ((), KNOWN)
 
 
@@ -112,8 +112,8 @@ def test_incremental_learning_equals_learning_anew(dataset, django_assert_num_qu
     expectations, waits = DurationEstimator(), submit(dataset)
     for per_s, lies in ((5.0, SLOW), (10.0, FAST), (30.0, SLOW), (40.0, SLOW)):
         ran(dataset, per_s, lies)
-        reported = row_of(photographed(expectations), waits)
-        assert reported.layout_speeds == row_of(photographed(DurationEstimator()), waits).layout_speeds
+        reported = row_of(snapshot_of(expectations), waits)
+        assert reported.layout_speeds == row_of(snapshot_of(DurationEstimator()), waits).layout_speeds
     assert [speed.layout for speed in reported.layout_speeds] == [SLOW, FAST]  # habits changed
     snapshot = take_snapshot(factories.cluster_settings()).snapshot
     with django_assert_num_queries(1):
@@ -125,22 +125,22 @@ def test_old_jobs_are_forgotten_in_every_process(dataset, monkeypatch) -> None:
     expectations, waits = DurationEstimator(), submit(dataset)
     ran(dataset, 5.0, SLOW)
     ran(dataset, 10.0, FAST)
-    assert row_of(photographed(expectations), waits).layout_speeds == KNOWN
+    assert row_of(snapshot_of(expectations), waits).layout_speeds == KNOWN
     ran(dataset, 7.0, FAST, 1, command=["other"])
-    assert row_of(photographed(expectations), waits).layout_speeds == ()
-    assert row_of(photographed(DurationEstimator()), waits).layout_speeds == ()
+    assert row_of(snapshot_of(expectations), waits).layout_speeds == ()
+    assert row_of(snapshot_of(DurationEstimator()), waits).layout_speeds == ()
 
 
 def test_a_row_with_equal_layouts_is_the_same_object(dataset) -> None:
     ran(dataset, 5.0, SLOW)
     ran(dataset, 10.0, FAST)
     expectations, waits = DurationEstimator(), submit(dataset)
-    first = photographed(expectations)
+    first = snapshot_of(expectations)
     ran(dataset, 10.1, FAST, 1)
-    second = photographed(expectations)
+    second = snapshot_of(expectations)
     assert row_of(second, waits) is row_of(first, waits)
     Job.objects.filter(pk=waits.pk).update(priority=7)
-    third = row_of(photographed(expectations), waits)
+    third = row_of(snapshot_of(expectations), waits)
     assert (third.priority, third.layout_speeds) == (7, KNOWN)
 
 
@@ -148,8 +148,8 @@ def test_predictions_can_be_switched_off(dataset) -> None:
     ran(dataset, 5.0, SLOW)
     ran(dataset, 10.0, FAST)
     waits, expectations = submit(dataset), DurationEstimator()
-    assert row_of(photographed(expectations, Policy(use_predictions="no")), waits).layout_speeds == ()
-    assert row_of(photographed(expectations), waits).layout_speeds == KNOWN
+    assert row_of(snapshot_of(expectations, Policy(use_predictions="no")), waits).layout_speeds == ()
+    assert row_of(snapshot_of(expectations), waits).layout_speeds == KNOWN
 
 
 def test_attempts_too_short_for_a_rate_or_stalled_do_not_count(dataset) -> None:
@@ -157,12 +157,12 @@ def test_attempts_too_short_for_a_rate_or_stalled_do_not_count(dataset) -> None:
     ran(dataset, 10.0, FAST)
     ran(dataset, 0.0, FAST, 9)
     waits = submit(dataset)
-    assert row_of(photographed(DurationEstimator()), waits).layout_speeds == KNOWN
+    assert row_of(snapshot_of(DurationEstimator()), waits).layout_speeds == KNOWN
     AttemptProgress.objects.filter(gpu_model="H200").update(
         start_at=timezone.now() - dt.timedelta(seconds=59)
     )
     AttemptProgress.objects.filter(gpu_model="H200").update(reported_at=timezone.now())
-    assert row_of(photographed(DurationEstimator()), waits).layout_speeds == ()
+    assert row_of(snapshot_of(DurationEstimator()), waits).layout_speeds == ()
 
 
 def test_a_saved_cycle_contains_the_input_of_the_decision(dataset) -> None:

@@ -180,6 +180,7 @@ def test_another_host_key_is_never_spoken_to(dataset) -> None:
     wait_for("the other node works on", lambda: Node.objects.filter(reachable=True).count() == 1)
 
 
+@pytest.mark.long
 def test_an_image_is_copied_before_any_job_needs_it(dataset) -> None:
     second, admin = dataset["nodes"][1], factories.user("root", admin=True)
     there = ImagePresence.objects.filter(environment=dataset["environment"], node=second)

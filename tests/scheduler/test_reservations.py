@@ -86,7 +86,7 @@ def test_a_job_with_a_topology_constraint_is_told_its_reservation(dataset) -> No
 
 
 @pytest.mark.parametrize("kept_for", ["other", None], ids=["another project", "nobody"])
-def test_a_reservation_made_after_the_photograph_refuses_starts_on_its_nodes(dataset, kept_for) -> None:
+def test_a_reservation_made_after_the_snapshot_refuses_starts_on_its_nodes(dataset, kept_for) -> None:
     do_cancel_reservation(dataset["admin"], dataset["reservation"])
     apart = factories.node(dataset["pool"])
     below = factories.project("below", parent=dataset["other"], member=dataset["owner"])

@@ -214,7 +214,7 @@ def node_scene(harness: EngineHarness, request: pytest.FixtureRequest) -> dict[s
     }
 
 
-@pytest.mark.parametrize("tasks", [1, 2])
+@pytest.mark.parametrize("tasks", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_removal_between_decision_and_start_starts_nothing(harness: EngineHarness, node_scene, tasks) -> None:
     dataset = node_scene
     job = submit(dataset, command=["true"], memory_mib=64, tasks=tasks)

@@ -1,4 +1,4 @@
-"""The photograph: true to the record, in a fixed number of queries, at one moment."""
+"""The snapshot: true to the record, in a fixed number of queries, at one moment."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests import factories
 pytestmark = pytest.mark.django_db(transaction=True)
 
 QUERIES = 32
-"""All reads of one photograph, its two opening statements and the savepoint-free transaction around them."""
+"""All reads of one snapshot, its two opening statements and the savepoint-free transaction around them."""
 
 
 @pytest.fixture
@@ -340,7 +340,7 @@ def test_a_job_whose_start_failed_pauses_before_the_next(dataset) -> None:
     assert 5 < pending.not_before_s - timezone.now().timestamp() <= 10
 
 
-def test_a_knob_out_of_range_is_refused(dataset) -> None:
+def test_a_setting_out_of_range_is_refused(dataset) -> None:
     settings = factories.cluster_settings()
     settings.policy = {"usage_half_life_s": 1}
     with pytest.raises(PolicyError):

@@ -95,7 +95,7 @@ def test_users_are_warned_once_before_each_end(dataset) -> None:
     do_change_policy(dataset["admin"], dataset["pool"], {"time_limit_warning_s": 7200}, version=2)
     assert warn_before_ends() == 1 and warnings(
         short
-    )  # from half of a short limit on, whatever the knob says
+    )  # from half of a short limit on, whatever the setting says
 
 
 def test_the_job_ends_with_its_grace_period_and_pending_requests_lapse(dataset) -> None:
@@ -166,7 +166,7 @@ def test_the_delay_impact_comes_from_a_worker_and_is_for_managers(dataset) -> No
         free = wait_for("an answer", lambda: _known(dataset, job), 20)
         assert free.state == "approved" and now(job).time_limit_s == 9 * HOUR
         mine = factories.job(dataset["owner"], dataset["project"], dataset["environment"], gpus_per_task=4)
-        time.sleep(1.1)  # answers may come from a photograph of a second ago
+        time.sleep(1.1)  # answers may come from a snapshot of a second ago
         asked = wait_for("an answer", lambda: _known(dataset, job, delayed=1), 20)
         assert [one["job"] for one in asked.delays] == [mine.public_id]
         assert asked.delays[0]["by_s"] == pytest.approx(HOUR, abs=120)
@@ -194,7 +194,7 @@ def test_the_delay_impact_comes_from_a_worker_and_is_for_managers(dataset) -> No
 
 
 def _known(dataset, job: Job, delayed: int = 0) -> UserRequest | None:
-    """Asks for an hour; what the worker did not answer, or from a photograph of before, is taken back."""
+    """Asks for an hour; what the worker did not answer, or from a snapshot of before, is taken back."""
     with_before = JobEvent.objects.order_by("id").last()
     asked = do_request_extension(dataset["owner"], now(job), HOUR)
     if asked.impact_known and asked.delayed_count == delayed:

@@ -67,7 +67,7 @@ def _answers(harness: EngineHarness, dataset, store: redis.Redis) -> None:
     Quota.objects.create(
         project=dataset["project"], pool=dataset["pool"], guaranteed_milli=0, limit_milli=3000
     )
-    time.sleep(1.1)  # answers may come from a photograph of a second ago
+    time.sleep(1.1)  # answers may come from a snapshot of a second ago
     assert _answered(dataset, gpus_per_task=3)
     with pytest.raises(Unsatisfiable) as never:
         do_submit_job(dataset["owner"], request(dataset, gpus_per_task=9))

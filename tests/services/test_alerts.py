@@ -1,4 +1,4 @@
-"""Alarms about GPUs: counted until somebody acknowledges them, begun anew after that, and whose they are."""
+"""Alerts about GPUs: counted until somebody acknowledges them, begun anew after that, and whose they are."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_xids_are_counted_until_acknowledged(gpu) -> None:
     admin, member = factories.user(admin=True), factories.user()
     record_xid(gpu.node_id, gpu.uuid, 79, 1)
     record_xid(gpu.node_id, gpu.uuid, 79, 2)
-    record_xid(gpu.node_id, gpu.uuid, 31, 5)  # a program's own fault is kept, and is no alarm
+    record_xid(gpu.node_id, gpu.uuid, 31, 5)  # a program's own fault is kept, and is no alert
     for nonsense in ((gpu.node_id + 1, gpu.uuid, 79, 1), (gpu.node_id, "no-such", 79, 1)):
         record_xid(*nonsense)  # a node tells of its own GPUs alone
     record_xid(gpu.node_id, gpu.uuid, -1, 1)

@@ -102,7 +102,7 @@ def test_two_concurrent_schedulers_start_a_job_once(dataset):
         barrier.wait()
         try:
             place(dataset, job, gpus=gpu)
-            outcomes.append("seated")
+            outcomes.append("placed")
         except IntegrityError:
             outcomes.append("refused")
         finally:
@@ -113,7 +113,7 @@ def test_two_concurrent_schedulers_start_a_job_once(dataset):
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(outcomes) == ["refused", "seated"]
+    assert sorted(outcomes) == ["refused", "placed"]
 
 
 def test_cancelling_before_a_start_was_sent_ends_at_once(dataset):

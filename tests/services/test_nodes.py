@@ -207,9 +207,9 @@ def test_a_gpu_reported_by_a_second_node_does_not_move_and_raises_an_alert(datas
     for _ in range(2):
         nodes.record_hello(newcomer.pk, hello(dataset, gpus=[*reported, own]), received_s=100)
     assert node.gpus.count() == len(reported) and newcomer.gpus.get().uuid == "GPU-own"
-    open_alarms = GpuAlert.objects.filter(kind="claimed")
-    assert {(row.gpu.node, row.claimant, row.repeat_count) for row in open_alarms} == {(node, newcomer, 2)}
-    assert open_alarms.count() == len(reported)
+    open_alerts = GpuAlert.objects.filter(kind="claimed")
+    assert {(row.gpu.node, row.claimant, row.repeat_count) for row in open_alerts} == {(node, newcomer, 2)}
+    assert open_alerts.count() == len(reported)
     # what the newcomer says of that GPU ends nothing, and what is not present is still held
     for gpu in reported:
         gpu["health"] = "lost"
@@ -219,7 +219,7 @@ def test_a_gpu_reported_by_a_second_node_does_not_move_and_raises_an_alert(datas
     job.refresh_from_db()
     assert (job.state, job.attempts.get().stop_reason) == ("RUNNING", "")
     assert Gpu.objects.get(uuid=reported[0]["uuid"]).node == node, "its allocation is there"
-    assert open_alarms.filter(resolved_at__isnull=True).get().gpu.uuid == reported[0]["uuid"]
+    assert open_alerts.filter(resolved_at__isnull=True).get().gpu.uuid == reported[0]["uuid"]
 
 
 def test_a_gpu_of_a_retired_node_moves(dataset):

@@ -1,4 +1,4 @@
-"""Knobs of the policy: what may stand, who was faster, what is audited, and what the next cycle follows."""
+"""Settings of the policy: what may stand, who was faster, what is audited, and what the next cycle follows."""
 
 from __future__ import annotations
 
@@ -69,19 +69,19 @@ def test_every_default_is_valid_and_values_outside_the_range_are_refused() -> No
 
 
 @pytest.mark.parametrize(
-    ("knobs", "field"),
+    ("settings", "field"),
     [
         ({"usage_weight": -1}, "usage_weight"),
         ({"usage_weight": 1, "usage_half_life_s": 5}, "usage_half_life_s"),
         ({"jobs_ahead_limit": 2.5}, "jobs_ahead_limit"),
         ({"placement": "scatter"}, "placement"),
-        ({"no_such_knob": 1}, "no_such_knob"),
-        ({"no_such_knob": None}, "no_such_knob"),
+        ({"no_such_setting": 1}, "no_such_setting"),
+        ({"no_such_setting": None}, "no_such_setting"),
     ],
 )
-def test_a_refusal_names_the_setting_and_changes_nothing(admin, knobs, field) -> None:
+def test_a_refusal_names_the_setting_and_changes_nothing(admin, settings, field) -> None:
     with pytest.raises(InvalidRequest) as refusal:
-        do_change_policy(admin, None, knobs, version=1)
+        do_change_policy(admin, None, settings, version=1)
     assert list(refusal.value.fields) == [field]
     assert ClusterSettings.objects.get().policy == {}
     assert not AuditEntry.objects.filter(action="policy.change").exists()

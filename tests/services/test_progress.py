@@ -171,7 +171,7 @@ def test_progress_writes_no_event_and_does_not_change_job_or_attempt(dataset) ->
     events, before = JobEvent.objects.count(), versions()
     assert report(attempt, 1, now) and report(attempt, 2, now + 60 * SECOND)
     assert JobEvent.objects.count() == events
-    assert versions() == before  # so that no row of a photograph is read again
+    assert versions() == before  # so that no row of a snapshot is read again
 
 
 @database

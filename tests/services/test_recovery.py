@@ -100,7 +100,7 @@ def test_labels_name_the_owner_else_the_administrator(dataset) -> None:
     assert do_adopt_orphan(dataset["admin"], foreign).pk == other.pk, "asked twice is once"
     assert used(dataset) == [1000, 300]
     assert AuditEntry.objects.filter(action="container.adopt").count() == 2
-    take_snapshot(factories.cluster_settings())  # what is kept is a true photograph
+    take_snapshot(factories.cluster_settings())  # what is kept is a true snapshot
 
 
 def test_a_stub_ends_like_others_and_never_starts_again(dataset) -> None:

@@ -23,7 +23,7 @@ from portal.config.data_paths import OWNER_ROLE, SERVICES_ROLE, sockets_dir
 from tests.standalone.waiting import alive, eventually
 
 ROOT = Path(__file__).parent.parent.parent
-DOORS = {"postgres", "valkey", "web", "gateway"}
+SERVERS = {"postgres", "valkey", "web", "gateway"}
 WORKERS = {"worker-cycle", "worker-ask", "worker-replay", "worker-nodes", "collector", "beat", "tracking"}
 KEYS = {"gateway": "TUNNEL", "worker-nodes": "CONTROL", "collector": "WATCH"}
 START_LIMIT_S = 120
@@ -158,7 +158,7 @@ def test_up_serves_protects_its_keys_survives_kills_and_cleans_up(
     link = re.search(rf"http://localhost:{up.port}/sign-in/link/#(\S+)", up.text)
     assert link
     assert f"ssh -L {up.port}:127.0.0.1:{up.port} " in up.text
-    assert eventually(lambda: set(up.pids()) == DOORS | WORKERS)
+    assert eventually(lambda: set(up.pids()) == SERVERS | WORKERS)
 
     for name, pid in up.pids().items():
         environment = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
@@ -194,13 +194,13 @@ def test_up_serves_protects_its_keys_survives_kills_and_cleans_up(
     assert eventually(lambda: up.pids().get("worker-ask", former) != former)
     os.kill(up.pids()["postgres"], signal.SIGKILL)
     assert eventually(lambda: up.get("/readyz") == 503, 15)
-    assert eventually(lambda: set(up.pids()) == DOORS | WORKERS and up.get("/readyz") == 200, 60), up.text
+    assert eventually(lambda: set(up.pids()) == SERVERS | WORKERS and up.get("/readyz") == 200, 60), up.text
     before = up.pids()
-    ours = (DOORS | WORKERS) - {"postgres", "valkey", "worker-replay"}
+    ours = (SERVERS | WORKERS) - {"postgres", "valkey", "worker-replay"}
     for name in ours:  # all at once
         os.kill(before[name], signal.SIGKILL)
     assert eventually(lambda: not {(n, before[n]) for n in ours} & set(up.pids().items()), 60), up.text
-    assert eventually(lambda: set(up.pids()) == DOORS | WORKERS and up.get("/readyz") == 200, 60), up.text
+    assert eventually(lambda: set(up.pids()) == SERVERS | WORKERS and up.get("/readyz") == 200, 60), up.text
     os.kill(up.pids()["valkey"], signal.SIGKILL)
     assert eventually(lambda: up.pids().get("valkey") is not None and up.get("/readyz") == 200, 60), up.text
 

@@ -38,7 +38,7 @@ def test_only_administrators_see_users_and_the_audit_log(client_of, page, kind, 
 
 
 def test_a_cycle_of_projects_is_shown_and_can_be_repaired(dataset, client_of):
-    """Only a hand in the database draws one; the scheduler stops with an alarm, the pages must not."""
+    """Only a hand in the database draws one; the scheduler stops with an alert, the pages must not."""
     below = factories.project(parent=factories.project())
     above = below.parent
     Project.objects.filter(pk=above.pk).update(parent=below)

@@ -1,4 +1,4 @@
-"""The page of alarms: administrators alone see it and acknowledge, and the side bar says how many wait."""
+"""The page of alerts: administrators alone see it and acknowledge, and the side bar says how many wait."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from portal.services.nodes.gpus import record_foreign_processes
 
 
 @pytest.fixture
-def alarms(dataset) -> list[GpuAlert]:
+def alerts(dataset) -> list[GpuAlert]:
     gpu = dataset.nodes["ada-1"].gpus.get(index=0)
     for xid in (79, 79, 31):
         record_xid(gpu.node_id, gpu.uuid, xid, 1)
@@ -27,14 +27,14 @@ def alarms(dataset) -> list[GpuAlert]:
 @pytest.mark.parametrize(
     ("kind", "status"), [("anonymous", 302), ("stranger", 403), ("member", 403), ("admin", 200)]
 )
-def test_only_administrators_see_and_acknowledge_alerts(alarms, client_of, kind, status) -> None:
+def test_only_administrators_see_and_acknowledge_alerts(alerts, client_of, kind, status) -> None:
     client, page = client_of(kind), reverse("alerts")
     answer = client.get(page)
     assert answer.status_code == status
-    act = reverse("acknowledge-alert", args=[alarms[0].public_id])
+    act = reverse("acknowledge-alert", args=[alerts[0].public_id])
     assert client.post(act, {"note": "Reseated it"}).status_code == (302 if kind == "admin" else status)
-    alarms[0].refresh_from_db()
-    assert (alarms[0].acknowledged_at is not None) is (kind == "admin")
+    alerts[0].refresh_from_db()
+    assert (alerts[0].acknowledged_at is not None) is (kind == "admin")
     if kind == "admin":
         text = answer.content.decode()
         assert "XID 79" in text and "GPU has fallen off the bus; its tasks were stopped" in text
@@ -64,11 +64,11 @@ def test_invalid_rows_are_shown_counted_and_acknowledged_until_they_are_valid(da
     assert "already acknowledged" in client.post(act, follow=True).content.decode()
     report_invalid_rows([])
     assert "Invalid data" not in client.get(page).content.decode()
-    report_invalid_rows([report])  # it is wrong again: a new alarm
+    report_invalid_rows([report])  # it is wrong again: a new alert
     assert InvalidRow.objects.filter(acknowledged_at__isnull=True, resolved_at__isnull=True).count() == 1
 
 
-def test_a_gpu_that_two_nodes_report_is_an_alarm_with_both_and_a_note_on_the_newcomers_page(
+def test_a_gpu_that_two_nodes_report_is_an_alert_with_both_and_a_note_on_the_newcomers_page(
     dataset, client_of
 ) -> None:
     owner, newcomer = (

@@ -1,4 +1,4 @@
-"""The scheduler's page: who gets in, the alarm on every page of an administrator, and downloads that are audited."""
+"""The scheduler's page: who gets in, the alert on every page of an administrator, and downloads that are audited."""
 
 from __future__ import annotations
 

@@ -64,13 +64,13 @@ class SchedulerStatus(ResponseSerializer):
         allow_blank=True,
         help_text="Why no jobs are started; only administrators see the reason. Blank if there is no alert.",
     )
-    alert_since = serializers.DateTimeField(allow_null=True, source="alarm.scheduler_alert_at")
+    alert_since = serializers.DateTimeField(allow_null=True, source="cluster.scheduler_alert_at")
     last_cycle = SchedulingCycle(allow_null=True)
     forecasts = ForecastAccuracy()
 
     @staticmethod
     def get_alert(row: SchedulerHealth, user: User) -> str:
-        alert = row.alarm.scheduler_alert
+        alert = row.cluster.scheduler_alert
         return alert if user.is_admin or not alert else STOPPED_MESSAGE
 
     @staticmethod
@@ -101,7 +101,7 @@ class SchedulerView(SignedInView):
         response=SchedulerStatus,
     )
     def get(self, request: Request) -> HttpResponse:
-        """The current alarm and the newest cycle."""
+        """The current alert and the newest cycle."""
         return self.json_response(SchedulerStatus.represent(scheduler_health(), self.user))
 
 

@@ -13,7 +13,7 @@ from portal.models import ClusterSettings, Cycle, FailedCycle
 class SchedulerHealth:
     """The present alert (blank: none) and the newest cycle."""
 
-    alarm: ClusterSettings
+    cluster: ClusterSettings
     last_cycle: Cycle | None
 
 

@@ -174,4 +174,4 @@ def _raise_alert(gpu: Gpu, kind: AlertKind, *, code: int = 0, subject: str = "",
 
 
 def _announce(gpu: Gpu) -> None:
-    publish_on_commit("cluster", {"kind": "gpu_alarm", "uuid": gpu.uuid})
+    publish_on_commit("cluster", {"kind": "gpu_alert", "uuid": gpu.uuid})

@@ -456,8 +456,8 @@ class VictimRescheduler:
             blocked = self.statement.pool_state.is_quota_blocked(
                 gang, total_demand(tasks), AssumeReleased.EVICTED
             )
-            seated = bool(tasks) and not blocked and self.place(gang, tasks)
-            if gang is self.preemptor and not seated:
+            placed = bool(tasks) and not blocked and self.place(gang, tasks)
+            if gang is self.preemptor and not placed:
                 return False
         for task in self.evicted:
             self._restore_on_same_node(task)

@@ -1,4 +1,4 @@
-"""The scheduler page: alarm, cycle durations, and the input of failed cycles."""
+"""The scheduler page: alert, cycle durations, and the input of failed cycles."""
 
 from __future__ import annotations
 
