@@ -44,6 +44,8 @@ def made(
             cursor.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
         with override_settings(LOG_DIR=logs):
             fixture_data = make_world()
+            for actor in fixture_data.people:
+                fixture_data.sign_in(actor)
         yield fixture_data, logs
         transaction.set_rollback(True)
 
