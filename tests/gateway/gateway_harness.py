@@ -174,6 +174,8 @@ async def echo_web(scope: Any, receive: Any, send: Any) -> None:
 class Testbed:
     """Everything in one event loop of a thread of its own."""
 
+    __test__ = False
+
     def __init__(self, folder: Path) -> None:
         self.web_socket = str(folder / "web.sock")
         self.tool = Tool()
