@@ -113,7 +113,7 @@ def test_two_concurrent_schedulers_start_a_job_once(dataset):
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(outcomes) == ["refused", "placed"]
+    assert sorted(outcomes) == ["placed", "refused"]
 
 
 def test_cancelling_before_a_start_was_sent_ends_at_once(dataset):
