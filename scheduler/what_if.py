@@ -158,9 +158,10 @@ def build_request_row(
         "version": 0,
         "reason": "",
         "nominated_placement": None,
+        "start_after_s": dt.datetime.fromisoformat(start).timestamp()
+        if (start := body.get("start_after"))
+        else None,
     }
-    if body.get("start_after"):
-        columns["start_after"] = dt.datetime.fromisoformat(body["start_after"])
     pools = tuple(pool.id for pool in inputs.snapshot.pools)
     row = replace(
         build_placeable_row(columns, pools, inputs.ineligible, [], inputs.home_nodes),

@@ -18,7 +18,8 @@ from scheduler.core.model.snapshot import (
     TopologyConstraint,
 )
 
-PLACEMENT_COLUMNS = placement_fields()
+PLACEMENT_COLUMNS = tuple(name for name in placement_fields() if name != "start_after")
+"""Without the start time, which is read in seconds."""
 _COMPUTED = {"tasks", "min_tasks", "launcher", "ignore_dependency_failure"}
 """Fields whose value in a row is not simply that of the column."""
 

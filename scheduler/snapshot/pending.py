@@ -102,7 +102,9 @@ def fetch_columns(jobs: Sequence[int] | None) -> Iterator[tuple[int, dict[str, A
     """Yield columns by primary key as ``build_pending_row`` needs them; None reads all pending jobs."""
     chosen = _PENDING if jobs is None else Job.objects.filter(pk__in=jobs)
     for row in chosen.annotate(
-        submitted_s=EpochSeconds("submitted_at"), queued_s=EpochSeconds("pending_since")
+        submitted_s=EpochSeconds("submitted_at"),
+        queued_s=EpochSeconds("pending_since"),
+        start_after_s=EpochSeconds("start_after"),
     ).values(
         "id",
         "public_id",
@@ -111,6 +113,7 @@ def fetch_columns(jobs: Sequence[int] | None) -> Iterator[tuple[int, dict[str, A
         "submitted_s",
         "queue_rank",
         "queued_s",
+        "start_after_s",
         "reason",
         "attempt_count",
         "awaits_failure_rule",
@@ -161,7 +164,7 @@ def build_pending_row(
         project=ProjectId(row["project__public_id"]),
         user=UserId(row["owner__public_id"]),
         pools=(PoolId(row["pool__public_id"]),) if row["pool__public_id"] else all_pools,
-        submitted_s=max(row["submitted_s"], _start_after_s(row) or 0.0),
+        submitted_s=max(row["submitted_s"], row["start_after_s"] or 0.0),
         queue_rank=row["queue_rank"],
         tasks=row["tasks"],
         min_tasks=elastic_min_tasks(row["tasks"], row["min_tasks"]),
@@ -193,13 +196,10 @@ def _not_before_s(row: dict[str, Any]) -> float | None:
     if row.get("awaits_failure_rule"):  # not in the row of a request
         return float(row["queued_s"] + LOG_WAIT.total_seconds())
     if row["reason"] not in BACKOFF_REASONS:
-        return _start_after_s(row)
+        start_after_s: float | None = row["start_after_s"]
+        return start_after_s
     delay_s = backoff_s(row["attempt_count"], row["retry_backoff_s"], row["retry_max_backoff_s"])
     return float(row["queued_s"] + delay_s)
-
-
-def _start_after_s(row: dict[str, Any]) -> float | None:
-    return row["start_after"].timestamp() if row["start_after"] else None
 
 
 ScaleUpSource = tuple[dict[str, Any], LiveAttempt, tuple[NodeId, ...], list[str]]

@@ -194,6 +194,7 @@ CASES = [
     ("pending", "pending", {"volumes": '{"a": 1}'}),
     ("pending", "pending", {"volumes": "[[]]"}),
     ("pending", "pending", {"submitted_at": "infinity"}),
+    ("pending", "pending", {"start_after": "infinity"}),
     ("pending", "pending", {"min_compute_capability": "NaN"}),
     ("environment", "environment", {"min_driver": "new"}),
     ("topology", "topology", {"levels": '["rack", "rack"]'}),
