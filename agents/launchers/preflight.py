@@ -25,6 +25,7 @@ address, port, rank, tasks, limit_s = sys.argv[1], *map(int, sys.argv[2:])
 begin_s = time.monotonic()
 until_s = begin_s + limit_s
 expected = tasks * (tasks + 1) // 2
+greeting_limit_s = 5  # for one connection: another program may accept or connect and send nothing
 doing = ["starting"]
 
 
@@ -76,36 +77,34 @@ def with_sockets():
         doing[0] = "connecting to rank 0 at %s port %d" % (address, port)
         while True:
             try:
-                stream = socket.create_connection((address, port), timeout=until_s - time.monotonic())
-                if stream.getsockname() == stream.getpeername():
-                    # TCP's simultaneous open: nobody listens yet and this end got the same port. It is reset, for
-                    # a port in TIME_WAIT could not be bound by rank 0.
-                    stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                    stream.close()
-                    raise ConnectionRefusedError
-                if receive(stream) == [tasks]:
-                    break
-                stream.close()
-            except (ConnectionError, ValueError):  # nobody listens yet, or another program does
-                pass
-            time.sleep(0.1)
-        with stream:
-            stream.sendall(b"%d %d\n" % (rank, rank + 1))
-            return receive(stream)[0], "sockets"
+                with socket.create_connection((address, port), timeout=until_s - time.monotonic()) as stream:
+                    if stream.getsockname() == stream.getpeername():
+                        # TCP's simultaneous open: nobody listens yet and this end got the same port. It is reset,
+                        # for a port in TIME_WAIT could not be bound by rank 0.
+                        stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                        raise ConnectionRefusedError
+                    stream.settimeout(greeting_limit_s)
+                    if receive(stream) != [tasks]:
+                        raise ConnectionRefusedError
+                    stream.settimeout(None)
+                    stream.sendall(b"%d %d\n" % (rank, rank + 1))
+                    return receive(stream)[0], "sockets"
+            except (ConnectionError, socket.timeout, ValueError):  # nobody listens yet, or another program does
+                time.sleep(0.1)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     missing, total, streams = set(range(1, tasks)), 1, []
     with socket.create_server((address, port), family=family, backlog=tasks) as server:
         while missing:
             doing[0] = "waiting for rank %d" % min(missing)
             stream = server.accept()[0]
-            stream.settimeout(5)  # another program may connect and say nothing
+            stream.settimeout(greeting_limit_s)
             try:
                 stream.sendall(b"%d\n" % tasks)
                 other, value = receive(stream)
-            except (OSError, ValueError):
+                missing.remove(other)
+            except (KeyError, OSError, ValueError):  # another program, or a rank that has connected again
                 stream.close()
                 continue
-            missing.discard(other)
             total += value
             streams.append(stream)
     for stream in streams:
