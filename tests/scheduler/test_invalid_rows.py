@@ -195,6 +195,7 @@ CASES = [
     ("pending", "pending", {"volumes": "[[]]"}),
     ("pending", "pending", {"submitted_at": "infinity"}),
     ("pending", "pending", {"start_after": "infinity"}),
+    ("pending", "pending", {"preferred_nodes": "[[]]"}),
     ("pending", "pending", {"min_compute_capability": "NaN"}),
     ("environment", "environment", {"min_driver": "new"}),
     ("topology", "topology", {"levels": '["rack", "rack"]'}),

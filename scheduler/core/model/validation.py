@@ -191,8 +191,7 @@ def _check_node(node: NodeRow, pools: frozenset[str]) -> None:
     for name in ("cpu_milli", "cpu_used_milli", "memory_mib", "memory_used_mib"):
         _check_at_least(f"{at}.{name}", getattr(node, name), 0)
     for key, value in node.labels:
-        if not isinstance(value, str):
-            raise SnapshotError(f"{at}.labels[{key}]", f"{value!r} is not a string")
+        _check_string(f"{at}.labels[{key}]", value)
     for gpu in node.gpus:
         if not 0 <= gpu.used_milli <= WHOLE_MILLI:
             raise SnapshotError(f"{at}.gpus[{gpu.uuid}].used_milli", f"{gpu.used_milli} is outside 0 to 1000")
@@ -207,8 +206,7 @@ def _check_node(node: NodeRow, pools: frozenset[str]) -> None:
 
 def _check_topology(row: TopologyRow) -> None:
     for level in row.levels:
-        if not isinstance(level, str):
-            raise SnapshotError(f"topologies[{row.name}].levels", f"{level!r} is not a string")
+        _check_string(f"topologies[{row.name}].levels", level)
     _check_unique(f"topologies[{row.name}].levels", row.levels)
 
 
@@ -358,6 +356,8 @@ def _check_pending(row: PendingRow, projects: frozenset[str], pools: frozenset[s
             _check_at_least(f"{at}.{name}", value, 0)
     if row.task_requests and len(row.task_requests) != row.tasks:
         raise SnapshotError(f"{at}.task_requests", f"are {len(row.task_requests)} for {row.tasks} tasks")
+    for node in row.preferred_nodes:
+        _check_string(f"{at}.preferred_nodes", node)
     if row.not_before_s is not None:
         _check_finite(f"{at}.not_before_s", row.not_before_s)
     for speed in row.layout_speeds:
@@ -365,6 +365,11 @@ def _check_pending(row: PendingRow, projects: frozenset[str], pools: frozenset[s
             raise SnapshotError(f"{at}.layout_speeds", f"{speed.percent} % is outside 1 to 100")
     if row.job in _check_unique(f"{at}.dependencies", (each.job for each in row.dependencies)):
         raise SnapshotError(f"{at}.dependencies", "contain the job itself")
+
+
+def _check_string(field: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise SnapshotError(field, f"{value!r} is not a string")
 
 
 def _check_unique(field: str, keys: Iterable[str]) -> frozenset[str]:
