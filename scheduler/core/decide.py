@@ -130,13 +130,13 @@ class _Decision:
         actions = [action for action in EVICTION_REASONS if action in self._session.policy.semantics.actions]
         left = actions
         for _ in range(MAX_ROUNDS):
-            placed = [action for action in left if self._evict_action.run(action)]
+            successful = [action for action in left if self._evict_action.run(action)]
             spared = self._evict_action.reprieve_victims()
-            if not (placed or spared or left != actions):
+            if not (successful or spared or left != actions):
                 break
             # an action that places a job opens GPUs for more of its kind: repeat it before the others
-            left = placed if placed and not spared else actions
-            if placed or spared:
+            left = successful if successful and not spared else actions
+            if successful or spared:
                 self._allocate_action.start_nominated()
                 if allocate:
                     self._evict_action.invalidate(self._allocate_action.allocate())

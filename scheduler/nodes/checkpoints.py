@@ -90,11 +90,11 @@ def list_checkpoints(connection: NodeConnection, task: Task) -> None:
 
 
 def list_checkpoints_at_end(connection: NodeConnection, ended: Mapping[int, Container | None]) -> None:
-    """List the checkpoints of the attempts of tasks (ids) that are about to end.
+    """List the checkpoints of tasks that are about to be recorded as ended, each by id with its container if known.
 
     A failure never delays the end.
     """
-    # a container that ends at once can be reported before its start is recorded
+    # the end of a short task can be reported before its start is recorded
     ran = Q(running_at__isnull=False) | Q(pk__in=[pk for pk, container in ended.items() if container])
     rows = Task.objects.filter(ran, pk__in=ended, container_removed=False)
     for task in rows.select_related("attempt__job__owner", "attempt__job__project").order_by("pk"):

@@ -82,7 +82,7 @@ class FixtureData:
     rows: dict[str, Any] = field(default_factory=dict)
     former_names: dict[str, str] = field(default_factory=dict)
     sessions: dict[str, str] = field(default_factory=dict)
-    """The session cookie of each actor: signing in anew for each request takes as long as many requests."""
+    """The session cookie of each actor, because signing in takes longer than most requests."""
 
     def sign_in(self, actor: str) -> str:
         """Return the session cookie of a new session."""

@@ -53,9 +53,9 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("befell", "more", "cause"), [case[1:] for case in CASES], ids=[c[0] for c in CASES])
-def test_when_failures_quarantine_a_node(befell, more, cause) -> None:
-    after = evaluate(NodeBreaker(), befell, now_s=NOW_S, **more)
+@pytest.mark.parametrize(("incidents", "more", "cause"), [case[1:] for case in CASES], ids=[c[0] for c in CASES])
+def test_when_failures_quarantine_a_node(incidents, more, cause) -> None:
+    after = evaluate(NodeBreaker(), incidents, now_s=NOW_S, **more)
     assert after.cause is cause
     assert after.state is (BreakerState.HEALTHY if cause is None else BreakerState.QUARANTINED)
     assert after.probe_at_s == (None if cause is None else NOW_S + node_breaker.MIN_QUARANTINE_S)
@@ -118,19 +118,19 @@ TRUSTS = st.builds(
 
 @given(
     node=TRUSTS,
-    befell=EVENTS,
+    incidents=EVENTS,
     last_success_s=st.none() | MOMENTS,
     may_quarantine=st.booleans(),
     seed=st.integers(),
 )
-def test_laws_of_judging(node, befell, last_success_s, may_quarantine, seed) -> None:
+def test_laws_of_judging(node, incidents, last_success_s, may_quarantine, seed) -> None:
     facts = {
         "now_s": NOW_S,
         "last_success_s": last_success_s,
         "probation_job": "a",
         "may_quarantine": may_quarantine,
     }
-    after = evaluate(node, befell, **facts)
+    after = evaluate(node, incidents, **facts)
     assert after.state in {node.state, BreakerState.QUARANTINED}, (
         "only time, a trial or an administrator bring a node back"
     )
@@ -141,18 +141,18 @@ def test_laws_of_judging(node, befell, last_success_s, may_quarantine, seed) -> 
             after.trip_count
         )
         assert after.since_s == after.tripped_s == NOW_S
-        assert evaluate(after, befell, **facts) == after, "the same incidents never count twice"
-    shuffled = random.Random(seed).sample(befell, len(befell))
+        assert evaluate(after, incidents, **facts) == after, "the same incidents never count twice"
+    shuffled = random.Random(seed).sample(incidents, len(incidents))
     assert evaluate(node, shuffled, **facts).state is after.state
     forgiven = NodeBreaker(since_s=NOW_S)
-    assert evaluate(forgiven, befell, **facts) == forgiven, "what was forgiven is not held against it"
+    assert evaluate(forgiven, incidents, **facts) == forgiven, "what was forgiven is not held against it"
 
 
-@given(befell=EVENTS)
-def test_one_user_with_broken_programs_cannot_quarantine_a_node(befell) -> None:
+@given(incidents=EVENTS)
+def test_one_user_with_broken_programs_cannot_quarantine_a_node(incidents) -> None:
     alone = [
         Incident(each.at_s, each.kind, each.job, "x")
-        for each in befell
+        for each in incidents
         if each.kind in node_breaker.JOB_INCIDENTS
     ]
     assert evaluate(NodeBreaker(), alone, now_s=NOW_S) == NodeBreaker()

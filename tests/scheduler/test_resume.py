@@ -241,3 +241,15 @@ def test_after_the_end_of_rank_0_another_rank_lists_checkpoints_of_elastic_jobs_
     assert is_lowest_rank(first) and not is_lowest_rank(second)
     attempt.task_rows.filter(pk=first.pk).update(container_removed=True)
     assert is_lowest_rank(second) is lists
+
+
+def test_folders_are_listed_when_the_end_is_reported_before_the_start_is_recorded(
+    harness: EngineHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = Training(harness, "early")
+    monkeypatch.setattr(job_control, "record_task_running", lambda *_, **__: None)
+    job = training.submit(steps=EVERY, pause_s=0.0)
+    training.until(Attempt.objects.filter(job=job, ended_at__isnull=False).exists)
+    task = Attempt.objects.get(job=job).task_rows.get()
+    assert task.running_at is None
+    assert list(Checkpoint.objects.filter(job=job).values_list("name", flat=True)) == [f"step-{EVERY}.pt"]
