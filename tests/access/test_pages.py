@@ -1,4 +1,4 @@
-"""Every page and every act of a page x everybody: who gets in, and that nobody else changes a row."""
+"""Access to every page and action for every kind of user, and that a refused request changes no row."""
 
 from __future__ import annotations
 

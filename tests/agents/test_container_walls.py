@@ -365,7 +365,7 @@ def test_14_shared_memory_is_private_and_sized(walls: Walls) -> None:
     assert walls.report["shm_files"] == []
 
 
-def test_15_no_secret_of_ours_in_sight(walls: Walls) -> None:
+def test_15_no_secret_of_the_portal_is_visible(walls: Walls) -> None:
     visible = json.dumps([walls.report["environment"], walls.report["arguments"], walls.report["mountinfo"]])
     for secret in (SECRET, OTHER_SECRET):
         assert secret not in visible

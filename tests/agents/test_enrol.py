@@ -184,7 +184,7 @@ def test_hostile_settings_stay_data(public_keys: PublicKeys, echo: SignedAgent, 
     assert not mark.exists()
 
 
-def test_a_key_that_is_no_key_is_refused(public_keys: PublicKeys) -> None:
+def test_an_invalid_key_is_refused(public_keys: PublicKeys) -> None:
     with pytest.raises(EnrolmentError):
         authorized_keys(replace(public_keys, watch="ssh-rsa AAAA"))
 

@@ -131,7 +131,9 @@ async def refusal_alone(pool: TunnelPool, target: SshTarget) -> str:
     return str(refused.value)
 
 
-async def test_a_host_name_is_never_a_command(pool: TunnelPool, target: SshTarget, tmp_path: Path) -> None:
+async def test_a_host_name_is_never_run_as_a_command(
+    pool: TunnelPool, target: SshTarget, tmp_path: Path
+) -> None:
     trace = tmp_path / "ran"
     for name in (f"-oProxyCommand=touch {trace}", f"x; touch {trace}", f"$(touch {trace})"):
         await refusal(pool, replace(target, host=name))

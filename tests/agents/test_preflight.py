@@ -60,14 +60,14 @@ def test_commands_run_after_the_all_reduce(tmp_path: Path) -> None:
     assert all(each.stdout.endswith("the command\n") for each in (first, *others))
 
 
-def test_connections_of_another_program_are_ignored(tmp_path: Path) -> None:
-    port, hung_up, over = free_port(), threading.Event(), threading.Event()
+def test_connections_of_other_programs_are_ignored(tmp_path: Path) -> None:
+    port, closed, over = free_port(), threading.Event(), threading.Event()
 
     def interfere() -> None:
-        """Listen first and hang up, then connect and say nothing."""
+        """Listen first and close the connection, then connect and send nothing."""
         with socket.create_server(("127.0.0.1", port)) as server:
             server.accept()[0].close()
-        hung_up.set()
+        closed.set()
         with contextlib.ExitStack() as streams:
             while not over.is_set():
                 with contextlib.suppress(ConnectionError):
@@ -79,7 +79,7 @@ def test_connections_of_another_program_are_ignored(tmp_path: Path) -> None:
     thread = threading.Thread(target=interfere)
     thread.start()
     try:
-        while not hung_up.is_set():
+        while not closed.is_set():
             (last,) = run_ranks(tmp_path, 2, range(1, 2), 2, port)
             assert last.returncode == 1
         first, last = run_ranks(tmp_path, 2, range(2), 30, port)

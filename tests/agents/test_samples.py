@@ -32,7 +32,7 @@ def test_a_sample_is_stored_unchanged() -> None:
 
 @pytest.mark.parametrize("odd", ["<b>", True, [1], {}, float("nan"), float("inf"), 10**400, -(10**20)])
 @pytest.mark.parametrize("path", ["cpu_percent", "gpus.0.power_watts", "tasks.0.memory_mib", "at_s"])
-def test_values_that_are_no_numbers_are_refused(path: str, odd: Any) -> None:
+def test_values_other_than_numbers_are_refused(path: str, odd: Any) -> None:
     sample = json.loads(json.dumps(SAMPLE))
     *way, last = path.split(".")
     place = sample

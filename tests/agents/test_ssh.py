@@ -101,7 +101,7 @@ def test_a_closed_port_and_an_unknown_name_are_distinguished(key_pairs: Keys, ta
 
 
 @pytest.mark.parametrize("first_words", [b"", b"HTTP/1.0 400 Bad Request\r\n\r\n", b"SSH-2.0-silent\r\n"])
-def test_a_server_that_is_no_sshd_costs_one_limit_at_most(
+def test_a_server_other_than_sshd_costs_at_most_one_time_limit(
     first_words: bytes, key_pairs: Keys, target: SshTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert ssh.STEP_TIMEOUT_S <= 5

@@ -214,7 +214,7 @@ async def test_a_port_that_accepts_nothing_does_not_affect_others(
             writer.close()
 
 
-async def test_trouble_of_one_protocol_stays_with_it(pool: TunnelPool, target: SshTarget) -> None:
+async def test_an_error_of_one_protocol_does_not_affect_another(pool: TunnelPool, target: SshTarget) -> None:
     class Clumsy(asyncio.Protocol):
         def __init__(self) -> None:
             self.lost = asyncio.get_running_loop().create_future()

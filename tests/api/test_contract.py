@@ -1,4 +1,4 @@
-"""Every operation x everybody: who gets in, and what a stranger learns."""
+"""Access to every operation for every kind of user, and what a refusal discloses."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def test_a_workspaces_log_is_its_owners(fixture_data):
     assert codes == {"member": 404, "colleague": 403, "manager": 403}  # 404: it has no rank yet
 
 
-def test_a_lost_connection_is_no_end(fixture_data, path):
+def test_a_lost_connection_is_not_an_end(fixture_data, path):
     client = fixture_data.client("member")
     assert client.get(f"{path}?rank=1").json()["lost"] is None
     Node.objects.update(reachable=False, unreachable_since="2026-11-21T12:04:00Z")

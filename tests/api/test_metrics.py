@@ -159,7 +159,7 @@ def test_nodes_and_gpus_that_are_unwell(dataset, admin) -> None:
     assert ("fairway_node_lag_seconds", silent.name) not in reported
 
 
-def test_alerts_and_dashboard_speak_of_figures_that_there_are(dataset, admin) -> None:
+def test_alerts_and_dashboard_use_existing_metrics(dataset, admin) -> None:
     """Names in the files of ``deploy`` are names of ``/metrics``, with labels that these have."""
     now = timezone.now()
     job = factories.job(dataset["owner"], dataset["project"], dataset["environment"])

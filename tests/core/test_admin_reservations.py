@@ -65,7 +65,7 @@ def test_who_may_start_on_reserved_nodes(why, reservation, of, limit, starts) ->
         assert plan.verdicts[0].code is VerdictCode.RESERVED_FOR_OTHER_JOB
 
 
-def test_a_plan_that_starts_on_nodes_reserved_for_others_is_no_plan() -> None:
+def test_a_plan_that_starts_on_nodes_reserved_for_others_is_invalid() -> None:
     open_to_all = hall(pending=[waits("j", "p", 4)])
     plan = decide(open_to_all, POLICY)
     taken = places(plan, "j")[0][0]

@@ -461,7 +461,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("field", "snapshot"), BROKEN, ids=[row[0] for row in BROKEN])
-def test_a_broken_snapshot_is_refused_by_field(field: str, snapshot: Snapshot) -> None:
+def test_an_invalid_snapshot_is_refused_by_field(field: str, snapshot: Snapshot) -> None:
     with pytest.raises(SnapshotError) as refusal:
         decide(snapshot, POLICY)
     assert refusal.value.field == field
@@ -476,7 +476,7 @@ def test_a_broken_snapshot_is_refused_by_field(field: str, snapshot: Snapshot) -
         ("{", "[", "(text)"),
     ],
 )
-def test_a_spoiled_save_is_refused_by_field(old: str, new: str, field: str) -> None:
+def test_an_invalid_saved_snapshot_is_refused_by_field(old: str, new: str, field: str) -> None:
     text = snapshot_to_json(replace(SOUND, running=()))
     assert old in text
     with pytest.raises(SnapshotError) as refusal:

@@ -55,7 +55,7 @@ def test_only_the_head_of_a_long_queue_is_examined_and_that_is_reported(monkeypa
     assert (found.jobs, found.is_complete) == ((), False)
 
 
-def test_less_than_a_minute_is_no_delay() -> None:
+def test_less_than_a_minute_is_not_a_delay() -> None:
     line = full(waits("wide", "p", 4))
     assert asked(line, END_S + MIN_DELAY_S - 1.0).jobs == ()
     assert len(asked(line, END_S + MIN_DELAY_S).jobs) == 1

@@ -142,6 +142,6 @@ def test_a_grid_uses_the_counts_of_its_ranges() -> None:
         (f"{SINGLE}{{a: {{type: log, minval: 1, maxval: 99999}}}}", "above 1e15"),
     ],
 )  # fmt: skip
-def test_a_file_that_is_no_experiment_is_refused(text: str, message: str) -> None:
+def test_a_file_that_is_not_an_experiment_is_refused(text: str, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         read_experiment(text)

@@ -1,4 +1,4 @@
-"""Shares of a GPU are for one project alone: what a waiting job is told, and the setting that allows others."""
+"""Shares of a GPU belong to one project: the verdict of a waiting job, and the setting that allows several."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_mig_slices_and_whole_gpus_are_not_interchangeable(placement) -> None:
     assert len(started(plan) & {"small0", "small1", "small2"}) == 2
 
 
-def test_a_plan_that_mixes_them_up_is_no_plan() -> None:
+def test_a_plan_that_mixes_slices_and_gpus_is_invalid() -> None:
     asked = cluster([sliced("n0", 1)], [project("p")], pending=[waits("j", "p", mig_profile=SLICE)])
     plan = decide(asked, POLICY)
     with pytest.raises(PlanError, match="whole GPUs"):

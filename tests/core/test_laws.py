@@ -230,7 +230,7 @@ LAWS: list[Callable[[Snapshot], None]] = [
 @pytest.mark.timeout(600)  # twenty seconds where nothing else runs
 @settings(max_examples=250, deadline=None, suppress_health_check=CALM, derandomize=True)
 @given(snapshot=st.one_of(snapshots(), crowded()))
-def test_laws(snapshot: Snapshot) -> None:
+def test_invariants_of_a_decision(snapshot: Snapshot) -> None:
     check_snapshot(snapshot)
     for law in LAWS:
         law(snapshot)

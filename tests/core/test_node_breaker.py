@@ -53,7 +53,9 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("incidents", "more", "cause"), [case[1:] for case in CASES], ids=[c[0] for c in CASES])
+@pytest.mark.parametrize(
+    ("incidents", "more", "cause"), [case[1:] for case in CASES], ids=[c[0] for c in CASES]
+)
 def test_when_failures_quarantine_a_node(incidents, more, cause) -> None:
     after = evaluate(NodeBreaker(), incidents, now_s=NOW_S, **more)
     assert after.cause is cause
@@ -123,7 +125,7 @@ TRUSTS = st.builds(
     may_quarantine=st.booleans(),
     seed=st.integers(),
 )
-def test_laws_of_judging(node, incidents, last_success_s, may_quarantine, seed) -> None:
+def test_invariants_of_quarantine(node, incidents, last_success_s, may_quarantine, seed) -> None:
     facts = {
         "now_s": NOW_S,
         "last_success_s": last_success_s,

@@ -49,7 +49,7 @@ def test_numbers_texts_and_truth_values_are_parameters() -> None:
     assert command[-2:] == ["b", "{b}"] and command[command.index("-y") :][:2] == ["-y", "shuffle: {shuffle}"]
 
 
-def test_text_that_is_no_python_has_no_parameters() -> None:
+def test_text_other_than_python_has_no_parameters() -> None:
     for source in ("", "x = ", "lr <- 0.1", "\0", "x = " + "(" * 500):
         assert read_notebook_parameters(source) == ([], [])
     for value in ("10**30", "'" + "x" * 2000 + "'", "1e400", "{}", "f'{x}'", "-'a'"):

@@ -1,4 +1,4 @@
-"""How long a job waits before others are asked to leave for it: the setting of the pool, or the job's own delay."""
+"""How long a job waits before it preempts others: the setting of the pool, or of the job."""
 
 from __future__ import annotations
 

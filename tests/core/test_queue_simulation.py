@@ -179,7 +179,7 @@ def test_a_job_blocked_by_its_limit_gets_no_forecast() -> None:
 # -- where tasks can stand ----------------------------------------------------------------------------------
 
 
-def test_a_task_waits_for_cells_of_its_sorts() -> None:
+def test_a_task_waits_for_buckets_of_its_types() -> None:
     running = [runs_on(P, 50.0, (0, 1, ())), runs_on(P, 80.0, (1, 1, ()))]
     free = ground(0, 0, sorts=(0, 1))
     assert start_s(free, running, [in_line(P, 10.0, (task(1, 1), 1))]) == 80.0
@@ -198,7 +198,7 @@ def test_shares_join_a_gpu_and_a_whole_one_waits_for_all_of_them() -> None:
     assert start_s(free, running, [share, in_line(P, 10.0, (task(1), 1))]) == 500.0
 
 
-def test_two_halves_free_on_two_gpus_are_no_whole_one() -> None:
+def test_two_free_halves_of_two_gpus_are_not_a_whole_gpu() -> None:
     free = ground(0, shared={0: {7: 500, 8: 500}})
     running = [runs_on(P, 60.0, (0, 500, (8,))), runs_on(P, 70.0, (0, 500, (7,)))]
     assert start_s(free, running, [in_line(P, 10.0, (task(1), 1))]) == 60.0
@@ -225,7 +225,7 @@ def test_no_job_starts_before_its_start_time() -> None:
     assert start_s(ground(1), [], [later, in_line(P, 500.0, (task(1), 1))]) == 0.0  # nothing is kept for it
 
 
-def test_reserved_cells_open_when_they_are_free_again() -> None:
+def test_reserved_capacity_opens_when_it_is_free_again() -> None:
     closed = (Closure(frozenset({0}), -math.inf, 70.0),)
     assert start_s(ground(1), [], [in_line(P, 10.0, (task(1), 1), closures=closed)]) == 70.0
     elsewhere = in_line(P, 10.0, (task(1, 0, 1), 1), closures=closed)

@@ -23,7 +23,7 @@ def reports(*rows: tuple[float, float, float | None]) -> list[RankReport]:
         ([(0, 0, 50), (30, 60, 12)], []),  # the own work started again
     ],
 )
-def test_a_step_uses_the_own_work_of_a_rank_or_the_time_between_reports(
+def test_the_step_time_is_the_work_of_a_rank_or_the_time_between_reports(
     given: list[tuple[float, float, float | None]], seconds: list[float]
 ) -> None:
     assert [each.seconds for each in step_times(reports(*given))] == seconds
@@ -69,7 +69,7 @@ def test_of_two_ranks_the_slower_is_compared_with_the_other() -> None:
     assert straggler is not None and (straggler.rank, straggler.slower_percent) == (1, 20)
 
 
-def test_a_single_rank_is_no_straggler() -> None:
+def test_a_single_rank_is_not_a_straggler() -> None:
     assert find_straggler({0: times(0.1, *[0.9] * 8)}) is None
 
 

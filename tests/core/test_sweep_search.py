@@ -72,7 +72,7 @@ def test_a_paused_trial_is_resumed_when_it_is_among_the_best_by_then() -> None:
     assert not any(each.state is PAUSED for each in outcome.trials)
 
 
-def test_a_value_that_is_no_number_does_not_pass_a_rung() -> None:
+def test_a_value_that_is_not_a_number_does_not_pass_a_rung() -> None:
     outcome = simulate(ASHA, objective=lambda values, epoch: None if values["lr"] > 1e-3 else epoch)
     reasons = [reason for each in outcome.decisions for reason in each.prune.values()]
     assert any(reason == "Its loss at step 1 is not a number." for reason in reasons)

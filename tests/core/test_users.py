@@ -131,7 +131,7 @@ def test_a_job_being_stopped_still_counts() -> None:
     assert started(decide(release_stopping_jobs(apply_plan(before, plan)), POLICY)) == {"a"}
 
 
-def test_a_person_makes_room_for_their_own_more_urgent_job_and_no_colleague_does() -> None:
+def test_a_more_urgent_job_preempts_only_jobs_of_its_own_user() -> None:
     low = [
         runs("mine", "lab", ("n0", [0, 1])),
         runs("bobs", "lab", ("n0", [2, 3]), user=BOB, started_s=NOW_S - 300),

@@ -1,4 +1,4 @@
-"""kill -9 at every named point of submit, start, stop and end: one container at most, and a record that heals.
+"""kill -9 at every named point of submission, start, stop and end: at most one container, and a consistent database.
 
 The process that dies is a child of the test with the real engine in it; the one that heals is the test's own.
 Leases of the dead are made to run out at once: waiting for them is tested in test_workers.py.

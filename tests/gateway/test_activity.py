@@ -53,5 +53,5 @@ def test_an_invalid_activity_answer_is_ignored(rows) -> None:
         ("code-server", "websocket", "GET", True),
     ],
 )
-def test_reading_jupyterlabs_lists_is_no_use(tool, kind, method, counts) -> None:
+def test_reading_the_lists_of_jupyterlab_is_not_activity(tool, kind, method, counts) -> None:
     assert is_activity(tool, {"type": kind, "method": method}) is counts

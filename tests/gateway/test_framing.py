@@ -67,7 +67,7 @@ def test_pipelined_requests_are_answered_separately(testbed, workspace, cookie):
     assert [entry["path"] for entry in testbed.tool.seen] == ["/one"]
 
 
-def test_bytes_after_a_refused_upgrade_are_no_second_request(testbed, workspace, cookie):
+def test_bytes_after_a_refused_upgrade_are_not_a_request(testbed, workspace, cookie):
     head = (
         f"GET /socket HTTP/1.1\r\nHost: {testbed.host(workspace)}\r\nConnection: Upgrade\r\n"
         "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
@@ -160,7 +160,7 @@ def test_hosts():
     assert match_app_host("[::1]:8000", "localhost") is None
 
 
-def test_trailers_of_a_request_are_no_headers(testbed, workspace, cookie):
+def test_trailers_of_a_request_are_not_headers(testbed, workspace, cookie):
     head = (
         f"POST /x HTTP/1.1\r\nHost: {testbed.host(workspace)}\r\nCookie: {cookie}\r\n"
         "Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n"

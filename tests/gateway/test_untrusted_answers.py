@@ -110,7 +110,7 @@ def test_portal_gets_its_own_cookies_only(testbed):
     assert seen["cookie"] == "fairway_session=abc; __Host-fairway_csrf=d"
 
 
-def test_trailers_of_an_answer_are_no_headers(answering):
+def test_trailers_of_an_answer_are_not_headers(answering):
     chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n"
     got = answering(chunked + b"X-Injected: 1\r\nSet-Cookie: fairway_session=x\r\nLocation: /away\r\n\r\n")
     assert got.text == "ok"

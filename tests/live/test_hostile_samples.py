@@ -169,7 +169,7 @@ def test_rows_of_one_node_refused_by_the_database_do_not_affect_others(nodes) ->
     assert honest.gpus.exclude(foreign_process_owner="").get().foreign_process_owner == "python (process 7)"
 
 
-def test_a_foreign_program_is_believed_of_a_nodes_own_gpus_only(nodes) -> None:
+def test_foreign_processes_are_recorded_only_on_gpus_of_the_reporting_node(nodes) -> None:
     hostile, honest = nodes
     flush(
         {

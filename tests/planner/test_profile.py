@@ -55,7 +55,7 @@ def test_branches_are_one_layer_and_a_skipped_connection_is_transferred() -> Non
     assert [layer.output_bytes for layer in skip.layers] == [10.0, 20.0, 10.0]
 
 
-def test_inputs_and_unused_elements_of_tuples_are_no_layers() -> None:
+def test_inputs_and_unused_elements_of_tuples_are_not_layers() -> None:
     profile = graph(("in", "a"), ("a", "b"), ("a", "unused"))
     for one in profile["nodes"]:
         one["op"] = {"in": "Input0", "unused": "__getitem__(1)"}.get(one["id"], one["op"])
@@ -129,6 +129,6 @@ def test_an_invalid_chain_is_refused(chain: dict[str, Any], message: str) -> Non
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"nodes": NaN}', "[" * 100_000, '{"model": 5, "nodes": []}'])
-def test_a_text_that_is_no_profile_is_refused(text: str) -> None:
+def test_text_that_is_not_a_profile_is_refused(text: str) -> None:
     with pytest.raises(ProfileError):
         parse_profile(text)

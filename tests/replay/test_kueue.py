@@ -203,7 +203,7 @@ def test_a_malformed_scenario_exits_with_status_2_and_the_position(
 
 
 @pytest.mark.parametrize(("content", "place"), [("[]", "$: an object"), ("{", "line 1, column 2")])
-def test_text_that_is_no_scenario(
+def test_text_that_is_not_a_scenario(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, place: str
 ) -> None:
     path = tmp_path / "scenario.json"

@@ -52,14 +52,14 @@ def test_a_malformed_table_is_refused_with_its_position(
 
 
 @pytest.mark.parametrize("cell", ["", "-1", "1.5", "many", "1_000", "nan", "9" * 30, "١"])
-def test_a_value_that_is_no_integer_is_refused_with_its_column(tmp_path: Path, cell: str) -> None:
+def test_a_value_that_is_not_an_integer_is_refused_with_its_column(tmp_path: Path, cell: str) -> None:
     with pytest.raises(MalformedFileError) as caught:
         the_row(tmp_path, f"x,{cell}").integer("amount")
     assert caught.value.location == "line 2, column amount"
 
 
 @pytest.mark.parametrize("cell", ["", "-0.5", "nan", "inf", "1e400", "soon"])
-def test_a_value_that_is_no_number_is_refused(tmp_path: Path, cell: str) -> None:
+def test_a_value_that_is_not_a_number_is_refused(tmp_path: Path, cell: str) -> None:
     with pytest.raises(MalformedFileError):
         the_row(tmp_path, f"x,{cell}").number("amount")
 

@@ -151,6 +151,6 @@ def test_rows_with_missing_or_unknown_fields_are_read() -> None:
 
 @pytest.mark.parametrize("word", ["checkpoint_age_s", "progress", "progress_age_s"])
 @pytest.mark.parametrize("odd", ["soon", True, [1], float("nan"), float("inf")])
-def test_values_that_are_no_numbers_are_refused(word: str, odd: object) -> None:
+def test_values_other_than_numbers_are_refused(word: str, odd: object) -> None:
     with pytest.raises(ValueError, match="is not a number"):
         Container.from_wire(ROW | {word: odd})

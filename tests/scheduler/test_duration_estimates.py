@@ -1,4 +1,4 @@
-"""What snapshots say is expected of jobs: learned by difference, the same in every process, rarely changed."""
+"""Duration estimates in snapshots: learned incrementally, equal in every process, and rarely changed."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def test_the_newest_twenty_of_thirty_days_are_kept() -> None:
         ('{"format": 9, "snapshot": {}, "policy": {}}', "format"),
     ],
 )
-def test_a_file_that_is_no_case_ends_with_status_2(tmp_path, text, place) -> None:
+def test_a_file_that_is_not_a_case_exits_with_status_2(tmp_path, text, place) -> None:
     path = tmp_path / "case.json"
     path.write_text(text)
     status, lines, err = replayed(path)

@@ -117,7 +117,7 @@ def test_measured_forgets_after_thirty_days(waiting) -> None:
     assert not Forecast.objects.exists()
 
 
-def test_a_later_wait_of_a_job_is_no_first_one(waiting) -> None:
+def test_a_later_wait_of_a_job_is_not_its_first(waiting) -> None:
     Job.objects.filter(pk=waiting.pk).update(
         started_at=timezone.now()
     )  # it ran, left for another, waits again

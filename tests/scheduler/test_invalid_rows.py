@@ -1,4 +1,4 @@
-"""One invalid row never stops a cycle: an unrelated job starts on an unrelated node, and an alert names the row."""
+"""An invalid row never stops a cycle: an unrelated job starts on another node, and an alert names the row."""
 
 from __future__ import annotations
 

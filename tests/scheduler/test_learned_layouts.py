@@ -1,4 +1,4 @@
-"""What snapshots say of layouts: learned from attempts of one's own project, and obeyed by the cycle."""
+"""GPU layouts in snapshots: learned from attempts of the same project, and used by the cycle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program says how far it has come: from the file on the node to the record, and to the snapshot."""
+"""Progress of a program: from the file on its node to the database and the snapshot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A snapshot that reads only what was written since says what one says that reads everything."""
+"""A snapshot that reads only rows changed since the last one equals a snapshot that reads all rows."""
 
 from __future__ import annotations
 

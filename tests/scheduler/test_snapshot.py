@@ -1,4 +1,4 @@
-"""The snapshot: true to the record, in a fixed number of queries, at one moment."""
+"""The snapshot: complete, read with a fixed number of queries, at one moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Alerts about GPUs: counted until somebody acknowledges them, begun anew after that, and whose they are."""
+"""GPU alerts: counted until acknowledged, counted again from one after that, and visible to administrators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of the policy: what may stand, who was faster, what is audited, and what the next cycle follows."""
+"""Policy settings: valid values, concurrent changes, audit, and use by the next cycle."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_refusal_names_the_setting_and_changes_nothing(admin, settings, field)
     assert not AuditEntry.objects.filter(action="policy.change").exists()
 
 
-def test_a_budget_of_the_cycle_is_no_pools_own(admin) -> None:
+def test_a_budget_of_the_cycle_belongs_to_no_pool(admin) -> None:
     with pytest.raises(InvalidRequest) as refusal:
         do_change_policy(admin, factories.pool(), {"max_steps_per_cycle": 1000}, version=1)
     assert "whole cluster" in refusal.value.fields["max_steps_per_cycle"]

@@ -118,7 +118,7 @@ def test_a_stalled_job_ends_and_is_retried_only_if_requested(
         ([], False),  # nothing is known of its GPU
     ],
 )
-def test_gpus_that_are_used_or_unknown_are_no_stall(
+def test_used_and_unknown_gpus_are_not_a_stall(
     dataset: dict[str, Any], percents: list[float | None], stalled: bool
 ) -> None:
     job = quiet_job(dataset, minutes=15)
@@ -138,7 +138,7 @@ def test_progress_counts_as_activity(dataset: dict[str, Any]) -> None:
     assert notices(job) == []
 
 
-def test_an_unreachable_node_is_no_stall(dataset: dict[str, Any]) -> None:
+def test_an_unreachable_node_is_not_a_stall(dataset: dict[str, Any]) -> None:
     job = quiet_job(dataset)
     Node.objects.update(reachable=False)
     twice()

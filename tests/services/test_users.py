@@ -151,7 +151,7 @@ def test_a_new_password_closes_links_that_wait():
         users.do_use_magic_link(code)
 
 
-def test_a_line_break_is_no_part_of_a_name():
+def test_a_name_contains_no_line_break():
     _, code = users.do_create_invitation(factories.user(admin=True))
     with pytest.raises(InvalidRequest) as refusal:
         users.do_accept_invitation(code, **GOOD | {"username": "root\n"})

@@ -62,7 +62,7 @@ def test_an_old_python_is_reported(checkout: Path) -> None:
     assert done.stderr == "Fairway needs Python 3.11 or newer; this is Python 3.9.\n"
 
 
-def test_a_folder_that_is_no_virtual_environment_is_not_changed(checkout: Path) -> None:
+def test_a_folder_other_than_a_virtual_environment_is_not_changed(checkout: Path) -> None:
     (checkout / ".venv").mkdir()
     (checkout / ".venv" / "thesis.txt").write_text("mine")
     done = run(checkout, "pass")
@@ -163,7 +163,7 @@ def test_a_fresh_clone_makes_its_own_environment(tmp_path: Path) -> None:
     assert (clone / ".venv" / "bin" / "lint-imports").exists()
 
 
-def test_a_broken_link_is_no_environment(tmp_path: Path) -> None:
+def test_a_broken_link_is_not_an_environment(tmp_path: Path) -> None:
     (tmp_path / "requirements.lock").write_text("# nothing\n")
     (tmp_path / ".venv").symlink_to(tmp_path / "gone")
     with pytest.raises(BootstrapError, match="is a link"):

@@ -119,7 +119,7 @@ def test_services_role_does_its_work(as_services):
 
 
 @pytest.mark.parametrize("statement", ["TRUNCATE portal_auditentry", "TRUNCATE portal_auditentry CASCADE"])
-def test_even_the_owner_cannot_empty_the_audit_trail(statement):
+def test_even_the_owner_cannot_delete_audit_entries(statement):
     AuditEntry.objects.create(actor_name="x", action="x", object_kind="user", object_id="1")
     assert "append-only" in refused(statement)
     assert AuditEntry.objects.count() == 1

@@ -124,7 +124,7 @@ def test_sigint_stops_it_also_when_started_in_the_background(start: Callable[...
     assert not alive(pid)
 
 
-def test_a_deaf_process_is_ended_by_force_after_its_grace(start: Callable[..., Run]) -> None:
+def test_an_unresponsive_process_is_killed_after_its_grace_period(start: Callable[..., Run]) -> None:
     run = start("deaf=deaf", "web=steady")
     run.wait_line(r"deaf +\| here")
     pid, began = run.pids()["deaf"], time.monotonic()

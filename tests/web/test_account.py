@@ -56,7 +56,7 @@ def try_password(client, old, password="a longer new password"):
     return client.post(reverse("account-password"), {"old": old, "password": password})
 
 
-def test_guesses_of_the_present_password_are_paused(client, user):
+def test_guesses_of_the_current_password_are_paused(client, user):
     limit = rate_limits.SIGN_IN.limit
     assert [try_password(client, f"guess {i}").status_code for i in range(limit)] == [400] * limit
     paused = try_password(client, factories.PASSWORD)
@@ -69,7 +69,7 @@ def test_guesses_of_the_present_password_are_paused(client, user):
     assert try_password(elsewhere, factories.PASSWORD).status_code == 302
 
 
-def test_guesses_of_the_present_password_from_many_addresses_are_paused(user, monkeypatch):
+def test_guesses_of_the_current_password_from_many_addresses_are_paused(user, monkeypatch):
     monkeypatch.setattr(account, "SIGN_IN_NAME", rate_limits.RateLimit("sign_in_name", 3, 3600))
     browsers = [Client(REMOTE_ADDR=f"10.1.1.{i}") for i in range(5)]
     for browser in browsers:
@@ -77,13 +77,13 @@ def test_guesses_of_the_present_password_from_many_addresses_are_paused(user, mo
     assert [try_password(browser, "guess").status_code for browser in browsers] == [400, 400, 400, 429, 429]
 
 
-def test_a_right_present_password_does_not_count_as_a_guess(client):
+def test_the_correct_password_does_not_count_as_a_guess(client):
     for _ in range(rate_limits.SIGN_IN.limit + 1):
         assert try_password(client, factories.PASSWORD, "short").status_code == 400
     assert try_password(client, factories.PASSWORD).status_code == 302
 
 
-def test_wrong_tries_at_sign_in_do_not_pause_a_signed_in_person(client, user):
+def test_failed_sign_ins_do_not_pause_a_signed_in_user(client, user):
     for _ in range(rate_limits.SIGN_IN.limit + 1):
         guess = Client().post("/sign-in/", {"username": user.username, "password": "guess"})
     assert guess.status_code == 429

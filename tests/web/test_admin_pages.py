@@ -38,7 +38,7 @@ def test_only_administrators_see_users_and_the_audit_log(client_of, page, kind, 
 
 
 def test_a_cycle_of_projects_is_shown_and_can_be_repaired(dataset, client_of):
-    """Only a hand in the database draws one; the scheduler stops with an alert, the pages must not."""
+    """Only an edit of the database can create one; the scheduler stops with an alert, and the pages still work."""
     below = factories.project(parent=factories.project())
     above = below.parent
     Project.objects.filter(pk=above.pk).update(parent=below)
@@ -69,7 +69,7 @@ def test_the_cluster_map_names_no_job_to_strangers(dataset, client_of):
     assert not [name for name in dataset.jobs if name in page]
 
 
-def test_queries_of_the_map_do_not_grow(dataset, client_of):
+def test_the_query_count_of_the_map_does_not_grow(dataset, client_of):
     client = client_of("admin")
     counts = []
     for _ in range(2):

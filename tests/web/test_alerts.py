@@ -1,4 +1,4 @@
-"""The page of alerts: administrators alone see it and acknowledge, and the side bar says how many wait."""
+"""The page of alerts: only administrators see and acknowledge them; the side bar counts open ones."""
 
 from __future__ import annotations
 
@@ -68,9 +68,7 @@ def test_invalid_rows_are_shown_counted_and_acknowledged_until_they_are_valid(da
     assert InvalidRow.objects.filter(acknowledged_at__isnull=True, resolved_at__isnull=True).count() == 1
 
 
-def test_a_gpu_that_two_nodes_report_is_an_alert_with_both_and_a_note_on_the_newcomers_page(
-    dataset, client_of
-) -> None:
+def test_a_gpu_that_two_nodes_report_is_an_alert_naming_both(dataset, client_of) -> None:
     owner, newcomer = (
         dataset.nodes["ada-1"],
         dataset.nodes["a100-2"],

@@ -86,7 +86,7 @@ def test_nodes_reserved_for_others_and_cordoned_nodes_do_not_count(lab):
     assert found["free"] == 0 and found["nodes_by_free"] == [{"free": 0, "nodes": 2}]
 
 
-def test_a_reservation_for_the_own_project_counts(lab):
+def test_a_reservation_for_the_project_of_the_user_counts(lab):
     now = timezone.now()
     given = ReservationInput(
         "ours",

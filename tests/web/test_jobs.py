@@ -185,7 +185,7 @@ def test_stopping_a_running_job_notifies_its_node(dataset, client_of):
     assert "Stopping</span>" in page
 
 
-def test_several_are_stopped_each_under_its_own_right(dataset, client_of):
+def test_each_of_several_jobs_is_stopped_with_its_own_permission(dataset, client_of):
     mine, theirs = dataset.jobs["depth-anything-ft"], dataset.jobs["llama-eval-suite"]
     chosen = {"job": [mine.public_id, theirs.public_id], "back": "/jobs/?state=waiting", "action": "stop"}
     page = words(client_of("member").post(reverse("jobs-bulk"), chosen))

@@ -1,4 +1,4 @@
-"""Nonsense typed into every field of every form and every parameter of an address: told, never a failure."""
+"""Invalid input in every form field and URL parameter is reported and never an error of the server."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_invalid_parameters_in_every_url_are_reported(dataset, client_of, text):
         assert b"<script>alert(1)" not in body
 
 
-def test_the_rail_names_the_field_that_is_wrong(client_of):
+def test_the_summary_names_the_invalid_field(client_of):
     page = (
         client_of("member").post(reverse("launch-check"), {"memory_gib": "-3", "tasks": "x"}).content.decode()
     )

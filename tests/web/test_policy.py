@@ -1,4 +1,4 @@
-"""The policy page: who sees and turns settings, what is refused where, and how a lost race reads."""
+"""The policy page: who sees and changes settings, where errors are shown, and what a concurrent change shows."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_refusal_is_shown_at_its_setting_and_keeps_what_was_typed(client_of):
     assert ClusterSettings.objects.get().policy == {}
 
 
-def test_reset_blanks_one_setting(client_of):
+def test_reset_clears_one_setting(client_of):
     admin = client_of("admin")
     save(admin, usage_weight="2", preempt_min_runtime_s="60")
     assert save(admin, version=2, blank="usage_weight").status_code == 302

@@ -1,4 +1,4 @@
-"""The scheduler's page: who gets in, the alert on every page of an administrator, and downloads that are audited."""
+"""The scheduler page: access, the alert on every administration page, and audited downloads."""
 
 from __future__ import annotations
 

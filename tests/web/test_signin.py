@@ -145,7 +145,7 @@ def test_guessing_from_the_same_address_does_not_lock_out_a_known_browser(caplog
     assert own.post("/sign-in/", right).status_code == 429
 
 
-def test_signing_in_rightly_many_times_is_not_guessing():
+def test_many_successful_sign_ins_are_not_guessing():
     factories.user("ada-love", password=factories.PASSWORD)
     right = {"username": "ada-love", "password": factories.PASSWORD}
     for _ in range(rate_limits.SIGN_IN.limit + 2):

@@ -193,7 +193,7 @@ def test_an_unknown_gpu_method_is_a_settings_error(runtime: dict[str, Any]) -> N
         parse_settings(settings | {"runtimes": [runtime]})
 
 
-def test_pretend_gpus_are_only_in_the_environment() -> None:
+def test_simulated_gpus_are_only_in_the_environment() -> None:
     words = arguments.create(PODMAN, order(), "I", [])
     assert "--device" not in words
     assert arguments.environment(PODMAN, order())["NVIDIA_VISIBLE_DEVICES"] == "GPU-1"
@@ -253,7 +253,7 @@ def test_networks_are_isolated_and_labelled() -> None:
     assert words == GOLDEN_NETWORK.split()
 
 
-def test_a_spare_network_has_the_same_walls_and_names_no_job() -> None:
+def test_a_prepared_network_is_isolated_and_names_no_job() -> None:
     words = arguments.create_network(PODMAN, "fw-lab-spare-1", "lab", None, "10.197.0.0/26")
     named = GOLDEN_NETWORK.replace("fairway.job=jobabc", "fairway.spare=1")
     assert words == named.replace("fw-lab-jobabc", "fw-lab-spare-1").split()
@@ -372,7 +372,7 @@ def test_an_invalid_destination_is_not_a_policy(entry: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["podman", "docker"])
-def test_a_jobs_own_network_has_no_ipv6_and_a_closed_one_no_name_server_of_docker(kind: str) -> None:
+def test_a_job_network_has_no_ipv6_and_a_closed_one_no_name_server_of_docker(kind: str) -> None:
     engine = (PODMAN if kind == "podman" else DOCKER)._replace(has_ipv6=True)
     policy = {"egress": {"mode": "none", "allow": []}, "runtime": kind}
     words = arguments.create(engine, order(SPEC | policy), "I", ())
@@ -440,7 +440,7 @@ def test_containers_without_our_labels_are_not_ours() -> None:
         ("devices", ["/sys/infiniband"]),
     ],
 )
-def test_foreign_networks_and_paths_that_are_no_devices_are_refused(key: str, value: object) -> None:
+def test_foreign_networks_and_paths_other_than_devices_are_refused(key: str, value: object) -> None:
     with pytest.raises(AgentError):
         parse_spec(SPEC | {key: value})
 

@@ -250,7 +250,7 @@ def test_the_agent_lists_and_removes_with_the_rights_of_the_owner(
 
 
 @needs_root
-def test_the_agent_cannot_be_led_to_the_files_of_others(node: LoneNode, engine: AgentEngine) -> None:
+def test_the_agent_never_reads_files_of_other_users(node: LoneNode, engine: AgentEngine) -> None:
     others = node.folder / "others"
     others.mkdir(mode=0o700)
     write_torch(others / "step-1.pt")

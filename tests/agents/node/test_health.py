@@ -95,7 +95,7 @@ def test_a_fault_of_one_slice_does_not_affect_its_neighbours(monkeypatch) -> Non
     assert faults.recent("GPU", None) == ()
 
 
-def test_a_storm_of_one_xid_hides_no_other_and_is_counted() -> None:
+def test_many_events_of_one_xid_are_counted_and_hide_no_other() -> None:
     faults = FaultLog()
     faults.record("GPU", 79)
     for _ in range(10_000):

@@ -290,7 +290,7 @@ def test_a_used_prewarmed_container_is_not_reused_by_the_next_attempt(ledger: Le
     assert (second["network"], second["from_pool"]) == ("fw-t1-ja", False)
 
 
-def test_spares_never_take_the_last_pieces_from_below(tmp_path: Path) -> None:
+def test_prepared_networks_never_take_the_last_subnets(tmp_path: Path) -> None:
     small = Ledger(str(tmp_path), subnets="10.1.0.0/24")
     given = [small.reserve_pooled_network(f"spare-{number}", "podman") for number in range(4)]
     assert set(given) == {"10.1.0.128/26", "10.1.0.192/26", None}
@@ -321,7 +321,7 @@ def test_ports_are_not_given_twice(ledger: Ledger) -> None:
     assert ledger.assign_ports(spec("ja", 1, {}).name, [8888], lambda _: True, (100, 103)) == given[0]
 
 
-def test_jobs_unheard_of_for_a_month_are_forgotten(ledger: Ledger) -> None:
+def test_jobs_not_mentioned_for_a_month_are_forgotten(ledger: Ledger) -> None:
     ledger.tombstone(1, "ja", 1)
     ledger.admit(1, spec("jb", 1, {}))
     assert ledger.remove_old_jobs(now_s=4e9) == 1

@@ -305,7 +305,7 @@ def test_after_a_reboot_containers_restarted_by_the_engine_are_removed(podman_no
     assert (row["state"], row["rebooted"]) == ("exited", True)
 
 
-def test_images_are_loaded_in_pieces_and_checked(podman_node: LoneNode, tiny_image: RigImage) -> None:
+def test_images_are_loaded_in_parts_and_checked(podman_node: LoneNode, tiny_image: RigImage) -> None:
     node = podman_node
     link = node.open("bulk")
     assert any(tiny_image.name in image.refs for image in link.hello.images)

@@ -225,7 +225,7 @@ def test_a_task_that_cannot_be_killed_is_reported_and_does_not_block_the_agent(n
     assert stop("jstuck")["gone"] is True
 
 
-def test_patience_ends_even_when_another_agent_must_end_it(node: LoneNode) -> None:
+def test_a_grace_period_ends_even_under_another_agent(node: LoneNode) -> None:
     first = node.open()
     start(first, node.spec("jdeaf", "sh", "-c", "trap '' TERM; echo up; while :; do sleep 1; done"))
     log_with(first, "jdeaf", "up")

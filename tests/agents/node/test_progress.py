@@ -41,7 +41,7 @@ def say(folder: Path, what: bytes, at_s: float = NOW_S - 60) -> tuple[float | No
 
 
 @pytest.mark.parametrize(("content", "busy_s"), [("1200", None), ("1200 84.5\n", 84.5), (" 1200\t7", 7.0)])
-def test_the_seconds_of_own_work_may_follow(tmp_path: Path, content: str, busy_s: float | None) -> None:
+def test_the_seconds_of_work_may_follow(tmp_path: Path, content: str, busy_s: float | None) -> None:
     made(tmp_path).write_text(content)
     said = reported(tmp_path)
     assert said is not None and (said.value, said.busy_s) == (1200.0, busy_s)

@@ -237,7 +237,7 @@ def test_an_unauthorised_connection_is_refused_and_blocks_nobody(task) -> None:
 
 
 @pytest.mark.long
-def test_output_without_end_waits_for_the_eyes_and_starves_no_other(task) -> None:
+def test_endless_output_waits_for_the_reader_and_delays_no_other(task) -> None:
     _, link = task
     flood, other = (Browser(open_terminal(link, "jterm")) for _ in range(2))
     flood.send(b"yes abcdefgh\n")
@@ -278,7 +278,7 @@ def test_only_the_control_key_opens_terminals(node: LoneNode) -> None:
             open_terminal(node.open(role), "jterm")
 
 
-def test_a_shell_in_a_container_has_the_container_s_walls_and_ends_with_its_connection(
+def test_a_shell_in_a_container_is_isolated_and_ends_with_its_connection(
     podman_node: LoneNode,
 ) -> None:
     link = podman_node.open()
