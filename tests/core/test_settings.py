@@ -98,7 +98,7 @@ TESTED_ELSEWHERE = {
     "gang_max_clock_skew_s": "scheduler/test_gangs.py",
     "usage_half_life_s": "scheduler/test_snapshot.py",
     "usage_weight": "core/test_fairshare.py",
-    "max_steps_per_cycle": "core/test_invariants_of_a_decision.py",
+    "max_steps_per_cycle": "core/test_laws.py",
     "max_suggestion_steps": "core/test_protection.py",
     "backfill_reserve_after_s": "core/test_backfill_reservations.py",
     "preemption_delay_s": "core/test_preemption_delay.py",
