@@ -11,6 +11,8 @@ from typing import Literal, get_args
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from agents.launchers.gang import SshKeys
 
@@ -49,6 +51,16 @@ def derive_ssh_keys(secret: str) -> SshKeys:
         for purpose in ("ssh user", "ssh host")
     )
     return SshKeys(_private_text(user), _public_text(user), _private_text(host), _public_text(host))
+
+
+def derive_host_key(secret: str) -> tuple[str, str]:
+    """Return the private and the public key of the portal's SSH server, which follow from the portal's secret."""
+    key = Ed25519PrivateKey.from_private_bytes(
+        HKDF(algorithm=SHA256(), length=32, salt=None, info=b"fairway ssh host key v1").derive(
+            secret.encode()
+        )
+    )
+    return _private_text(key), _public_text(key)
 
 
 def _private_text(key: Ed25519PrivateKey) -> str:

@@ -1,4 +1,4 @@
-"""Pages with 100,000 jobs: home, jobs, one job, cluster and quotas, as an administrator and as a member.
+"""Every page with 100,000 jobs, 200 users and 1,000 nodes, as an administrator and as a member.
 
     DATABASE_URL=... REDIS_URL=... python -m bench html_pages [--jobs N] [--rounds N] [--only PART] [--lists]
 
@@ -9,9 +9,23 @@ API on the same database.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from http import HTTPStatus
 
+from bench.portal_dataset import BenchDataset
 from bench.rest_lists import HOST, RequestCase, rest_requests, run_requests
+
+LISTS = (
+    "/jobs/?state=waiting",
+    "/jobs/?q=run-777",
+    "/jobs/?sort=gpus",
+    "/jobs/?group=0",
+    "/jobs/?state=failed",
+    "/audit/?q=run-777",
+    "/inbox/?show=unread",
+    "/usage/?days=90",
+    "/launch/?kind=workspace",
+)
+"""Filters and orders of lists, beside every page of the access table."""
 
 
 def main(arguments: list[str]) -> int:
@@ -22,29 +36,40 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def page_requests(users: dict[str, Any]) -> list[RequestCase]:
-    """Return the requests of the pages, with a session."""
+def page_requests(scene: BenchDataset) -> list[RequestCase]:
+    """Return the requests of the pages, with a session: every page of the access table whose rows exist here."""
     from django.test import Client
 
-    from portal.models import Job
+    from portal.models import Job, Sweep, Template
+    from tests.access.pages import PAGES
 
     looks: list[RequestCase] = []
-    for name, user in users.items():
+    for name, user in scene.users.items():
         client = Client(SERVER_NAME=HOST)
         client.force_login(user)
-        job = Job.objects.filter(project__memberships__user=user, state="RUNNING").first()
-        assert job is not None
-        pages = {
-            "/": "/",
-            "/jobs/": "/jobs/",
-            "/jobs/?state=waiting": "/jobs/?state=waiting",
-            "/jobs/?q=run-777": "/jobs/?q=run-777",
-            "/jobs/?sort=gpus": "/jobs/?sort=gpus",
-            "/jobs/?group=0": "/jobs/?group=0",
-            "/jobs/JOB/": f"/jobs/{job.public_id}/",
-            "/cluster/": "/cluster/",
-            "/quotas/": "/quotas/",
-            "/projects/": "/projects/",
+        mine = Job.objects.filter(project__memberships__user=user)
+        rows = {
+            "running": mine.filter(state="RUNNING", kind="training").first(),
+            "running_workspace": mine.filter(state="RUNNING", kind="workspace", owner=user).first(),
+            "workspace": mine.filter(kind="workspace").first(),
+            "job": mine.filter(state="PENDING").first(),
+            "ended": mine.filter(state="COMPLETED").first(),
+            "node": scene.nodes[0],
+            "project": scene.projects[7],
+            "lab": scene.lab,
+            "sweep": Sweep.objects.filter(project=scene.projects[7]).first(),
+            "template": Template.objects.first(),
+            "schedule": scene.schedule,
+            "service": scene.service,
+            "person": scene.persons[9],
         }
-        looks += [(name, row, partial(client.get, path)) for row, path in pages.items()]
+        names = {key: row.public_id for key, row in rows.items() if row is not None}
+        for path in dict.fromkeys([*LISTS, *(row.path for row in PAGES if row.method == "get")]):
+            try:
+                address = path.format(**names)
+            except KeyError:
+                continue
+            answer = client.get(address)
+            if answer.status_code == HTTPStatus.OK and not answer.streaming:
+                looks.append((name, path, partial(client.get, address)))
     return looks

@@ -16,6 +16,8 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
+from .packing import pack
+
 ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"})
 MAX_TRIES = 6
 FIRST_PAUSE_S = 0.5
@@ -68,25 +70,37 @@ class Fairway:
         stored = {} if url and token else _read_config()
         self.url = (url or os.environ.get("FAIRWAY_URL") or stored.get("url") or "").rstrip("/")
         self.timeout_s = timeout_s
-        self._token = token or os.environ.get("FAIRWAY_TOKEN") or stored.get("token") or ""
+        token = token or os.environ.get("FAIRWAY_TOKEN") or stored.get("token") or ""
         if not self.url.startswith(("http://", "https://")):
             raise FairwayError("Set FAIRWAY_URL to the address of the portal, or run: fairway login")
-        if not self._token:
+        if not token:
             raise FairwayError("Set FAIRWAY_TOKEN to a token of your account, or run: fairway login")
+        self.authorization = f"Bearer {token}"
         self._opener = urllib.request.build_opener(_NoRedirects)
 
     # -- jobs ------------------------------------------------------------------------------------------
 
-    def submit(self, **fields: Any) -> Job:
+    def submit(self, *, idempotency_key: str | None = None, **fields: Any) -> Job:
         """Submit a job with these fields (``POST jobs/``), once even if an answer is lost.
 
-        Raise Refused if it is invalid or could never run.
+        A key that was used in the last 7 days returns its job. Raise Refused if it is invalid or could never run.
         """
-        return Job(self, self.call("POST", "jobs/", json.dumps(fields), once=True))
+        return Job(self, self.call("POST", "jobs/", json.dumps(fields), once=idempotency_key or True))
 
     def submit_yaml(self, text: str) -> Job:
         """Submit a job in YAML, as ``submit``."""
         return Job(self, self.call("POST", "jobs/", text, media_type="application/yaml", once=True))
+
+    def upload_code(self, project: str, folder: Path) -> str:
+        """Pack and upload a folder as the code of jobs of a project; return the value of ``code_archive``."""
+        found = self.call(
+            "POST",
+            f"projects/{_quote(project)}/code/",
+            pack(folder),
+            media_type="application/gzip",
+            repeatable=True,
+        )
+        return str(found["sha256"])
 
     def job(self, public_id: str) -> Job:
         return Job(self, self.get(f"jobs/{_quote(public_id)}/"))
@@ -112,22 +126,22 @@ class Fairway:
         self,
         method: str,
         path: str,
-        body: str | None = None,
+        body: str | bytes | None = None,
         *,
         media_type: str = "application/json",
-        once: bool = False,
+        once: bool | str = False,
         repeatable: bool = False,
     ) -> Any:
         """Return the JSON of an answer, or its text for another type; ``path`` is relative to /api/v1/.
 
-        Without an answer, a GET is repeated, and so is a request that is ``repeatable`` or sent ``once`` (with an
-        Idempotency-Key). Raise Refused or Unreachable.
+        Without an answer, a GET is repeated, and so is a request that is ``repeatable`` or sent ``once`` (with this
+        Idempotency-Key, or a new one). Raise Refused or Unreachable.
         """
         address = self.url + path if path.startswith("/") else f"{self.url}/api/v1/{path}"
-        headers = {"Authorization": f"Bearer {self._token}", "Accept": "application/json"}
+        headers = {"Authorization": self.authorization, "Accept": "application/json"}
         headers |= {"Content-Type": media_type} if body is not None else {}
-        headers |= {"Idempotency-Key": str(uuid.uuid4())} if once else {}
-        data = body.encode() if body is not None else None
+        headers |= {"Idempotency-Key": str(uuid.uuid4()) if once is True else once} if once else {}
+        data = body.encode() if isinstance(body, str) else body
         tries = MAX_TRIES if method == "GET" or once or repeatable else 1
         for number in range(1, tries + 1):
             request = urllib.request.Request(address, data=data, headers=headers, method=method)  # noqa: S310
@@ -230,6 +244,10 @@ class Job:
     def spec(self) -> str:
         """Return its request as YAML."""
         return str(self._server.get(f"jobs/{self.id}/spec.yaml"))
+
+    def kubernetes(self) -> str:
+        """Return it as YAML for kubectl. Raise Refused if it has no counterpart in Kubernetes."""
+        return str(self._server.get(f"jobs/{self.id}/kubernetes.yaml"))
 
 
 def config_path() -> Path:

@@ -6,6 +6,7 @@ import argparse
 import getpass
 import itertools
 import json
+import os
 import re
 import sys
 from collections import defaultdict
@@ -15,6 +16,8 @@ from typing import Any
 
 from .api import Fairway, FairwayError, Job, Refused, TimedOut, Unreachable, write_config
 from .fields import FLAGS, REFERENCES
+from .mcp import McpServer
+from .ssh import config_block, proxy, ssh_command
 
 OK, REFUSED, USAGE, UNREACHABLE, JOB_FAILED, TIMED_OUT, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
 EXIT_CODES = {
@@ -90,6 +93,9 @@ def build_parser() -> argparse.ArgumentParser:
         ("open", open_workspace, "Print the page on which a workspace opens in a browser."),
     ):
         add(name, act, text).add_argument("job", help="id of a job")
+    exporting = add("export", export, "Print a job for another system.")
+    exporting.add_argument("job", help="id of a job")
+    exporting.add_argument("--kubernetes", action="store_true", required=True, help="as YAML for kubectl")
     logs = add("logs", show_logs, "Print the log of a job.")
     logs.add_argument("job", help="id of a job")
     logs.add_argument("-f", "--follow", action="store_true", help="until the job ends")
@@ -98,15 +104,33 @@ def build_parser() -> argparse.ArgumentParser:
     waiting = add("wait", wait, "Wait until a job has ended.")
     waiting.add_argument("job", help="id of a job")
     waiting.add_argument("--for", dest="seconds", type=float, metavar="S", help="at most this many seconds")
+    _add_ssh(add)
     add("quota", quota, "List the quotas of your projects.")
     add("nodes", nodes, "List nodes.")
     add("free", free, "Count the GPUs of each model that no job holds.")
     add("templates", templates, "List templates.")
+    assistant = add(
+        "mcp", serve_mcp, "Serve the Model Context Protocol on standard input and output, for assistants."
+    )
+    assistant.add_argument("--read-only", action="store_true", help="offer no tool that changes something")
+    assistant.add_argument("--simulate", action="store_true", help="preview submissions, and cancel nothing")
     api = add("api", call_api, "Send any request of the REST API, and print the answer.")
     api.add_argument("method", choices=["GET", "POST", "PUT", "PATCH", "DELETE"])
     api.add_argument("path", help="such as /api/v1/sweeps/")
     api.add_argument("--data", help="JSON body; - reads it from standard input")
     return parser
+
+
+def _add_ssh(add: Callable[[str, Command, str], argparse.ArgumentParser]) -> None:
+    shell = add("ssh", open_ssh, "Open a shell in a running job with ssh, or run a command there.")
+    shell.add_argument("--rank", type=int, default=0)
+    shell.add_argument("job", help="id of a job")
+    shell.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="COMMAND", help="command and its arguments"
+    )
+    add("ssh-config", print_ssh_config, "Print the block for ~/.ssh/config; jobs are then hosts JOB.fairway.")
+    tunnel = add("ssh-proxy", run_ssh_proxy, "Carry an SSH connection; ssh calls it as ProxyCommand.")
+    tunnel.add_argument("host", help="JOB.fairway, or JOB.RANK.fairway")
 
 
 def _add_run(command: argparse.ArgumentParser) -> None:
@@ -119,6 +143,7 @@ def _add_run(command: argparse.ArgumentParser) -> None:
             command.add_argument(flag, action=argparse.BooleanOptionalAction, default=None)
         else:
             command.add_argument(flag, type=kind, metavar=kind.__name__.upper())
+    command.add_argument("--code", metavar="DIR", help="pack and upload this folder as the code of the job")
     command.add_argument("--env", action="append", metavar="NAME=VALUE", help="variable; repeatable")
     command.add_argument("--param", action="append", metavar="NAME=VALUE", help="parameter of the template")
     command.add_argument("--after", action="append", metavar="JOB", help="start after this job; repeatable")
@@ -174,11 +199,15 @@ def login(given: argparse.Namespace) -> int:
 
 def run(server: Fairway, given: argparse.Namespace) -> int:
     fields = job_fields(given)
+    if given.code and not given.project:
+        raise ValueError("--code needs --project, to which the code is uploaded")
     if given.file and fields:
         raise ValueError(f"-f excludes other fields: {', '.join(sorted(fields))}")
     if given.file:
         job = server.submit_yaml(sys.stdin.read() if given.file == "-" else Path(given.file).read_text())
     else:
+        if given.code:
+            fields["code_archive"] = server.upload_code(given.project, Path(given.code))
         job = server.submit(**fields)
     if given.logs:
         print(job.id, file=sys.stderr)
@@ -226,6 +255,11 @@ def spec(server: Fairway, given: argparse.Namespace) -> int:
     return OK
 
 
+def export(server: Fairway, given: argparse.Namespace) -> int:
+    print(server.job(given.job).kubernetes(), end="")
+    return OK
+
+
 def stop(server: Fairway, given: argparse.Namespace) -> int:
     job = server.job(given.job).stop()
     return _print_fields(given, job.data, {"id": job.id, "state": job.state, "message": job.data["message"]})
@@ -245,6 +279,22 @@ def wait(server: Fairway, given: argparse.Namespace) -> int:
 def open_workspace(server: Fairway, given: argparse.Namespace) -> int:
     found = server.call("POST", f"workspaces/{server.job(given.job).id}/open/", "{}")
     print(json.dumps(found) if given.json else found["page"])
+    return OK
+
+
+def open_ssh(server: Fairway, given: argparse.Namespace) -> int:
+    words = ssh_command(server, given.job, given.rank, given.arguments)
+    sys.stdout.flush()
+    os.execvp(words[0], words)  # noqa: S606 - the user's own ssh
+
+
+def print_ssh_config(server: Fairway, given: argparse.Namespace) -> int:
+    print(config_block(server), end="")
+    return OK
+
+
+def run_ssh_proxy(server: Fairway, given: argparse.Namespace) -> int:
+    proxy(server, given.host, sys.stdin.buffer, sys.stdout.buffer)
     return OK
 
 
@@ -297,6 +347,11 @@ def call_api(server: Fairway, given: argparse.Namespace) -> int:
     body = sys.stdin.read() if given.data == "-" else given.data
     found = server.call(given.method, given.path, body)
     print(found if isinstance(found, str) else json.dumps(found, indent=1))
+    return OK
+
+
+def serve_mcp(server: Fairway, given: argparse.Namespace) -> int:
+    McpServer(server, read_only=given.read_only, simulate=given.simulate).serve()
     return OK
 
 

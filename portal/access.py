@@ -563,7 +563,10 @@ def usable_secrets(owner: User, project: Project) -> QuerySet[Secret]:
 
 
 def visible_environments(requester: Requester) -> QuerySet[Environment]:
-    """Return all environments for administrators, otherwise those available to one of the user's projects."""
+    """Return all environments for administrators, otherwise those available to one of the user's projects.
+
+    A private one is visible to its owner only.
+    """
     user = require_user(requester)
     if user.is_admin:
         return Environment.objects.all()
@@ -571,7 +574,7 @@ def visible_environments(requester: Requester) -> QuerySet[Environment]:
         "environment_id"
     )  # no join: callers count other rows
     theirs = Q(pk__in=limits.filter(project_id__in=_projects_and_ancestors(user))) | ~Q(pk__in=limits)
-    return Environment.objects.filter(theirs, enabled=True)
+    return Environment.objects.filter(theirs, Q(owner=None) | Q(owner=user), enabled=True)
 
 
 def _projects_and_ancestors(user: User) -> set[int]:

@@ -11,6 +11,7 @@ from typing import Any
 from django.conf import settings
 
 from portal.api.framework import problems
+from portal.domain.uploads import UPLOAD_TIMEOUT_S, is_upload_path
 from portal.static_error_page import CONTENT_SECURITY_POLICY, MEDIA_TYPE, static_error_page
 from portal.tracking.endpoints import ARTIFACT_TIMEOUT_S, is_artifact_path
 
@@ -42,7 +43,8 @@ class RequestTimeoutApp:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         exchange = _RequestExchange(receive, send)
-        within_s = ARTIFACT_TIMEOUT_S + 1 if is_artifact_path(scope["path"]) else self._within_s
+        is_file = is_artifact_path(scope["path"]) or is_upload_path(scope["path"])
+        within_s = max(ARTIFACT_TIMEOUT_S, UPLOAD_TIMEOUT_S) + 1 if is_file else self._within_s
         work = asyncio.ensure_future(self._application(scope, exchange.receive, exchange.send))
         try:
             # a slow client does not use up the application's time

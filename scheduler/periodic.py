@@ -22,6 +22,7 @@ from portal.models import (
     Forecast,
     Node,
     OutboxMessage,
+    QuotaReplay,
     ScheduleRun,
     Task,
 )
@@ -30,6 +31,7 @@ from portal.selectors.jobs.time_limits import attempts_with_limit
 from portal.services.cluster import recovery, reservations
 from portal.services.idempotency import delete_expired_keys
 from portal.services.jobs import stalls, time_limits
+from portal.services.jobs.code_archives import delete_unused_archives
 from portal.services.jobs.dependencies import cancel_dependents
 from portal.services.jobs.files import delete_old_file_requests
 from portal.services.jobs.logs import delete_expired_logs
@@ -184,6 +186,7 @@ def delete_old_rows() -> None:
         OutboxMessage.objects.filter(sent_at__lt=now - OUTBOX_RETENTION),
         Cycle.objects.filter(started_at__lt=now - CYCLE_RETENTION),
         Forecast.objects.filter(made_at__lt=now - RETENTION),
+        QuotaReplay.objects.filter(created_at__lt=now - CYCLE_RETENTION),
         EngineQuery.objects.filter(asked_at__lt=now - QUERY_RETENTION),
         ScheduleRun.objects.filter(due_at__lt=now - SCHEDULE_RUN_RETENTION),
     ):
@@ -196,5 +199,6 @@ def delete_old_rows() -> None:
     delete_expired_keys()
     delete_old_terminals()
     delete_old_file_requests()
+    delete_unused_archives()
     delete_expired_logs()
     delete_old_notices()

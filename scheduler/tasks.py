@@ -29,6 +29,7 @@ from scheduler.idle_pass import run_idle_pass
 from scheduler.nodes.actor_supervisor import ACTOR_SUPERVISOR
 from scheduler.nodes.node_checks import run_check, run_enrolment
 from scheduler.profile_pass import store_measured_profiles
+from scheduler.quota_replay import start_replays
 from scheduler.what_if import answer_query
 
 log = logging.getLogger(__name__)
@@ -184,6 +185,7 @@ _DIRECT_TASKS: dict[str, Callable[..., object]] = {
     "scheduler.advance_service": advance_service,
     "scheduler.advance_services": advance_active_services,
     "scheduler.deliver_notices": start_delivery,
+    "scheduler.replay_quotas": start_replays,
     "scheduler.demo": replenish_demo_jobs,
     "scheduler.trim": periodic.delete_old_rows,
 }

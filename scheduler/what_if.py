@@ -195,18 +195,7 @@ def _delays(body: dict[str, Any], inputs: DecisionInput) -> dict[str, Any]:
 def _quota_effect(body: dict[str, Any], inputs: DecisionInput) -> dict[str, Any]:
     """Return what would change at once if the quotas of the body replaced the present ones."""
     snapshot, policy = inputs.snapshot, inputs.policy
-    quotas = [
-        QuotaRow(
-            ProjectId(each["project"]),
-            PoolId(each["pool"]),
-            each["guaranteed_milli"],
-            each["limit_milli"],
-            each["weight"],
-            each["priority"],
-            user_limit_milli=each["user_limit_milli"],
-        )
-        for each in body["quotas"]
-    ]
+    quotas = quota_rows(body["quotas"])
     changed = replace_quotas(snapshot, quotas)
     found = estimate_quota_effect(
         (snapshot, decide(snapshot, policy, _decision_cache)),
@@ -250,6 +239,22 @@ def _quota_effect(body: dict[str, Any], inputs: DecisionInput) -> dict[str, Any]
         ],
         "whole": found.is_complete,
     }
+
+
+def quota_rows(quotas: list[dict[str, Any]]) -> list[QuotaRow]:
+    """Return the rows of changed quotas, as ``engine_quotas`` of the portal writes them."""
+    return [
+        QuotaRow(
+            ProjectId(each["project"]),
+            PoolId(each["pool"]),
+            each["guaranteed_milli"],
+            each["limit_milli"],
+            each["weight"],
+            each["priority"],
+            user_limit_milli=each["user_limit_milli"],
+        )
+        for each in quotas
+    ]
 
 
 def preview_fields(answer: RequestPreview, inputs: DecisionInput) -> dict[str, Any]:

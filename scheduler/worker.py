@@ -43,6 +43,7 @@ SWEEPS_EVERY_S = 20.0
 SERVICES_EVERY_S = 5.0
 SCHEDULES_EVERY_S = 5.0
 NOTICES_EVERY_S = 10.0
+REPLAYS_EVERY_S = 20.0
 
 app.conf.beat_schedule = {
     name: {"task": task, "schedule": every_s, "options": {"queue": queue, "expires": every_s}}
@@ -60,6 +61,7 @@ app.conf.beat_schedule = {
         ("schedules", "scheduler.schedules", SCHEDULES_EVERY_S, "nodes"),
         ("services", "scheduler.advance_services", SERVICES_EVERY_S, "nodes"),
         ("notices", "scheduler.deliver_notices", NOTICES_EVERY_S, "nodes"),
+        ("replays", "scheduler.replay_quotas", REPLAYS_EVERY_S, "replay"),
     )
 }
 

@@ -45,12 +45,13 @@ const look = {
   entryPoints: [{ in: join(source, "fairway.css"), out: "app" }],
   loader: { ".woff2": "file", ".svg": "dataurl", ".png": "dataurl" },
 };
+const worker = { ...options, entryPoints: [{ in: join(source, "push_worker.js"), out: "push_worker" }], format: "iife" };
 const first = { ...options, entryPoints: [{ in: join(source, "theme.js"), out: "theme" }], format: "iife" };
 
 await rm(target, { recursive: true, force: true });
 await mkdir(target, { recursive: true });
 await copyFile(join(source, "icons.svg"), join(target, "icons.svg"));
-for (const part of [page, look, first]) {
+for (const part of [page, look, first, worker]) {
   if (watch) await (await context(part)).watch();
   else await build(part);
 }

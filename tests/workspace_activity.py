@@ -6,8 +6,8 @@ import datetime as dt
 
 from django.utils import timezone
 
-from portal.models import Attempt, Gpu, Node, NodeMetricsMinute, WorkspaceActivity
-from portal.services.workspaces.idle import record_tool_activity
+from portal.models import Attempt, AttemptActivity, Gpu, Node, NodeMetricsMinute
+from portal.services.jobs.idle import record_tool_activity
 
 MINUTE = dt.timedelta(minutes=1)
 
@@ -40,9 +40,9 @@ def simulate_tool_activity(
     """The gateway has looked at the tool for so long without a gap, the last time now."""
     record_tool_activity({attempt.pk: used_ago_s})
     since = timezone.now() - dt.timedelta(seconds=for_s)
-    WorkspaceActivity.objects.filter(pk=attempt.pk).update(tool_polled_since=since)
+    AttemptActivity.objects.filter(pk=attempt.pk).update(tool_polled_since=since)
 
 
 def expire_countdown(attempt: Attempt) -> None:
     """Lets a countdown run out."""
-    WorkspaceActivity.objects.filter(pk=attempt.pk).update(suspend_at=timezone.now() - MINUTE)
+    AttemptActivity.objects.filter(pk=attempt.pk).update(suspend_at=timezone.now() - MINUTE)

@@ -25,6 +25,7 @@ from agents.engines.interface import (
     NotebookList,
     PollResult,
     RendezvousCheck,
+    SavedTaskImage,
     StartResult,
     StopResult,
     TaskKey,
@@ -33,14 +34,17 @@ from agents.engines.interface import (
 from agents.link import AgentError, InvalidReplyError, Link
 from agents.local import open_local
 from agents.node.spec.task_spec import (
+    CAN_CHANGE_FILES,
     CAN_CHECK_FABRIC,
     CAN_DENY_EGRESS,
     CAN_LIST_CHECKPOINTS,
     CAN_LIST_NOTEBOOKS,
+    CAN_OPEN_STREAMS,
     CAN_OPEN_TERMINALS,
     CAN_PREPARE,
     CAN_READ_FILES,
     CAN_RECORD_ENVIRONMENT,
+    CAN_SAVE_IMAGES,
     CAN_STOP_TASKS,
     CAN_USE_REGISTRY_LOGINS,
 )
@@ -54,6 +58,7 @@ START_TIMEOUT_S = 60.0
 PULL_TIMEOUT_S = 3600.0
 HELLO_TIMEOUT_S = 10.0
 PREFLIGHT_TIMEOUT_S = 60.0
+SAVE_TIMEOUT_S = 1200.0
 GC_TIMEOUT_S = 180.0
 ENVIRONMENT_TIMEOUT_S = 60.0
 MAX_ENVIRONMENT_TEXT = 1_000_000
@@ -195,6 +200,15 @@ class AgentEngine:
             idle_s=idle_s,
         )
 
+    @property
+    def supports_streams(self) -> bool:
+        return CAN_OPEN_STREAMS in self._link.hello.capabilities
+
+    def open_streams(self, key: TaskKey, *, secret: str) -> int:
+        read_port = lambda row: FieldReader(row).integer("port", 1, MAX_PORT)  # noqa: E731
+        port: int = self._request("streams", read_port, timeout_s=REPLY_TIMEOUT_S, **vars(key), secret=secret)
+        return port
+
     def store_used_percent(self) -> float | None:
         parse = lambda row: FieldReader(row).number_or_none("store_used_percent", 0, 100)  # noqa: E731
         used: float | None = self._request("images", parse, timeout_s=REPLY_TIMEOUT_S)
@@ -297,6 +311,17 @@ class AgentEngine:
     def read_files(self, stream: str) -> FileChunk:
         return self._request("files", FileChunk.from_wire, timeout_s=REPLY_TIMEOUT_S, stream=stream)
 
+    @property
+    def supports_file_changes(self) -> bool:
+        return CAN_CHANGE_FILES in self._link.hello.capabilities
+
+    def change_files(self, place: Mapping[str, Any], action: str) -> None:
+        self._link.request("files", timeout_s=REPLY_TIMEOUT_S, **place, action=action)
+
+    def write_files(self, stream: str, data: bytes) -> None:
+        content = {"data_b64": base64.b64encode(data).decode("ascii")} if data else {"commit": True}
+        self._link.request("files", timeout_s=REPLY_TIMEOUT_S, stream=stream, **content)
+
     def close_files(self, stream: str) -> None:
         self._link.request("files", timeout_s=REPLY_TIMEOUT_S, stream=stream, close=True)
 
@@ -306,6 +331,14 @@ class AgentEngine:
 
     def notebooks(self, home: Mapping[str, Any]) -> NotebookList:
         return self._request("notebooks", NotebookList.from_wire, timeout_s=REPLY_TIMEOUT_S, **home)
+
+    @property
+    def supports_save_image(self) -> bool:
+        return CAN_SAVE_IMAGES in self._link.hello.capabilities
+
+    def save_image(self, key: TaskKey, image: str, max_mib: int) -> SavedTaskImage:
+        fields = {**vars(key), "image": image, "max_mib": max_mib}
+        return self._request("save_image", SavedTaskImage.from_wire, timeout_s=SAVE_TIMEOUT_S, **fields)
 
     def gc(self, **options: Any) -> dict[str, Any]:
         return self._request("gc", parse_gc_result, timeout_s=GC_TIMEOUT_S, **options)

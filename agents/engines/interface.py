@@ -28,6 +28,7 @@ from agents.wire.fields import (
 from agents.wire.messages import (
     MAX_ATTEMPT,
     MAX_GPUS,
+    MAX_MIB,
     MAX_PORT,
     MAX_PUBLIC_ID_LENGTH,
     MAX_TASKS,
@@ -36,6 +37,7 @@ from agents.wire.messages import (
     CountOrNone,
     Flag,
     GpuHealth,
+    ImageInfo,
     LineOrNone,
     MibOrNone,
     Quantity,
@@ -277,6 +279,21 @@ class NotebookList(Message):
     problem: Annotated[str, wire(FieldReader.text, 300)] = ""
 
 
+def _read_image(read: FieldReader, key: str) -> ImageInfo:
+    found = read.object_or_none(key, ImageInfo.from_wire)
+    if found is None:
+        raise InvalidMessageError(f"{key} is missing")
+    return found
+
+
+@dataclass(frozen=True)
+class SavedTaskImage(Message):
+    """The image that a task was saved as. ``changed_mib``: size of the files that its own image lacks."""
+
+    image: Annotated[ImageInfo, wire(_read_image)]
+    changed_mib: Annotated[int, wire(FieldReader.integer, 0, MAX_MIB)]
+
+
 @dataclass(frozen=True)
 class FileEntry(Message):
     """An entry of a directory; ``name`` as ``agents.node.storage.files.encode_path`` writes it."""
@@ -466,6 +483,16 @@ class NodeEngine(Protocol):
         an unused terminal ends by itself.
         """
 
+    @property
+    def supports_streams(self) -> bool:
+        """Return True when the node supports ``open_streams``."""
+
+    def open_streams(self, key: TaskKey, *, secret: str) -> int:
+        """Open the node's side of an SSH connection to a running task; return its port, as ``open_terminal``.
+
+        Each of its peers gets one shell, command or connection (``agents.node.terminals.frames``). Raise AgentError.
+        """
+
     def store_used_percent(self) -> float | None:
         """Return how full the file system of the images is, 0 to 100; None when unknown."""
 
@@ -554,13 +581,26 @@ class NodeEngine(Protocol):
         """
 
     def open_files(self, place: Mapping[str, Any], action: str) -> FileStream:
-        """Open a stream: ``read`` of a file, or ``archive`` of a directory. Same errors as ``list_files``."""
+        """Open a stream: ``read`` of a file, ``archive`` of a directory, or ``write``. Same errors as ``list_files``.
+
+        ``write`` raises ``file_exists`` unless ``place`` has ``overwrite``.
+        """
 
     def read_files(self, stream: str) -> FileChunk:
         """Return the next bytes of a stream. Raise AgentError when it cannot be read to its end."""
 
     def close_files(self, stream: str) -> None:
-        """End a stream; one that is not closed ends after a minute without requests."""
+        """End a stream; one that is not closed ends after a minute without requests. A file is then not written."""
+
+    @property
+    def supports_file_changes(self) -> bool:
+        """Return True when the node supports ``write``, ``write_files`` and ``change_files``."""
+
+    def change_files(self, place: Mapping[str, Any], action: str) -> None:
+        """Create a directory (``mkdir``), or ``delete`` a file or directory. Same errors as ``list_files``."""
+
+    def write_files(self, stream: str, data: bytes) -> None:
+        """Write the next bytes of a file; none completes it. Raise AgentError when it cannot be written."""
 
     @property
     def supports_notebooks(self) -> bool:
@@ -568,6 +608,17 @@ class NodeEngine(Protocol):
 
     def notebooks(self, home: Mapping[str, Any]) -> NotebookList:
         """Return the notebooks of a home (mount, uid and gid). Requires ``supports_notebooks``."""
+
+    @property
+    def supports_save_image(self) -> bool:
+        """Return True when the node supports ``save_image``."""
+
+    def save_image(self, key: TaskKey, image: str, max_mib: int) -> SavedTaskImage:
+        """Save the file system of a running task as an image with this name; a repetition replaces it.
+
+        Raise AgentError ``too_large`` when more than ``max_mib`` of its files have changed. Requires
+        ``supports_save_image``.
+        """
 
     def gc(self, **options: Any) -> dict[str, Any]:
         """Remove unused files and images; return what was removed."""

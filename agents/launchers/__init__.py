@@ -48,6 +48,7 @@ __all__ = [
     "SshKeys",
     "equal_members",
     "launch_rank",
+    "launcher_label",
     "option_errors",
     "option_values",
 ]
@@ -81,3 +82,11 @@ def launch_rank(
     """Return command, environment and files of one rank. Raise ValueError when it cannot reach the others."""
     launcher = LAUNCHERS[name]
     return launcher.launch(gang, rank, command, option_values(launcher.options, options or {}))
+
+
+def launcher_label(name: str, options: Mapping[str, OptionValue]) -> str:
+    """Return a launcher with its variant, such as ``tensorflow parameter_server``."""
+    launcher = LAUNCHERS[name]
+    return (
+        f"{name} {option_values(launcher.options, options)[launcher.variant]}" if launcher.variant else name
+    )

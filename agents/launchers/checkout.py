@@ -1,4 +1,4 @@
-"""Checks out the code of a job in its container, as its account, before its command.
+"""Checks out the code of a job in its container, as its account, before its command; or enters its folder.
 
 git and ssh are those of the image, so the container's network rules, account and limits apply to them.
 """
@@ -95,6 +95,15 @@ export FAIRWAY_CODE_DIR="$folder"
 cd "$folder" || fail "cannot enter $folder."
 exec "$@"
 """
+_FOLDER_FILE = "code_folder.sh"
+_FOLDER_SCRIPT = r"""# Usage: code_folder.sh FOLDER COMMAND...
+# Runs COMMAND in FOLDER: blank is the unpacked archive of a process, a relative one is below the home.
+case $1 in "") folder=${TMPDIR:-/tmp}/code ;; /*) folder=$1 ;; *) folder=$HOME/$1 ;; esac
+shift
+cd "$folder" || { echo "fairway: the folder of the code, $folder, cannot be entered." >&2; exit 1; }
+export FAIRWAY_CODE_DIR="$folder"
+exec "$@"
+"""
 _SSH_CONFIG = f"""Host *
   IdentityFile {SECRETS_PLACEHOLDER}/{KEY_FILE}
   IdentitiesOnly yes
@@ -125,8 +134,30 @@ class Checkout:
     known_hosts: str
 
 
-def with_checkout(launch: LaunchSpec, checkout: Checkout) -> LaunchSpec:
+@dataclass(frozen=True)
+class CodeFolder:
+    """Code that is there before the command: an unpacked archive, or a path in the home or in a volume.
+
+    ``folder``: as of ``Checkout``; relative to the home unless it begins with a slash. ``sha256``: of the archive.
+    """
+
+    folder: str
+    sha256: str = ""
+    limit_mib: int = 0
+
+
+Code = Checkout | CodeFolder
+
+
+def with_code(launch: LaunchSpec, code: Code) -> LaunchSpec:
     """Return a launch that runs its command in the folder of the code, after its checkout."""
+    if isinstance(code, Checkout):
+        return _with_checkout(launch, code)
+    command = ("/bin/sh", f"{SECRETS_PLACEHOLDER}/{_FOLDER_FILE}", code.folder, *launch.command)
+    return replace(launch, command=command, files=launch.files | {_FOLDER_FILE: LaunchFile(_FOLDER_SCRIPT)})
+
+
+def _with_checkout(launch: LaunchSpec, checkout: Checkout) -> LaunchSpec:
     values = (
         checkout.url, checkout.login_url, checkout.user, checkout.ref, checkout.folder, str(checkout.limit_s),
         str(checkout.limit_mib),

@@ -145,6 +145,7 @@ class Launcher:
     - ``ports``: names of ports that each member listens on.
     - ``uses_ssh``: its tasks log in to each other, so that the attempt has keys.
     - ``elastic``: its tasks may come and go while the job runs.
+    - ``variant``: the option that decides how tasks exchange gradients; blank: there is none.
     """
 
     launch: LaunchFunction
@@ -155,6 +156,7 @@ class Launcher:
     ports: tuple[str, ...] = ()
     uses_ssh: bool = False
     elastic: bool = False
+    variant: str = ""
 
 
 def require_rendezvous(gang: GangShape, name: str) -> RendezvousPoint:

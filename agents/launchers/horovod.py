@@ -131,4 +131,5 @@ HOROVOD = Launcher(
     ports=(SSH_PORT,),
     uses_ssh=True,
     elastic=True,
+    variant="controller",
 )

@@ -95,4 +95,5 @@ TENSORFLOW = Launcher(
     requires_rendezvous=True,
     needs_addresses=True,
     ports=(_PORT,),
+    variant="strategy",
 )

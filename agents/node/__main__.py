@@ -15,9 +15,11 @@ _OWN_PROGRAMS = {
     "mps": "agents.node.gpus.mps_daemons",
     "disk-usage": "agents.node.storage.disk_usage",
     "checkpoints": "agents.node.storage.checkpoints",
+    "archive": "agents.node.storage.archives",
     "files": "agents.node.storage.files",
     "notebooks": "agents.node.storage.notebooks",
     "terminal": "agents.node.terminals.terminal",
+    "streams": "agents.node.terminals.streams",
     "beside-task": "agents.node.inspection.environment_record",
 }
 """Programs that the agent starts as its own processes; each loads only the modules it needs."""

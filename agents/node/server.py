@@ -67,6 +67,8 @@ VERBS_BY_ROLE = {
         "environment",
         "files",
         "notebooks",
+        "streams",
+        "save_image",
     },
     "bulk": (_READ_VERBS | _IMAGE_VERBS | {"upgrade"}) - {"stats"},
     "watch": _READ_VERBS,
@@ -118,12 +120,14 @@ class AgentSession:
             "upgrade": self._upgrades.receive,
             "deny_egress": self._deny_egress,
             "terminal": self._terminals.open,
+            "streams": self._terminals.open_streams,
             "checkpoints": self._checkpoints,
             "environment": lambda fields: record_environment(self.tasks, agent_command, fields),
             "files": FileReaders(self.tasks.directories.volumes, agent_command).handle,
             "notebooks": lambda fields: handle_notebooks(
                 self.tasks.directories.volumes, agent_command, fields
             ),
+            "save_image": self._images.save,
         }
 
     def run(self) -> int:

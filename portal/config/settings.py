@@ -75,6 +75,7 @@ MIDDLEWARE = [
 ROOT_URLCONF = "portal.config.urls"
 ASGI_APPLICATION = "portal.asgi.application"
 
+FORM_RENDERER = "portal.web.form_renderer.DirectRenderer"
 TEMPLATES: list[dict[str, Any]] = [
     {
         "BACKEND": "django.template.backends.django.DjangoTemplates",
@@ -182,6 +183,8 @@ X_FRAME_OPTIONS = "DENY"
 DATA_UPLOAD_MAX_MEMORY_SIZE = 1024 * 1024
 MAX_ARTIFACT_BYTES = env.int("FAIRWAY_MAX_ARTIFACT_MIB", 1024) * 2**20
 """The largest file that a run may store."""
+MAX_UPLOAD_BYTES = env.int("FAIRWAY_MAX_UPLOAD_MIB", 256) * 2**20
+"""The largest file that a user may upload to a node, and the largest body of any upload."""
 FILE_UPLOAD_TEMP_DIR = str(DATA_DIR / "run") if (DATA_DIR / "run").is_dir() else None
 """Large bodies are written here first; /tmp may be small."""
 

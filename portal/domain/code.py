@@ -21,6 +21,11 @@ HOST_KEYS = {
 }
 """Keys that these hosts publish; a job may name another one."""
 DEFAULT_USER = "git"
+MAX_ARCHIVE_BYTES = 64 * 2**20
+"""Size of an uploaded archive."""
+MAX_UNPACKED_MIB = 1024
+MAX_UNUSED_BYTES = 2**30
+"""Size of the archives of one user that no job has."""
 
 
 class RepositoryUrl(NamedTuple):

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 from portal.domain.code import HOST_KEY_PATTERN, REF_PATTERN, URL_PATTERN
 from portal.domain.end_states import FailureClass
 from portal.domain.formatting import format_memory
+from portal.domain.notices import JOB_EVENTS, NO_NOTICES
 from portal.domain.states import JobKind
 
 MAX_TASKS = 1024
@@ -244,6 +245,14 @@ class JobSpec:
             changeable="unstarted",
         ),
     )  # fmt: skip
+    allow_mixed_gpus: bool = declare(
+        False,
+        JobField(
+            label="Allow different GPUs", section="gpu_kind", affects_placement=True, changeable="unstarted",
+            jobs_only=True,
+            help="Tasks that start together may use GPUs of different models, and nodes on different fabrics.",
+        ),
+    )  # fmt: skip
     topology_constraint: Mapping[str, str | None] | None = declare(None, JobField(affects_placement=True))
     preferred_nodes: Sequence[str] = declare(
         (),
@@ -309,6 +318,24 @@ class JobSpec:
             max_length=900, pattern=HOST_KEY_PATTERN, label="Host key", section="code", jobs_only=True,
             error="Enter type and key, such as ssh-ed25519 AAAA..., without the name of the host.",
             help="Public key of the git server, for an SSH URL; known for github.com, gitlab.com and bitbucket.org.",
+        ),
+    )  # fmt: skip
+    code_archive: str = declare(
+        "",
+        JobField(
+            max_length=64, pattern=r"[0-9a-f]{64}", label="Uploaded archive", section="code", jobs_only=True,
+            error="Enter the SHA-256 of an uploaded archive: 64 hexadecimal digits.",
+            help="SHA-256 of an archive that was uploaded to the project. It is unpacked before the command, which "
+            "runs in its folder.",
+        ),
+    )  # fmt: skip
+    code_path: str = declare(
+        "",
+        JobField(
+            max_length=500, pattern=r"/?[^\x00-\x1f,:/]+(/[^\x00-\x1f,:/]+)*", label="Path on a volume",
+            section="code", error="Enter a path such as vit/src or /volumes/code/vit.",
+            help="Folder in the home, or in a volume of the job, in which the command or the tool starts, without a "
+            "copy.",
         ),
     )  # fmt: skip
     template_version: int | None = declare(
@@ -393,6 +420,14 @@ class JobSpec:
             label="Apply failure actions", section="restart", jobs_only=True,
             help="After a failure that a failure rule identifies, the job starts again with the action of the "
             "rule (retry, more memory, or without the node), at most max_attempts times.",
+        ),
+    )  # fmt: skip
+    notify: Sequence[str] = declare(
+        (),
+        JobField(
+            choices=(NO_NOTICES, *JOB_EVENTS), label="Notify me of",
+            help="Events of this job that are sent to you by e-mail, too, instead of those of your preferences; "
+            "none: only what must not be missed.",
         ),
     )  # fmt: skip
     seed: int | None = declare(

@@ -30,6 +30,7 @@ class Channel(StrEnum):
 
     INBOX = "inbox"
     DESKTOP = "desktop"
+    PUSH = "push"
     EMAIL = "email"
     DIGEST = "digest"
     WEBHOOK = "webhook"
@@ -39,11 +40,12 @@ class Channel(StrEnum):
 
 MAIL_CHANNELS = frozenset({Channel.EMAIL, Channel.DIGEST})
 WEBHOOK_CHANNELS = (Channel.WEBHOOK, Channel.SLACK, Channel.TEAMS)
-DELIVERED_CHANNELS = (*sorted(MAIL_CHANNELS), *WEBHOOK_CHANNELS)
+DELIVERED_CHANNELS = (*sorted(MAIL_CHANNELS), *WEBHOOK_CHANNELS, Channel.PUSH)
 """Channels with a row for each delivery; the others are in the portal itself."""
 CHANNEL_LABELS = {
     Channel.INBOX: "Inbox",
     Channel.DESKTOP: "Desktop",
+    Channel.PUSH: "Push",
     Channel.EMAIL: "E-mail",
     Channel.DIGEST: "Digest",
     Channel.WEBHOOK: "Webhook",
@@ -96,6 +98,14 @@ EVENTS: dict[NoticeKind, NoticeEvent] = {
     NoticeKind.REQUEST_ANSWERED: NoticeEvent("Request answered", NoticeSubject.REQUESTS, "done", _QUIET),
     NoticeKind.NODE_MAINTENANCE: NoticeEvent("Node maintenance", NoticeSubject.NODES, "reserved", _QUIET),
 }
+PROJECT_EVENTS = [
+    kind for kind, event in EVENTS.items() if event.subject in (NoticeSubject.JOBS, NoticeSubject.QUOTAS)
+]
+"""Events of the webhooks of a project."""
+CLUSTER_EVENTS = [*PROJECT_EVENTS, NoticeKind.NODE_MAINTENANCE]
+NO_NOTICES = "none"
+JOB_EVENTS = [kind.value for kind, event in EVENTS.items() if event.subject is NoticeSubject.JOBS]
+"""Events that a job may name in ``notify``."""
 DEFAULT_DIGEST_AT = dt.time(8)
 
 RETRY_BASE_S, RETRY_MAX_S = 30.0, 900.0
@@ -104,7 +114,7 @@ MAX_DELIVERY_ATTEMPTS = 200
 
 
 class QuietHours(NamedTuple):
-    """Local times between which e-mails are held; may pass midnight."""
+    """Local times between which e-mails and push messages are held; may pass midnight."""
 
     start: dt.time
     end: dt.time
@@ -122,13 +132,26 @@ def subscribed_channels(kind: NoticeKind, chosen: Collection[str] | None) -> set
     return channels | {Channel.INBOX} if event.urgent else channels
 
 
+def job_channels(kind: NoticeKind, chosen: Collection[str] | None, notify: Collection[str]) -> set[Channel]:
+    """Return the channels of an event of a job that names its events in ``notify``; empty: as the user chose.
+
+    A named event is also sent by e-mail, at once. Others are at most in the inbox, where urgent ones always are.
+    """
+    channels = subscribed_channels(kind, chosen)
+    if not notify:
+        return channels
+    if kind in notify:
+        return channels - MAIL_CHANNELS | {Channel.INBOX, Channel.EMAIL}
+    return {Channel.INBOX} if EVENTS[kind].urgent else set()
+
+
 def delivery_time(
     channel: Channel, urgent: bool, local_now: dt.datetime, quiet: QuietHours | None, digest_at: dt.time
 ) -> dt.datetime:
     """Return when a delivery is due; ``local_now`` is in the user's time zone, and so is the result."""
     if channel is Channel.DIGEST:
         return _next(local_now, digest_at)
-    if channel is Channel.EMAIL and quiet and not urgent and quiet.includes(local_now.time()):
+    if channel in (Channel.EMAIL, Channel.PUSH) and quiet and not urgent and quiet.includes(local_now.time()):
         return _next(local_now, quiet.end)
     return local_now
 

@@ -47,6 +47,7 @@ TASK_DISK_LIMIT = "task_disk_mib"
 EGRESS = "egress"
 STALL_TIMEOUT = "stall_timeout_s"
 CODE_TIME_LIMIT = "code_time_limit_s"
+SAVED_IMAGE_LIMIT = "saved_image_max_mib"
 GPU_HOUR_PRICE = "gpu_hour_price"
 PRICE_CURRENCY = "price_currency"
 GRID_CO2 = "grid_co2_g_per_kwh"
@@ -286,6 +287,26 @@ _OTHER_NUMBERS = (
         per_project=True,
     ),
     NumberSetting(
+        "idle_training_after_s",
+        "s",
+        300.0,
+        30 * DAY_S,
+        7_200.0,
+        "Time of measured inactivity of all its GPUs after which a training job is idle, in seconds; default 2 h. "
+        "Raise it for programs that prepare data for hours.",
+        per_project=True,
+    ),
+    NumberSetting(
+        "idle_service_after_s",
+        "s",
+        300.0,
+        30 * DAY_S,
+        14_400.0,
+        "Time without requests and with measured inactivity of its GPUs after which a service is idle, in seconds; "
+        "default 4 h. Raise it if services must answer at once after quiet nights.",
+        per_project=True,
+    ),
+    NumberSetting(
         "idle_gpu_percent",
         "%",
         0.0,
@@ -418,6 +439,16 @@ _OTHER_NUMBERS = (
         affects_decisions=False,
     ),
     NumberSetting(
+        SAVED_IMAGE_LIMIT,
+        "MiB",
+        0,
+        1_000_000,
+        20_480,
+        "Maximum size of the changed files of a running job that users save as an environment, in MiB; default "
+        "20 GiB, 0 disables saving. Lower it if saved images fill the disks of nodes.",
+        affects_decisions=False,
+    ),
+    NumberSetting(
         NOTICE_RETENTION,
         "days",
         1,
@@ -509,6 +540,24 @@ _OTHER_CHOICES = (
         per_project=True,
     ),
     ChoiceSetting(
+        "idle_training_action",
+        ("off", "notify", "suspend"),
+        "off",
+        "What happens to a training job that does not use its GPUs: nothing (off, default), its owner is notified "
+        "(notify), or it is also suspended after a countdown (suspend); it continues from its newest checkpoint "
+        "when it is resumed. Choose suspend if others wait for its GPUs.",
+        per_project=True,
+    ),
+    ChoiceSetting(
+        "idle_service_action",
+        ("off", "notify", "suspend"),
+        "off",
+        "What happens to a service that does not use its GPUs: nothing (off, default), its owner is notified "
+        "(notify), or it is also scaled to zero after a countdown until the next request (suspend). Choose suspend "
+        "if others wait for its GPUs.",
+        per_project=True,
+    ),
+    ChoiceSetting(
         EGRESS,
         ("open", "listed", "none"),
         "open",
@@ -527,6 +576,13 @@ CHOICE_SETTINGS: dict[str, ChoiceSetting] = {
     setting.name: setting
     for setting in (*_DECISION_CHOICES, *(replace(each, affects_decisions=False) for each in _OTHER_CHOICES))
 }
+
+IDLE_SETTINGS: dict[str, tuple[str, str]] = {
+    "workspace": ("idle_action", "idle_after_s"),
+    "training": ("idle_training_action", "idle_training_after_s"),
+    "service": ("idle_service_action", "idle_service_after_s"),
+}
+"""By kind of job: the setting for what happens to an idle one, and for the time after which it is idle."""
 
 
 SettingValue = float | str

@@ -107,13 +107,19 @@ class CompletionPolicy(NamedTuple):
         return True if won >= needed and (stops_others or None not in succeeded.values()) else None
 
 
+_NOT_ELASTIC = (
+    "A job with roles cannot be elastic: any task of an elastic job may leave while it runs, and the others are "
+    "numbered again, so that a role could lose its tasks. An elastic job ends with the first task that succeeds."
+)
+
+
 def role_errors(request: JobSpec, *, workspace: bool) -> dict[str, str]:
     """Return what is wrong with the roles and the completion policy of a request, by field."""
     if workspace:
         return {"roles": "A workspace has one task and no roles."} if request.roles else {}
     if request.is_elastic:
         given = [name for name in ("roles", "completion_role", "min_succeeded") if getattr(request, name)]
-        return dict.fromkeys(given, "An elastic job has equal tasks, and ends with the first that succeeds.")
+        return dict.fromkeys(given, _NOT_ELASTIC)
     if request.roles and request.min_tasks is not None:
         return {"min_tasks": "All tasks of a job with roles start together; leave it empty."}
     wrong = {"roles": fault} if (fault := _roles_error(request)) else {}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from portal.domain.throughput import MAX_SAMPLES
+from portal.domain.throughput import newest_rates
 
 MIN_SAVING_PERCENT = 5
 """Smaller differences of cost are noise."""
@@ -34,6 +34,27 @@ class ScalePoint:
 
 
 @dataclass(frozen=True)
+class LauncherRate:
+    """The median rate with a launcher and its variant, and in percent of the fastest one."""
+
+    launcher: str
+    per_s: float
+    attempts: int
+    percent: int
+
+
+def launcher_rates(rates: Iterable[tuple[str, float]]) -> list[LauncherRate]:
+    """Return the measured launchers, fastest first; empty unless two are known. ``rates`` are newest first."""
+    known = newest_rates(rates)
+    best = max((median(mine) for mine in known.values()), default=0.0)
+    found = [
+        LauncherRate(launcher, median(mine), len(mine), round(100 * median(mine) / best))
+        for launcher, mine in known.items()
+    ]
+    return sorted(found, key=lambda each: (-each.per_s, each.launcher)) if len(found) > 1 else []
+
+
+@dataclass(frozen=True)
 class CheaperSize:
     """A number of GPUs whose work costs fewer GPU-seconds."""
 
@@ -46,12 +67,8 @@ def scale_points(rates: Iterable[tuple[int, float]]) -> list[ScalePoint]:
 
     ``rates`` are numbers of GPUs and units per second of one workload on one GPU model.
     """
-    known: dict[int, list[float]] = {}
-    for gpus, per_s in rates:
-        mine = known.setdefault(gpus, [])
-        if per_s > 0 and len(mine) < MAX_SAMPLES:
-            mine.append(per_s)
-    medians = {gpus: median(mine) for gpus, mine in sorted(known.items()) if mine}
+    known = newest_rates(rates)
+    medians = {gpus: median(mine) for gpus, mine in sorted(known.items())}
     if len(medians) < 2:
         return []
     base = min(medians)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import zoneinfo
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from cronsim import CronSim, CronSimError
@@ -57,7 +57,8 @@ def schedule_errors(spec: ScheduleSpec, now: dt.datetime) -> dict[str, str]:
     try:
         zoneinfo.ZoneInfo(spec.time_zone)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
-        return wrong | {"time_zone": "Enter the name of a time zone such as Europe/Berlin."}
+        wrong["time_zone"] = "Enter the name of a time zone such as Europe/Berlin."
+        spec = replace(spec, time_zone="UTC")
     if len(spec.cron.split()) != CRON_FIELDS:
         return wrong | {"cron": "Enter five fields, such as 0 6 * * MON-FRI."}
     try:

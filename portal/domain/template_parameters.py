@@ -20,7 +20,6 @@ from portal.domain.sweeps import (
     MAX_PARAMETERS,
     PLACEHOLDER,
     Value,
-    fill_command,
     fill_text,
     format_value,
     read_parameters,
@@ -176,32 +175,32 @@ def fill_fields(
 ) -> dict[str, Any]:
     """Return fields of a job with the placeholders of ``values`` replaced; others stay.
 
-    ``of_sweep``: the command is filled again for each trial, so ``{{name}}`` in it stays as it is.
+    ``of_sweep``: commands are filled again for each trial, so ``{{name}}`` in them stays as it is.
     """
     if not values and not of_sweep:
         return dict(fields)
+    filled_again = {"command", "roles"} if of_sweep else set()
     return {
-        name: fill_command(value, values, unescape=False)
-        if name == "command" and of_sweep and isinstance(value, list)
-        else value
+        name: value
         if name == "program"
-        else _fill(value, values, as_text=name in _TEXT_FIELDS)
+        else _fill(value, values, as_text=name in _TEXT_FIELDS, unescape=name not in filled_again)
         for name, value in fields.items()
     }
 
 
-def _fill(value: Any, values: Mapping[str, Value], *, as_text: bool) -> Any:
+def _fill(value: Any, values: Mapping[str, Value], *, as_text: bool, unescape: bool) -> Any:
     if isinstance(value, Mapping):
         return {
-            key: _fill(item, values, as_text=as_text or key in _TEXT_FIELDS) for key, item in value.items()
+            key: _fill(item, values, as_text=as_text or key in _TEXT_FIELDS, unescape=unescape)
+            for key, item in value.items()
         }
     if isinstance(value, list | tuple):
-        return [_fill(item, values, as_text=as_text) for item in value]
+        return [_fill(item, values, as_text=as_text, unescape=unescape) for item in value]
     if not isinstance(value, str):
         return value
     if not as_text and (match := PLACEHOLDER.fullmatch(value)) and match[1] in values:
         return values[match[1]]
-    return fill_text(value, values)
+    return fill_text(value, values, unescape=unescape)
 
 
 def placeholders(value: Any) -> set[str]:
@@ -307,13 +306,16 @@ def swept_parameters_error(
 ) -> str | None:
     """Return why a sweep cannot vary the parameters of ``spaces`` (its search space, or its points), or None."""
     known = {each.name: each for each in parameters}
-    elsewhere = placeholders({name: value for name, value in fields.items() if name != "command"})
+    roles = [
+        {key: value for key, value in role.items() if key != "command"} for role in fields.get("roles") or ()
+    ]
+    elsewhere = placeholders({**fields, "command": (), "roles": roles})
     for space in spaces:
         for name, given in read_parameters(space).items():
             if name not in known:
                 return f"The template has no parameter {name}; it has {', '.join(known) or 'none'}."
             if name in elsewhere:
-                return f"{name} fills a field of the job; a sweep can only vary parameters of the command."
+                return f"{name} fills a field of the job; a sweep can only vary parameters of commands."
             for value in given.choices or (given.number(given.low), given.number(given.high)):
                 is_text = VALUE_TYPES[ParameterType(known[name].type)] is str
                 if error := known[name].error_of(format_value(value) if is_text else value):

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 MIN_RATE_SPAN_S = 60.0
 """Minimum time over which a rate is measured."""
@@ -21,6 +21,8 @@ ROUNDING_PERCENT = 5
 
 MAX_MODEL_LENGTH = 500
 """Maximum length of the joined GPU models of a gang, characters."""
+
+Key = TypeVar("Key")
 
 _NUMBER = re.compile(r"([^=]*=)?[-+]?[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?")
 
@@ -87,16 +89,19 @@ def workload_fingerprint(
     mig_profile: str,
     command: Sequence[str],
     env: Mapping[str, str],
+    launcher: str | None,
 ) -> str:
     """Return a 32-character key that is equal for jobs with comparable rates.
 
-    These have the same project, environment, command, variables, total number of GPUs (``gpus``; None: any) and
-    GPU share; numeric words (steps, seeds, rates) are masked. The project is included, so that no project learns
-    about another's work.
+    These have the same project, environment, command, variables, total number of GPUs (``gpus``; None: any), GPU
+    share and launcher (with its variant; None: any); numeric words (steps, seeds, rates) are masked. The project
+    is included, so that no project learns about another's work.
     """
     words = [_mask_number(word) for word in command]
     variables = sorted((name, _mask_number(str(value))) for name, value in env.items())
-    reported = json.dumps([project, environment, gpus, milli_per_gpu, mig_profile, words, variables])
+    reported = json.dumps(
+        [project, environment, gpus, milli_per_gpu, mig_profile, words, variables, launcher]
+    )
     return hashlib.sha256(reported.encode()).hexdigest()[:32]
 
 
@@ -108,6 +113,16 @@ def _mask_number(word: str) -> str:
 def rate_per_s(start_units: float, end_units: float, span_s: float) -> float | None:
     """Return units per second, or None if the span is too short."""
     return None if span_s < MIN_RATE_SPAN_S else max(0.0, end_units - start_units) / span_s
+
+
+def newest_rates(rates: Iterable[tuple[Key, float]]) -> dict[Key, list[float]]:
+    """Return the newest ``MAX_SAMPLES`` positive rates of each key; ``rates`` are newest first."""
+    known: dict[Key, list[float]] = {}
+    for key, per_s in rates:
+        mine = known.setdefault(key, [])
+        if per_s > 0 and len(mine) < MAX_SAMPLES:
+            mine.append(per_s)
+    return {key: mine for key, mine in known.items() if mine}
 
 
 def median_rates(rates: Iterable[tuple[Layout, float]]) -> dict[Layout, float]:

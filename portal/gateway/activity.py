@@ -24,7 +24,7 @@ from portal.gateway.asgi_types import Scope
 from portal.gateway.protocol.headers import single_header
 from portal.gateway.proxy.http_client import IncompleteResponseError, NoResponseError
 from portal.gateway.proxy.upstreams import Upstreams
-from portal.services.workspaces.idle import record_tool_activity
+from portal.services.jobs.idle import record_tool_activity
 
 log = logging.getLogger(__name__)
 

@@ -3,8 +3,9 @@
 from portal.models.alerts import GpuAlert, InvalidRow
 from portal.models.announcements import Announcement
 from portal.models.checkpoints import AttemptObservation, AttemptWork, Checkpoint, RankProgress
+from portal.models.code_archives import CodeArchive
 from portal.models.credentials import ApiToken, BrowserSession, Invitation, MagicLink
-from portal.models.environments import Environment, ImagePresence
+from portal.models.environments import Environment, ImagePresence, SavedImage
 from portal.models.failure_rules import FailureRule
 from portal.models.job_requests import FileRequest, JobSignal
 from portal.models.job_views import SavedJobView
@@ -17,6 +18,7 @@ from portal.models.notices import Notice, NoticeDelivery, NoticePreferences, Not
 from portal.models.plans import LayerProfile, PipelinePlan, ProfileRun
 from portal.models.projects import Membership, Project, Quota, QuotaChange
 from portal.models.quota_additions import QuotaAddition
+from portal.models.quota_replays import QuotaReplay
 from portal.models.reproduction import EnvironmentRecord, JobAnnotation, Rerun
 from portal.models.request_records import AuditEntry, IdempotencyKey
 from portal.models.scheduler import (
@@ -35,14 +37,20 @@ from portal.models.secrets import RegistryLogin, Secret
 from portal.models.services import Service, ServiceReplica, ServiceVersion
 from portal.models.sweeps import Sweep, Trial, TrialReport
 from portal.models.templates import Template, TemplateVersion
-from portal.models.usage import AttemptGpuDay, AttemptProgress, NodeMetricsMinute, UsageInterval
+from portal.models.usage import (
+    AttemptGpuDay,
+    AttemptProgress,
+    AttemptSeconds,
+    NodeMetricsMinute,
+    UsageInterval,
+)
 from portal.models.user_requests import UserRequest
 from portal.models.users import User
 from portal.models.volumes import Volume
 from portal.models.workspaces import (
+    AttemptActivity,
     IdleExemption,
     Terminal,
-    WorkspaceActivity,
     WorkspaceSession,
     WorkspaceShare,
     WorkspaceTicket,

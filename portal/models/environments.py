@@ -6,6 +6,7 @@ from typing import Any
 
 from django.db import models
 from django.db.models import Q
+from django.db.models.functions import Now
 
 from portal.domain.driver_versions import required_cuda
 from portal.domain.states import RuntimeKind
@@ -61,6 +62,14 @@ class Environment(models.Model):
         related_name="environments",
         help_text="Only these projects and their subprojects may use it; empty: all.",
     )
+    owner = models.ForeignKey(
+        "User",
+        null=True,
+        blank=True,
+        on_delete=models.PROTECT,
+        related_name="+",
+        help_text="The only user who may use it: who saved it; null: all users of its projects.",
+    )
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
@@ -75,6 +84,27 @@ class Environment(models.Model):
     def cuda(self) -> str:
         """The CUDA version that a node's driver must support; blank: any."""
         return required_cuda(self.image_cuda, self.min_cuda)
+
+
+class SavedImage(models.Model):
+    """The running task that an environment was saved from; its image exists only on nodes that have it.
+
+    The environment is enabled when the actor of the node has saved it.
+    """
+
+    environment = models.OneToOneField(Environment, on_delete=models.CASCADE, related_name="saved_image")
+    task = models.ForeignKey("Task", on_delete=models.PROTECT, related_name="saved_images")
+    requested_by = models.ForeignKey("User", on_delete=models.PROTECT, related_name="+")
+    for_project = flag("All users of the project are to use it, which an administrator approves.")
+    requested_at = models.DateTimeField(db_default=Now())
+    finished_at = optional_time("When it was saved or refused; null: not yet.")
+    changed_mib = optional_number("Size of the files that the image of the task lacks.")
+    problem = optional_text(500, "Why it was not saved, or why the project was not asked for.")
+
+    class Meta:
+        indexes = [
+            models.Index(fields=["task"], name="saved_image_to_make", condition=Q(finished_at__isnull=True)),
+        ]
 
 
 class ImagePresence(models.Model):

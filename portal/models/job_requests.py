@@ -6,7 +6,7 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from portal.models.columns import optional_time
+from portal.models.columns import flag, optional_time
 from portal.models.public_id import PublicIdField
 from portal.models.users import optional_user
 
@@ -24,15 +24,16 @@ class JobSignal(models.Model):
 
 
 class FileRequest(models.Model):
-    """A request to read files of a job on its node; the node's actor takes it once, and the answer is in Valkey."""
+    """A request to read or change files of a job; its node takes it once, and the answer is in Valkey."""
 
     public_id = PublicIdField()
     task = models.ForeignKey("Task", on_delete=models.CASCADE, related_name="+")
     user = models.ForeignKey("User", on_delete=models.CASCADE, related_name="+")
     target = models.CharField(max_length=255, help_text="Mount path of the volume.")
     path = models.TextField(blank=True, help_text="Below the target, as nodes encode paths.")
-    action = models.CharField(max_length=8, help_text="list, read or archive.")
+    action = models.CharField(max_length=8, help_text="list, read, archive, write, mkdir or delete.")
     offset = models.PositiveIntegerField(default=0)
+    overwrite = flag("An existing file is replaced.")
     requested_at = models.DateTimeField(db_default=Now())
     taken_at = optional_time()
 

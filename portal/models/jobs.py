@@ -88,6 +88,7 @@ class Job(models.Model):
         max_length=32, blank=True, help_text="MIG profile of the requested GPU slices; blank: whole GPUs."
     )
     min_compute_capability = models.FloatField(null=True, blank=True, help_text="Such as 8.0.")
+    allow_mixed_gpus = flag("Its tasks may use GPUs of different models, and nodes on different fabrics.")
     topology_constraint = models.JSONField(
         null=True,
         blank=True,
@@ -105,6 +106,8 @@ class Job(models.Model):
     code_repository = optional_text(500, "URL of the git repository with its code; blank: none.")
     code_ref = optional_text(200, "Branch, tag or commit; blank: the default branch.")
     code_host_key = optional_text(900, "Public key of the git server, for an SSH URL.")
+    code_archive = optional_text(64, "SHA-256 of the uploaded archive with its code; blank: none.")
+    code_path = optional_text(500, "Folder with its code, in the home or in a volume; blank: none.")
     template_version = optional_number("Version of the template; null: no template.")
     parameters = models.JSONField(default=dict, help_text="Values of the parameters of its template.")
     env = models.JSONField(default=dict)
@@ -132,6 +135,9 @@ class Job(models.Model):
         default=default_failure_classes,
         db_default=list(JobSpec.retry_on),
         help_text="Failure classes (portal.domain.end_states) after which it is retried.",
+    )
+    notify = models.JSONField(
+        default=list, db_default=[], help_text="Events of which its owner is notified; empty: preferences."
     )
     retry_exit_codes = models.JSONField(
         default=list,
@@ -220,8 +226,10 @@ class Job(models.Model):
         ]
         indexes = [
             models.Index(fields=["state", "id"], name="job_by_state"),
+            models.Index(fields=["desired_state"], name="job_pending", condition=Q(state="PENDING")),
             models.Index(fields=["owner", "-id"], name="job_by_owner"),
             models.Index(fields=["project", "-id"], name="job_by_project"),
+            models.Index(fields=["code_archive"], name="job_by_code_archive", condition=~Q(code_archive="")),
             models.Index(
                 fields=["id"],
                 name="job_live",

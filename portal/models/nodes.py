@@ -216,6 +216,9 @@ class Gpu(models.Model):
             ),
             one_of("health", GpuHealth, "gpu_health"),
         ]
+        indexes = [
+            models.Index(fields=["mig_profile"], name="gpu_by_mig_profile", condition=~Q(mig_profile=""))
+        ]
 
 
 class GpuLink(models.Model):

@@ -8,7 +8,9 @@ from django.db.models import Q
 from portal.domain.notices import (
     DEFAULT_DIGEST_AT,
     DELIVERED_CHANNELS,
+    MAIL_CHANNELS,
     WEBHOOK_CHANNELS,
+    Channel,
     DeliveryState,
     NoticeKind,
 )
@@ -17,10 +19,19 @@ from portal.models.public_id import PublicIdField
 
 
 class Notice(models.Model):
-    """A message to one user about an event, written in the transaction of the event."""
+    """A message about an event to one user or to webhooks of projects and the cluster.
+
+    It is written in the transaction of the event.
+    """
 
     public_id = PublicIdField()
-    recipient = models.ForeignKey("User", on_delete=models.CASCADE, related_name="notices")
+    recipient = models.ForeignKey(
+        "User",
+        null=True,
+        on_delete=models.CASCADE,
+        related_name="notices",
+        help_text="Null: only for webhooks of projects and the cluster.",
+    )
     kind = models.CharField(max_length=20)
     title = models.CharField(max_length=200)
     message = models.CharField(max_length=1000, blank=True)
@@ -54,6 +65,13 @@ class NoticeDelivery(models.Model):
     public_id = PublicIdField()
     notice = models.ForeignKey(Notice, on_delete=models.CASCADE, related_name="deliveries")
     channel = models.CharField(max_length=8)
+    webhook = models.ForeignKey(
+        "NoticeWebhook",
+        null=True,
+        on_delete=models.SET_NULL,
+        related_name="deliveries",
+        help_text="Null for e-mail, or if the address was removed.",
+    )
     state = models.CharField(max_length=8, default=DeliveryState.PENDING.value)
     due_at = models.DateTimeField()
     claimed_until = optional_time("Until then only the sender that claimed it may send it.")
@@ -63,7 +81,12 @@ class NoticeDelivery(models.Model):
 
     class Meta:
         constraints = [
-            models.UniqueConstraint(fields=["notice", "channel"], name="notice_delivery_once"),
+            models.UniqueConstraint(
+                fields=["notice", "channel"],
+                name="notice_mail_once",
+                condition=Q(channel__in=[channel.value for channel in sorted(MAIL_CHANNELS)]),
+            ),
+            models.UniqueConstraint(fields=["notice", "webhook"], name="notice_post_once"),
             models.CheckConstraint(
                 condition=Q(channel__in=[channel.value for channel in DELIVERED_CHANNELS]),
                 name="notice_delivery_channel",
@@ -94,21 +117,41 @@ class NoticePreferences(models.Model):
 
 
 class NoticeWebhook(models.Model):
-    """An address to which notices of a user are posted. It may contain a credential, so it is encrypted."""
+    """An address to which notices are posted: a webhook, or the push service of a browser.
+
+    It belongs to a user, a project, or the cluster. It may contain a credential, so it is encrypted.
+    """
 
     public_id = PublicIdField()
-    user = models.ForeignKey("User", on_delete=models.CASCADE, related_name="notice_webhooks")
+    user = models.ForeignKey("User", null=True, on_delete=models.CASCADE, related_name="notice_webhooks")
+    project = models.ForeignKey("Project", null=True, on_delete=models.CASCADE, related_name="+")
+    events = models.JSONField(default=list, help_text="Of a project or the cluster; a user has preferences.")
     channel = models.CharField(max_length=8)
     host = models.CharField(max_length=255)
     encrypted_url = models.TextField()
-    encrypted_secret = models.TextField(help_text="Key of the signature; empty for Slack and Teams.")
+    encrypted_secret = models.TextField(
+        help_text="Key of the signature, or the keys of a browser as JSON; empty for Slack and Teams."
+    )
+    label = optional_text(100, "Name of a browser.")
+    url_digest = optional_text(64, "SHA-256 of the address of a browser, by which the browser finds its row.")
     changed_at = models.DateTimeField(auto_now=True)
 
     class Meta:
         constraints = [
-            models.UniqueConstraint(fields=["user", "channel"], name="notice_webhook_once"),
+            models.UniqueConstraint(
+                fields=["user", "project", "channel"],
+                name="notice_webhook_once",
+                condition=~Q(channel=Channel.PUSH.value),
+                nulls_distinct=False,
+            ),
+            models.UniqueConstraint(
+                fields=["url_digest"], name="notice_browser_once", condition=Q(channel=Channel.PUSH.value)
+            ),
             models.CheckConstraint(
-                condition=Q(channel__in=[channel.value for channel in WEBHOOK_CHANNELS]),
+                condition=Q(channel__in=[channel.value for channel in (*WEBHOOK_CHANNELS, Channel.PUSH)]),
                 name="notice_webhook_channel",
+            ),
+            models.CheckConstraint(
+                condition=Q(user__isnull=True) | Q(project__isnull=True), name="notice_webhook_owner"
             ),
         ]

@@ -75,6 +75,21 @@ class NodeMetricsMinute(models.Model):
         indexes = [models.Index(fields=["minute"], name="node_metrics_minute_by_time")]
 
 
+SHORT_RUN_S = 600.0
+"""Charts of an attempt that ran for at most this time have a point for each second."""
+
+
+class AttemptSeconds(models.Model):
+    """Samples of each second of an attempt that ran for some minutes only; charts of longer ones are by minute."""
+
+    attempt = models.OneToOneField(
+        "Attempt", on_delete=models.CASCADE, primary_key=True, related_name="seconds"
+    )
+    rows = models.JSONField(
+        help_text="at_s; tasks: CPU percent and MiB by rank; gpus: percent, MiB, watts and degrees by UUID."
+    )
+
+
 class AttemptProgress(models.Model):
     """Progress of one attempt from its start, or its last restart (``start_at``), to its latest report.
 
@@ -92,8 +107,10 @@ class AttemptProgress(models.Model):
     reported_at = models.DateTimeField()
     workload_fingerprint = models.CharField(max_length=32, help_text="Equal for jobs with comparable rates.")
     scaling_fingerprint = models.CharField(
-        max_length=32, help_text="Equal for jobs whose rates differ only by their number of GPUs."
+        max_length=32,
+        help_text="Equal for jobs whose rates differ only by their number of GPUs and launcher.",
     )
+    launcher = models.CharField(max_length=60, help_text="Launcher with its variant.")
     gpus = models.PositiveIntegerField(help_text="Total number of GPUs.")
     gpu_model = models.CharField(
         max_length=MAX_MODEL_LENGTH, help_text="GPU model, or all models if there are several."

@@ -1,4 +1,4 @@
-"""Interactive access to jobs: workspace tickets and sessions, terminals, and activity of workspaces."""
+"""Interactive access to jobs: workspace tickets and sessions, terminals, and activity of attempts."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class WorkspaceShare(models.Model):
 
 
 class Terminal(models.Model):
-    """One shell in one task, for one portal session.
+    """One shell in one task, for one portal session; with a token, the shells of one SSH connection.
 
     Requested by web; opened by the node's actor, which writes ``port`` or ``error``; connected once and
     closed by the gateway.
@@ -74,7 +74,10 @@ class Terminal(models.Model):
     public_id = PublicIdField()
     task = models.ForeignKey("Task", on_delete=models.CASCADE, related_name="terminals")
     user = models.ForeignKey("User", on_delete=models.CASCADE, related_name="+")
-    session_key = models.CharField(max_length=64, help_text="Hash of the key of the portal session.")
+    session_key = models.CharField(
+        max_length=64, blank=True, help_text="Hash of the key of the portal session; empty with a token."
+    )
+    token = models.ForeignKey("ApiToken", null=True, blank=True, on_delete=models.CASCADE, related_name="+")
     secret = models.CharField(
         max_length=255, help_text="Encrypted secret with which the gateway authenticates to the node."
     )
@@ -97,8 +100,8 @@ class Terminal(models.Model):
         ]
 
 
-class WorkspaceActivity(models.Model):
-    """Activity of one attempt of a workspace; all times are the database's.
+class AttemptActivity(models.Model):
+    """Activity of one attempt of a workspace, or of another job with GPUs; all times are the database's.
 
     A separate table, because the snapshot rereads an attempt whenever its row is written, and this row is
     written every minute. The gateway writes the ``tool_`` columns, the scheduler the others.
@@ -142,7 +145,7 @@ class WorkspaceActivity(models.Model):
 
 
 class IdleExemption(models.Model):
-    """Exempts a workspace from idle suspension until ``expires_at``, for a stated reason."""
+    """Exempts a job from idle suspension until ``expires_at``, for a stated reason."""
 
     public_id = PublicIdField()
     job = models.ForeignKey("Job", on_delete=models.CASCADE, related_name="idle_exemptions")

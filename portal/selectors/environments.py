@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from django.db.models import QuerySet
+from django.db.models import Count, QuerySet
 
 from portal.access import Requester, visible_environments
 from portal.domain.driver_versions import is_cuda_sufficient, newest_cuda
@@ -26,6 +26,8 @@ class LaunchableEnvironment:
     present_node_count: int
     node_count: int
     projects: frozenset[int]
+    is_saved: bool = False
+    """Its image was saved from a job: it runs only on the nodes that have it."""
     old_driver_node_count: int = 0
     newest_cuda: str | None = None
 
@@ -37,22 +39,24 @@ class LaunchableEnvironment:
 def launchable_environments(requester: Requester) -> list[LaunchableEnvironment]:
     """Return the environments that the user may launch, by title, in at most five queries.
 
-    Administrators also get disabled ones.
+    Administrators also get disabled ones, and private ones of others.
     """
     living = Node.objects.exclude(state__in=[NodeState.RETIRED.value, NodeState.ENROLLING.value])
     machines = Counter(living.values_list("runtime", "agent_info__max_cuda_version"))
-    there = ImagePresence.objects.filter(state="present", node__in=living)
-    present = Counter(there.values_list("environment_id", flat=True))
+    there = ImagePresence.objects.filter(state="present", node__in=living).order_by()
+    present = dict(there.values_list("environment_id").annotate(Count("pk")))
     found = []
-    for row in visible_environments(requester).order_by("title", "id").prefetch_related("projects"):
+    rows = visible_environments(requester).select_related("saved_image").prefetch_related("projects")
+    for row in rows.order_by("title", "id"):
         fit = compatible_runtimes(row.runtime)
         fitting = [(cuda, nodes) for (runtime, cuda), nodes in machines.items() if runtime in fit]
         found.append(
             LaunchableEnvironment(
                 environment=row,
-                present_node_count=present[row.pk],
+                present_node_count=present.get(row.pk, 0),
                 node_count=sum(nodes for _, nodes in fitting),
                 projects=frozenset(project.pk for project in row.projects.all()),
+                is_saved=hasattr(row, "saved_image"),
                 old_driver_node_count=sum(
                     nodes for cuda, nodes in fitting if not is_cuda_sufficient(cuda, row.cuda)
                 ),

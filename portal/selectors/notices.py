@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from django.db.models import QuerySet
 
-from portal.access import Requester, own_notices, require_user
+from portal.access import Requester, own_notices, project_ids, require_user
 from portal.domain.notices import EVENTS, NoticeSubject
-from portal.models import Notice, NoticeDelivery
+from portal.domain.states import Role
+from portal.models import Notice, NoticeDelivery, NoticeWebhook
 from portal.selectors.lookup import get_first
 
 
@@ -31,3 +34,20 @@ def list_deliveries(requester: Requester) -> QuerySet[NoticeDelivery]:
     """Return the deliveries of the user's notices, newest first."""
     rows = NoticeDelivery.objects.filter(notice__recipient=require_user(requester))
     return rows.select_related("notice").order_by("-id")
+
+
+def shared_webhooks(requester: Requester) -> QuerySet[NoticeWebhook]:
+    """Return the webhooks of projects that the user manages; for administrators also those of the cluster."""
+    user = require_user(requester)
+    rows = NoticeWebhook.objects.filter(user=None).select_related("project").order_by("-id")
+    return rows if user.is_admin else rows.filter(project__in=project_ids(user, Role.MANAGER))
+
+
+def get_shared_webhook(requester: Requester, public_id: str) -> NoticeWebhook:
+    """Raise NotFound."""
+    return get_first(shared_webhooks(requester).filter(public_id=public_id), "There is no such webhook.")
+
+
+def list_webhook_deliveries(webhooks: Iterable[NoticeWebhook]) -> QuerySet[NoticeDelivery]:
+    """Return the deliveries to these webhooks, newest first."""
+    return NoticeDelivery.objects.filter(webhook__in=webhooks).select_related("notice").order_by("-id")

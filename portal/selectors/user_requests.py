@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import datetime as dt
+from collections.abc import Collection
+from dataclasses import dataclass
+
 from django.db.models import QuerySet
+from django.utils import timezone
 
 from portal.access import Requester, require_user, visible_requests
 from portal.domain.user_requests import RequestKind, RequestState
 from portal.models import UserRequest
 from portal.selectors.lookup import get_first
+from portal.selectors.projects.usage import UsageGrouping, WorkRow, work_by
+
+EFFICIENCY_PERIOD = dt.timedelta(days=30)
 
 
 def list_requests(
@@ -38,3 +46,33 @@ def list_requests(
 def get_request(requester: Requester, public_id: str) -> UserRequest:
     """Return the request. Raise NotFound if the user may not see it."""
     return get_first(list_requests(requester).filter(public_id=public_id), "There is no such request.")
+
+
+@dataclass(frozen=True)
+class RequestEfficiency:
+    """How the asking user and the project used the GPUs of attempts that ended in the last 30 days.
+
+    None: the reader may not see any, or there were none.
+    """
+
+    user: WorkRow | None
+    project: WorkRow | None
+
+
+def request_efficiencies(requester: Requester, rows: Collection[UserRequest]) -> dict[int, RequestEfficiency]:
+    """Return the efficiency behind each request of quota, by primary key, in two queries plus permissions."""
+    asked = [row for row in rows if row.kind == RequestKind.QUOTA]
+    if not asked:
+        return {}
+    end = timezone.now()
+    users, projects = (
+        {row.key: row for row in work_by(requester, end - EFFICIENCY_PERIOD, end, by) if row.held_gpu_hours}
+        for by in (UsageGrouping.USER, UsageGrouping.PROJECT)
+    )
+    return {
+        row.pk: RequestEfficiency(
+            users.get(row.requested_by.public_id),
+            projects.get(row.project.public_id) if row.project else None,
+        )
+        for row in asked
+    }

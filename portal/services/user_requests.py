@@ -20,7 +20,7 @@ from portal.domain.states import LIVE_ATTEMPT_STATES, Role
 from portal.domain.user_requests import REQUESTABLE_ROLES, RequestKind, RequestState
 from portal.errors import Conflict, Forbidden, InvalidRequest
 from portal.live_events import publish_on_commit
-from portal.models import Environment, NodePool, Project, User, UserRequest
+from portal.models import Environment, NodePool, Project, QuotaReplay, User, UserRequest
 from portal.services.audit import record_action
 from portal.services.images.environments import do_allow_environment, is_available_to
 from portal.services.jobs import time_limits
@@ -33,6 +33,7 @@ from portal.services.projects.quota_effect import (
     present_values,
     simulate_quota_effect,
 )
+from portal.services.projects.quota_replays import begin_replay
 
 MAX_OPEN_REQUESTS = 20
 """Maximum number of open requests of a user."""
@@ -117,9 +118,22 @@ def do_request_environment(
 
 def simulate_requested_quota(asked: UserRequest) -> dict[str, Any] | None:
     """Return the effect if the requested quota were in force now; None if the scheduler does not answer."""
+    return simulate_quota_effect([_requested_edit(asked)])
+
+
+def do_replay_request(user: User, asked: UserRequest) -> QuotaReplay:
+    """Replay the last 30 days with the requested quota, for those who answer; as ``begin_replay``."""
+    require_permission(user, Permission.CHANGE, asked)
+    if asked.kind != RequestKind.QUOTA:
+        raise Conflict("This is no request for quota.", code="not_quota")
+    return begin_replay(user, [_requested_edit(asked)])
+
+
+def _requested_edit(asked: UserRequest) -> QuotaEdit:
+    """Return the quota as it would be with the requested addition."""
     project, pool, extra_milli = _quota_subject(asked)
     values, _ = present_values(project, pool)
-    return simulate_quota_effect([QuotaEdit(project, pool, add_milli(values, extra_milli))])
+    return QuotaEdit(project, pool, add_milli(values, extra_milli))
 
 
 def do_withdraw_request(user: User, asked: UserRequest) -> UserRequest:

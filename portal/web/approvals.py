@@ -25,9 +25,15 @@ from portal.models import NodePool, Project, User, UserRequest
 from portal.selectors.jobs.idle import active_exemptions
 from portal.selectors.jobs.jobs import visible_job_ids
 from portal.selectors.projects.quota_effect import read_quota_effect
-from portal.selectors.user_requests import get_request, list_requests
+from portal.selectors.user_requests import (
+    RequestEfficiency,
+    get_request,
+    list_requests,
+    request_efficiencies,
+)
 from portal.services.user_requests import (
     do_answer_request,
+    do_replay_request,
     do_request_environment,
     do_request_project_role,
     do_request_quota,
@@ -35,6 +41,7 @@ from portal.services.user_requests import (
     simulate_requested_quota,
     who_answers,
 )
+from portal.web.admin.projects.quotas import render_replay
 from portal.web.display.formatting import time_zone
 from portal.web.parsing import parse_gpu_milli, parse_local_time
 from portal.web.views import action, page, posted_values, refusals_as_messages, render_form
@@ -58,6 +65,8 @@ class RequestRow:
     is_own: bool
     delays: list[tuple[str, float | None]]
     """Delayed jobs visible to the reader, with seconds; None if unknown."""
+    efficiency: RequestEfficiency | None
+    """Of a request of quota that the reader may answer."""
 
     @property
     def hidden_delay_count(self) -> int:
@@ -113,6 +122,13 @@ def request_effect(request: HttpRequest, user: User, public_id: str) -> HttpResp
     require_permission(user, Permission.CHANGE, asked)
     answer = simulate_requested_quota(asked) if asked.kind == RequestKind.QUOTA else None
     return render(request, "partials/quota_effect.html", {"effect": read_quota_effect(user, answer)})
+
+
+@action(AccessPolicy.SIGNED_IN)
+def replay_request(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    """Replay the jobs of the last 30 days with the requested quota, for those who answer."""
+    asked = get_request(user, public_id)
+    return render_replay(request, user, lambda: do_replay_request(user, asked))
 
 
 def managed_projects(user: User) -> set[int] | None:
@@ -175,12 +191,14 @@ def _page(
     open_rows = list(list_requests(user, is_open=True)[:PENDING_LIMIT])
     answerable = answerable_requests(user, open_rows)
     visible = visible_job_ids(user, {one["job"] for row in open_rows for one in row.delays})
+    efficiencies = request_efficiencies(user, [row for row in open_rows if row.pk in answerable])
     requests = [
         RequestRow(
             row,
             row.pk in answerable,
             row.requested_by_id == user.pk,
             [(one["job"], one["by_s"]) for one in row.delays if one["job"] in visible],
+            efficiencies.get(row.pk),
         )
         for row in open_rows
     ]

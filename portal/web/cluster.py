@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.conf import settings
+from django.core.paginator import Paginator
 from django.db.models import Q
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
@@ -24,6 +25,7 @@ from portal.valkey.sample_cache import latest_frames
 from portal.web.display.formatting import cores, memory
 from portal.web.views import find_row, page, render_live
 
+NODES_PER_PAGE = 100
 INCIDENTS_SHOWN = 8
 LOADER_RENEWAL_COMMAND = "python3 manage.py node-setup --renew-loader | ssh -p {port} {host} sudo sh"
 
@@ -41,7 +43,8 @@ def cluster(request: HttpRequest, user: User) -> HttpResponse:
             or search in box.node.pool.name
             or any(search in hold.name.lower() for hold in box.holder_spans)
         ]
-    context = {"map": drawn, "search": search, "may_add": user.is_admin}
+    shown = Paginator(drawn.boxes, NODES_PER_PAGE).get_page(request.GET.get("page"))
+    context = {"map": drawn, "shown": shown, "search": search, "may_add": user.is_admin}
     if user.is_admin:
         cluster_row = ClusterSettings.objects.filter(id=1).first()
         context |= {

@@ -33,6 +33,7 @@ PAGES = (
     ),
     *("services", "templates", "scheduling", "policy", "nodes", "operations", "reliability", "api", "cli"),
     "requests",
+    "coming-from",
     "glossary",
 )
 """Documents for users and administrators, in the order of the contents."""
@@ -140,8 +141,10 @@ def _read(name: str) -> Document:
             if child.type == "link_open":
                 child.attrSet("href", _address(str(child.attrGet("href"))))
     finish()
-    html = SafeString(markdown.renderer.render(tokens, markdown.options, {}))  # HTML in it is text
-    return Document(name, sections[0].title, html, tuple(sections))
+    html = markdown.renderer.render(tokens, markdown.options, {})  # HTML in it is text
+    # Code may scroll sideways, so the keyboard must reach it; a corner without a word is no header.
+    html = html.replace("<pre>", '<pre tabindex="0">').replace("<th></th>", "<td></td>")
+    return Document(name, sections[0].title, SafeString(html), tuple(sections))
 
 
 def _plain(token: Token) -> str:

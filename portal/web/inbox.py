@@ -10,7 +10,7 @@ from django import forms
 from django.conf import settings
 from django.contrib import messages
 from django.core.paginator import Paginator
-from django.db.models import Count, Q
+from django.db.models import Count, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.debug import sensitive_post_parameters
@@ -28,16 +28,22 @@ from portal.domain.notices import (
     subscribed_channels,
 )
 from portal.errors import InvalidRequest, NotFound
-from portal.models import Notice, NoticePreferences, User
+from portal.models import Notice, NoticeDelivery, NoticePreferences, User
 from portal.selectors.notices import get_notice, list_deliveries, list_notices
 from portal.services.notices.inbox import do_mark_read, do_retry_delivery, do_save_preferences, do_send_test
 from portal.services.notices.messages import notice_path
-from portal.services.notices.webhooks import do_remove_webhook, do_save_webhook
+from portal.services.notices.web_push import portal_public_key
+from portal.services.notices.webhooks import (
+    do_remove_webhook,
+    do_save_webhook,
+    do_subscribe_browser,
+    do_unsubscribe_browser,
+)
 from portal.services.notices.write import available_channels, preferences_of, recipients
 from portal.web.display.formatting import time_zone
 from portal.web.form_fields import text_input
 from portal.web.sign_in import add_service_errors
-from portal.web.views import action, page, refusals_as_messages
+from portal.web.views import action, page, posted_values, refusals_as_messages
 
 PAGE_SIZE = 20
 LOG_LENGTH = 10
@@ -115,14 +121,14 @@ def save_preferences(request: HttpRequest, user: User) -> HttpResponse:
 @sensitive_post_parameters("url")
 def save_webhook(request: HttpRequest, user: User, channel: str) -> HttpResponse:
     """Set the address of a channel, or remove it; the key of its signature appears only in this response."""
-    found, url = _channel(channel), request.POST.get("url", "").strip()
+    found, url = parse_channel(channel), request.POST.get("url", "").strip()
     if request.POST.get("remove"):
         with refusals_as_messages(request):
-            do_remove_webhook(user, found)
+            do_remove_webhook(user, user, found)
             messages.success(request, f"{CHANNEL_LABELS[found]} is removed.")
         return redirect("inbox")
     try:
-        _, key = do_save_webhook(user, found, url)
+        _, key = do_save_webhook(user, user, found, url)
     except InvalidRequest as refusal:
         return _page(request, user, 400, webhook_error=(found, refusal.message), url=url)
     messages.success(request, f"{CHANNEL_LABELS[found]} is set. Choose its events, and send a test.")
@@ -132,7 +138,7 @@ def save_webhook(request: HttpRequest, user: User, channel: str) -> HttpResponse
 @action(AccessPolicy.SIGNED_IN)
 def send_test(request: HttpRequest, user: User, channel: str) -> HttpResponse:
     with refusals_as_messages(request):
-        do_send_test(user, _channel(channel))
+        do_send_test(user, parse_channel(channel))
         messages.success(request, "The test is on its way. Deliveries shows its result.")
     return redirect("inbox")
 
@@ -145,7 +151,25 @@ def retry_delivery(request: HttpRequest, user: User, public_id: str) -> HttpResp
     return redirect("inbox")
 
 
-def _channel(name: str) -> Channel:
+@action(AccessPolicy.SIGNED_IN)
+@sensitive_post_parameters("url", "auth")
+def subscribe_browser(request: HttpRequest, user: User) -> HttpResponse:
+    values = posted_values(request, "url", "p256dh", "auth", "label")
+    with refusals_as_messages(request):
+        do_subscribe_browser(user, **values)
+        messages.success(request, "This browser gets push messages. Choose their events, and send a test.")
+    return redirect("inbox")
+
+
+@action(AccessPolicy.SIGNED_IN)
+def unsubscribe_browser(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    with refusals_as_messages(request):
+        do_unsubscribe_browser(user, public_id)
+        messages.success(request, "The browser gets no more push messages.")
+    return redirect("inbox")
+
+
+def parse_channel(name: str) -> Channel:
     if name not in set(Channel):
         raise NotFound("There is no such channel.")
     return Channel(name)
@@ -156,7 +180,8 @@ def _page(request: HttpRequest, user: User, status: int = 200, **given: Any) -> 
     preferences = preferences_of(account)
     available = available_channels(account)
     chosen = given.get("chosen", preferences.channels)
-    hooks = {hook.channel: hook for hook in user.notice_webhooks.all()}
+    addresses = list(account.notice_webhooks.all())
+    hooks = {hook.channel: hook for hook in addresses}
     context = _list_context(request, user) | {
         "form": PreferencesForm.of(preferences),
         "channels": [
@@ -169,12 +194,19 @@ def _page(request: HttpRequest, user: User, status: int = 200, **given: Any) -> 
             (channel, CHANNEL_LABELS[channel], WEBHOOK_HINTS[channel], hooks.get(channel.value))
             for channel in WEBHOOK_CHANNELS
         ],
-        "deliveries": [
-            (row, CHANNEL_LABELS[Channel(row.channel)], DELIVERY_DISPLAY[DeliveryState(row.state)])
-            for row in list_deliveries(user)[:LOG_LENGTH]
-        ],
+        "browsers": [row for row in addresses if row.channel == Channel.PUSH],
+        "portal_key": portal_public_key(),
+        "deliveries": delivery_rows(list_deliveries(user)),
     }
     return render(request, "inbox/page.html", context | given, status=status)
+
+
+def delivery_rows(deliveries: QuerySet[NoticeDelivery]) -> list[tuple[NoticeDelivery, str, tuple[str, str]]]:
+    """Return the newest with the label of the channel, and icon and label of the state."""
+    return [
+        (row, CHANNEL_LABELS[Channel(row.channel)], DELIVERY_DISPLAY[DeliveryState(row.state)])
+        for row in deliveries[:LOG_LENGTH]
+    ]
 
 
 def _event_row(kind: NoticeKind, chosen: list[str] | None) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from portal.domain.pipeline_plans import (
     predicted_rate,
     stage_memory_bytes,
 )
+from portal.domain.scaling import launcher_rates
 from portal.errors import FairwayError, NotFound
 from portal.models import NodePool, PipelinePlan, User
 from portal.selectors.jobs.pipeline_plans import (
@@ -286,7 +287,7 @@ def plan(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     asked = request.GET.get("choice", "best")
     chosen = next((one for one in rows if one.choice == asked and one.plan), rows[0])
     division = chosen.plan or row.answer
-    free = plan_nodes(user, row)
+    free, gpus = plan_nodes(user, row), row.nodes * row.gpus_per_node
     context = {
         "plan": row,
         "rows": rows,
@@ -298,11 +299,14 @@ def plan(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
         "versions": max(one["in_flight"] for one in division["stages"]) if schedule == WITHOUT_FLUSH else 1,
         "max_micro_batches": MAX_MICRO_BATCHES,
         "unit": "samples" if row.profile.batch_size else "minibatches",
-        "gpus": row.nodes * row.gpus_per_node,
+        "gpus": gpus,
         "chart": _layer_chart(row, division),
         "nodes": _planned_nodes(row, division, stage_memory_bytes(division, micro_batches, schedule), free),
         "missing_nodes": row.nodes - len(free),
         "runs": runs,
+        "launcher_rates": launcher_rates(
+            (each.launcher, each.measured_per_s or 0) for each in runs if each.job.total_gpus == gpus
+        ),
         "may_launch": can(user, Permission.SUBMIT, row.profile.project),
         "memory_mib": row.memory_bytes / MIB if row.memory_bytes else None,
     }

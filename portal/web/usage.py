@@ -14,7 +14,13 @@ from django.utils.dateparse import parse_date
 from portal.access import AccessPolicy
 from portal.domain.phases import Phase
 from portal.models import User
-from portal.selectors.projects.report import ReportRow, most_idle_jobs, read_report, waits_by_size
+from portal.selectors.projects.report import (
+    ReportRow,
+    hours_by_day,
+    most_idle_jobs,
+    read_report,
+    waits_by_size,
+)
 from portal.selectors.projects.usage import UsageGrouping
 from portal.selectors.scheduling.start_phases import start_phases_by_pool
 from portal.web.display.csv_download import csv_response
@@ -37,13 +43,13 @@ def usage(request: HttpRequest, user: User) -> HttpResponseBase:
     start, end, period, problem = _period(request)
     by = GROUPINGS.get(request.GET.get("by", ""), UsageGrouping.PROJECT)
     report = read_report(user, start, end, by)
-    days = report if by is UsageGrouping.DAY else read_report(user, start, end, UsageGrouping.DAY)
+    days = report.rows if by is UsageGrouping.DAY else hours_by_day(user, start, end)
     last = end - dt.timedelta(microseconds=1)
     context = {
         "report": report,
         "waits": waits_by_size(user, start, end),
         "idle_jobs": most_idle_jobs(user, start, end),
-        "chart": _chart(days.rows),
+        "chart": _chart(days),
         "start": start.date(),
         "last": last.date(),
         "period": period,

@@ -1,7 +1,7 @@
-"""Decide whether a workspace is idle, and whether its countdown starts, is cancelled or has run out.
+"""Decide whether a job is idle, and whether its countdown starts, is cancelled or has run out.
 
-Inactive means measured and found unused, minute by minute without a gap, for GPUs and tool. Metrics can be
-lost: a missing minute is unknown, and unknown is never taken for idle.
+Inactive means measured and found unused, minute by minute without a gap, for GPUs and tool; a training job has no
+tool. Metrics can be lost: a missing minute is unknown, and unknown is never taken for idle.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MIN_SAMPLES = 40
 
 @dataclass(frozen=True, slots=True)
 class GpuUsageMinute:
-    """One minute of a workspace's GPUs: mean use of the busiest one; None if one of them was not measured."""
+    """One minute of a job's GPUs: mean use of the busiest one; None if one of them was not measured."""
 
     start_s: float
     samples: int
@@ -61,7 +61,10 @@ class GpuActivity:
 
 @dataclass(frozen=True, slots=True)
 class ToolActivity:
-    """Polls of the tool: without a gap from ``since_s`` to ``last_polled_s``, and the last use found."""
+    """Polls of the tool, or of the requests to a service.
+
+    Without a gap from ``since_s`` to ``last_polled_s``, and the last use found.
+    """
 
     since_s: float
     last_polled_s: float
@@ -77,8 +80,8 @@ class IdlePolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkspaceIdleState:
-    """A running workspace: ready since ``ready_s``, its activity, and its countdown.
+class IdleState:
+    """A running job: ready since ``ready_s``, its activity, and its countdown. ``has_tool``: also its tool counts.
 
     Until ``exempt_until_s`` a snooze or exemption keeps it running. ``suspend_at_s`` None: its users were not
     notified of a suspension.
@@ -90,6 +93,7 @@ class WorkspaceIdleState:
     exempt_until_s: float | None = None
     countdown_started: bool = False
     suspend_at_s: float | None = None
+    has_tool: bool = True
 
 
 class IdleStep(StrEnum):
@@ -99,24 +103,26 @@ class IdleStep(StrEnum):
     SUSPEND = "suspend"
 
 
-def inactive_since_s(workspace: WorkspaceIdleState, now_s: float) -> float | None:
+def inactive_since_s(job: IdleState, now_s: float) -> float | None:
     """Return since when both GPUs and tool are known to be inactive; None if one is active or unknown."""
-    quiet, tool = workspace.gpu.inactive, workspace.tool
+    quiet, tool = job.gpu.inactive, job.tool
     if quiet is None or now_s - quiet.until_s > STALE_AFTER_S:
         return None
+    if not job.has_tool:
+        return max(job.ready_s, quiet.since_s)
     if tool is None or now_s - tool.last_polled_s > STALE_AFTER_S:
         return None
-    return max(workspace.ready_s, quiet.since_s, tool.since_s, tool.last_active_s or 0.0)
+    return max(job.ready_s, quiet.since_s, tool.since_s, tool.last_active_s or 0.0)
 
 
-def next_step(workspace: WorkspaceIdleState, rule: IdlePolicy, now_s: float) -> IdleStep:
-    """Return what to do with a workspace now."""
-    quiet_s = inactive_since_s(workspace, now_s)
-    kept = workspace.exempt_until_s is not None and workspace.exempt_until_s > now_s
+def next_step(job: IdleState, rule: IdlePolicy, now_s: float) -> IdleStep:
+    """Return what to do with a job now."""
+    quiet_s = inactive_since_s(job, now_s)
+    kept = job.exempt_until_s is not None and job.exempt_until_s > now_s
     if rule.action == "off" or kept or quiet_s is None or now_s - quiet_s < rule.after_s:
-        return IdleStep.CANCEL_COUNTDOWN if workspace.countdown_started else IdleStep.NOTHING
-    if not workspace.countdown_started or (workspace.suspend_at_s is None) != (rule.action == "notify"):
+        return IdleStep.CANCEL_COUNTDOWN if job.countdown_started else IdleStep.NOTHING
+    if not job.countdown_started or (job.suspend_at_s is None) != (rule.action == "notify"):
         return IdleStep.START_COUNTDOWN  # also after a change of policy, so that users get a full countdown
-    if workspace.suspend_at_s is not None and workspace.suspend_at_s <= now_s:
+    if job.suspend_at_s is not None and job.suspend_at_s <= now_s:
         return IdleStep.SUSPEND
     return IdleStep.NOTHING

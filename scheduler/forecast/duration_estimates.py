@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from django.db.models import F
 
+from agents.launchers import launcher_label
 from portal.domain.states import TERMINAL_JOB_STATES
 from portal.domain.throughput import workload_fingerprint
 from portal.models import AttemptProgress, Job
@@ -210,10 +211,14 @@ def _read_work_keys(jobs: list[JobId]) -> dict[JobId, str]:
         "mig_profile",
         "command",
         "env",
+        "launcher",
+        "launcher_options",
     )
     found = {
-        JobId(job): workload_fingerprint(*reported) if reported[2] else ""
-        for job, *reported in (rows if jobs else ())
+        JobId(job): workload_fingerprint(*[*reported, launcher_label(launcher, options)])
+        if reported[2]
+        else ""
+        for job, *reported, launcher, options in (rows if jobs else ())
     }
     return dict.fromkeys(jobs, "") | found
 

@@ -28,7 +28,8 @@ from portal.selectors.jobs.rights import job_denial
 from portal.selectors.nodes.network_policy import network_policy, tracking_exceptions
 from portal.selectors.scheduling.settings import pool_settings
 from portal.services.images.pins import pin_job
-from portal.services.jobs.code import attempt_checkout, record_code_commit
+from portal.services.jobs.code import attempt_code, record_code_commit
+from portal.services.jobs.code_archives import read_archive, stored_size
 from portal.services.jobs.launching import attempt_gang, attempt_keys
 from portal.services.jobs.logs import record_log_progress, write_log_bytes
 from portal.services.jobs.retries import exclude_node
@@ -40,6 +41,7 @@ from portal.services.projects.secrets import SecretMissingError, read_job_secret
 from portal.services.sweeps.reports import record_reports
 from portal.services.workspaces.access import decrypt_attempt_secret
 from scheduler.nodes.checkpoints import checkpoint_fields, decide_resume, list_checkpoints_at_end
+from scheduler.nodes.image_pulls import CHUNK_BYTES
 from scheduler.nodes.node_connection import NodeConnection
 from scheduler.nodes.task_spec import (
     OPTIONAL_CAPABILITIES,
@@ -64,7 +66,7 @@ class NextStep(enum.Enum):
     PULL_IMAGE = "pull_image"
 
 
-RETRYABLE_REFUSALS = frozenset({"gpu_overcommitted", "engine_error", "port_in_use"})
+RETRYABLE_REFUSALS = frozenset({"gpu_overcommitted", "engine_error", "port_in_use", "code_missing"})
 """Refusals that may disappear within seconds."""
 
 NODE_FAULT_REFUSALS = frozenset({"gpu_overcommitted", "engine_error", "port_in_use", "unknown_gpu"})
@@ -98,6 +100,8 @@ def start_task(connection: NodeConnection, task: Task, *, attempts_left: int) ->
         if denial := job_denial(job):
             raise job_control.OwnerNotPermittedError(str(denial))
         spec = _spec(connection, task)
+        if "code_archive" in spec:
+            _send_code(connection, job)
         failpoint(f"{step}.before_mark")
         if not job_control.mark_task_sent(task):
             return NextStep.DONE
@@ -145,7 +149,7 @@ def _spec(connection: NodeConnection, task: Task) -> dict[str, object]:
         attempt_gang(attempt, attempt_keys(attempt)),
         getattr(attempt, "rendezvous", None),
         task.gang_address,
-        attempt_checkout(attempt, task.node.runtime, settings),
+        attempt_code(attempt, task.node.runtime, settings),
     )
     capabilities = connection.engine.hello.get("capabilities", ())
     try:
@@ -188,6 +192,17 @@ def _spec(connection: NodeConnection, task: Task) -> dict[str, object]:
     if TRACKING_TOKEN in spec["env"]:
         labels["egress_exceptions"] = tracking_exceptions(str(policy["mode"]), job.project)
     return spec | {key: value for key, value in labels.items() if key in capabilities}
+
+
+def _send_code(connection: NodeConnection, job: Job) -> None:
+    """Send the archive with the code of a job, from where an earlier transfer ended. Raise AgentError."""
+    size = stored_size(job.project, job.code_archive)
+    if size is None:
+        raise AgentError("code_refused", "The archive of its code is no longer stored. Upload it again.")
+    offset = connection.engine.load(job.code_archive, 0, b"")
+    while offset < size:
+        piece = read_archive(job.project, job.code_archive, offset, CHUNK_BYTES)
+        offset = connection.engine.load(job.code_archive, offset, piece)
 
 
 def _handle_refusal(node: Node, task: Task, refusal: AgentError, attempts_left: int) -> NextStep:

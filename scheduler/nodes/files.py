@@ -1,19 +1,21 @@
-"""Reads files of jobs on a node for the portal, each request in a thread beside the node's other work."""
+"""Reads and changes files of jobs on a node for the portal, each request in a thread beside the node's other work."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 from dataclasses import asdict
 from functools import partial
 
 from redis.exceptions import RedisError
 
-from agents.engines.interface import AgentError, OutcomeUnknownError
-from agents.node.storage.files import LIST
+from agents.engines.interface import AgentError, NodeEngine, OutcomeUnknownError
+from agents.node.storage.files import ARCHIVE, CHANGES, LIST, READ, WRITE
 from portal.database.pool_middleware import release_connection
 from portal.models import FileRequest
-from portal.services.jobs.files import file_requests, may_read_target, take_request
-from portal.valkey.file_transfer import FileSender
+from portal.services.jobs.files import content_key, file_requests, may_read_target, take_request
+from portal.valkey.file_transfer import END, ERROR, RECEIVER_WAIT_S, FileReceiver, FileSender
 from scheduler.nodes.node_connection import NodeConnection
 from scheduler.nodes.node_queue import KeyedPool
 from scheduler.nodes.task_spec import VolumeNotAllowedError, build_mounts, read_job_volumes
@@ -29,7 +31,8 @@ MAX_EMPTY_CHUNKS = 15
 def submit_requests(connection: NodeConnection, pool: KeyedPool) -> None:
     """Start the requests to this node; those that find no free thread are read again when one ends."""
     for request in file_requests(connection.node):
-        key = ("list", request.pk) if request.action == LIST else ("read", request.pk % MAX_DOWNLOADS)
+        transfers = request.action in (READ, ARCHIVE, WRITE)
+        key = ("read", request.pk % MAX_DOWNLOADS) if transfers else ("list", request.pk)
         pool.submit(key, partial(serve_request, connection, request))
 
 
@@ -56,6 +59,9 @@ def _send(connection: NodeConnection, request: FileRequest, sender: FileSender) 
         raise AgentError("agent_too_old", "The agent on this node is too old to read files. Upgrade it.")
     place = _place(connection, request)
     release_connection()
+    if request.action in CHANGES:
+        _change(engine, request, place, sender)
+        return
     if request.action == LIST:
         sender.send_header(asdict(engine.list_files(place, request.offset)))
         return
@@ -73,6 +79,40 @@ def _send(connection: NodeConnection, request: FileRequest, sender: FileSender) 
             return
 
 
+def _change(engine: NodeEngine, request: FileRequest, place: dict[str, object], sender: FileSender) -> None:
+    if not engine.supports_file_changes:
+        raise AgentError("agent_too_old", "The agent on this node is too old to change files. Upgrade it.")
+    if request.action == WRITE:
+        _write(engine, request, place | {"overwrite": request.overwrite})
+    else:
+        engine.change_files(place, request.action)
+    sender.send_header({})
+
+
+def _write(engine: NodeEngine, request: FileRequest, place: dict[str, object]) -> None:
+    """Pass the content from web to the node; what has not arrived to its end is not kept."""
+    receiver = FileReceiver(content_key(request))
+    try:
+        stream = engine.open_files(place, WRITE).stream
+        try:
+            while True:
+                kind, piece = receiver.receive(RECEIVER_WAIT_S) or (ERROR, b"")
+                if kind == ERROR:
+                    said = json.loads(piece) if piece else {}
+                    message = said.get("message", "The upload was interrupted. Begin again.")
+                    raise AgentError(said.get("code", "interrupted"), message)
+                engine.write_files(stream, piece)  # none at the end
+                if kind == END:
+                    return
+                receiver.acknowledge()
+        except BaseException:
+            with contextlib.suppress(AgentError, OutcomeUnknownError):
+                engine.close_files(stream)
+            raise
+    finally:
+        receiver.stop()
+
+
 def _place(connection: NodeConnection, request: FileRequest) -> dict[str, object]:
     """Return the mount and account for the node, if the request is still permitted. Raise AgentError."""
     job = request.task.attempt.job
@@ -82,5 +122,5 @@ def _place(connection: NodeConnection, request: FileRequest) -> dict[str, object
         raise AgentError("volume_not_allowed", f"{error}.") from error
     mount = next((each for each in mounts if each["target"] == request.target), None)
     if mount is None or not may_read_target(request):
-        raise AgentError("forbidden", "You may no longer read these files.")
+        raise AgentError("forbidden", "You may no longer read or change these files.")
     return {"mount": mount, "path": request.path, "uid": job.owner.uid, "gid": job.owner.gid}

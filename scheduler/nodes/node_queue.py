@@ -20,6 +20,7 @@ from portal.services.jobs.checkpoints import listing_is_due
 from portal.services.jobs.notebooks import listings_to_make
 from portal.services.lifecycle import job_control, readiness
 from portal.services.lifecycle.rendezvous_check import should_check_rendezvous
+from portal.services.saved_images import images_to_save
 from portal.services.workspaces.terminals import terminals_to_open
 from scheduler.leases import LeaseLostError
 from scheduler.nodes import dispatch
@@ -31,6 +32,7 @@ from scheduler.nodes.image_pulls import ImagePuller
 from scheduler.nodes.node_connection import NodeConnection
 from scheduler.nodes.notebooks import list_notebooks
 from scheduler.nodes.reconcile import collect_and_remove
+from scheduler.nodes.saved_images import save_image
 from scheduler.nodes.terminals import open_terminal
 
 log = logging.getLogger(__name__)
@@ -157,6 +159,8 @@ class NodeQueue:
             actions[("terminal", terminal.pk)] = partial(open_terminal, connection, terminal)
         for listing in listings_to_make(connection.node):
             actions[("notebooks", listing.pk)] = partial(list_notebooks, connection, listing)
+        for saved in images_to_save(connection.node):
+            actions[("save_image", saved.pk)] = partial(save_image, connection, saved)
         self._due_s = {key: due_s for key, due_s in self._due_s.items() if key in actions}
         live = {task.pk for task in tasks}
         self._start_attempts = {pk: attempts for pk, attempts in self._start_attempts.items() if pk in live}

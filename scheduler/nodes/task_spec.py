@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from django.db.models import Q
 
 from agents.launchers import GangShape, LaunchFile, LaunchSpec
-from agents.launchers.checkout import KEY_FILE, Checkout, with_checkout
+from agents.launchers.checkout import CODE_DIR, KEY_FILE, Code, CodeFolder, with_code
 from agents.launchers.preflight import with_all_reduce
 from agents.node.spec.task_spec import CAN_NAME_HOST_ADDRESS, LAUNCH_PLACEHOLDER_PREFIX
 from portal.domain.roles import role_at
@@ -39,6 +39,7 @@ OPTIONAL_CAPABILITIES = frozenset(
         "local_rendezvous",
         "secret_variables",
         "launch_files",
+        "code_archive",
     }
 )
 """Capabilities that an agent needs only when a spec uses them."""
@@ -142,7 +143,7 @@ class RankAssignment:
     """A placed rank: attempt number, rank, (GPU uuid, milli) pairs, and the gang that it belongs to.
 
     ``rendezvous``: None when it is alone or its launcher needs none. ``address``: its own in a container network.
-    ``checkout``: None for a job without a code repository.
+    ``code``: None for a job without code.
     """
 
     attempt: int
@@ -151,7 +152,7 @@ class RankAssignment:
     gang: GangShape
     rendezvous: Rendezvous | None = None
     address: str = ""
-    checkout: Checkout | None = None
+    code: Code | None = None
 
 
 def build_task_spec(
@@ -173,11 +174,11 @@ def build_task_spec(
     user = job.owner
     mounts, workdir = build_mounts(job, volumes, node)
     files = dict(secrets.files)
-    if assignment.checkout is not None:
-        if assignment.checkout.folder:
-            mounts.append(_code_mount(assignment.checkout))
-        if KEY_FILE in files:  # ssh reads no key without a line break at its end
-            files[KEY_FILE] = "\n".join(files[KEY_FILE].split("\r\n")).rstrip() + "\n"
+    code = assignment.code
+    if code is not None and code.folder == CODE_DIR and code.limit_mib:
+        mounts.append(_code_mount(code.limit_mib))
+    if code is not None and KEY_FILE in files:  # ssh reads no key without a line break at its end
+        files[KEY_FILE] = "\n".join(files[KEY_FILE].split("\r\n")).rstrip() + "\n"
     spec: dict[str, Any] = {
         "cluster": cluster,
         "job": job.public_id,
@@ -198,6 +199,9 @@ def build_task_spec(
         "secret_files": files | ({SECRET_NAME: secret} if secret else {}),
         "secret_variables": secrets.variables or None,
         "launch_files": _launch_files(launch),
+        "code_archive": {"sha256": code.sha256, "target": code.folder, "limit_mib": code.limit_mib}
+        if isinstance(code, CodeFolder) and code.sha256
+        else None,
         "uid": user.uid,
         "gid": user.gid,
         "user": user.username[:32],
@@ -222,10 +226,10 @@ def _virtual_environment_variables(environment: Environment, node: Node) -> dict
     return {"VIRTUAL_ENV": environment.prefix, "PATH": f"{environment.prefix}/bin:{SYSTEM_PATH}"}
 
 
-def _code_mount(checkout: Checkout) -> dict[str, Any]:
+def _code_mount(limit_mib: int) -> dict[str, Any]:
     """Return the folder of the code: on the disk of the node, and removed with the task."""
-    folder = {"kind": "scratch", "source": "fairway.code", "target": checkout.folder, "read_only": False}
-    return folder | {"quota_mib": checkout.limit_mib}
+    folder = {"kind": "scratch", "source": "fairway.code", "target": CODE_DIR, "read_only": False}
+    return folder | {"quota_mib": limit_mib}
 
 
 def _launch(job: Job, assignment: RankAssignment, node: Node) -> LaunchSpec:
@@ -238,8 +242,8 @@ def _launch(job: Job, assignment: RankAssignment, node: Node) -> LaunchSpec:
     if job.kind == JobKind.WORKSPACE.value and job.environment.tool == TENSORBOARD_TOOL:
         program = LaunchFile(training_program(TENSORBOARD_PROGRAM))
         launch = replace(launch, files={TENSORBOARD_PROGRAM: program})
-    if assignment.checkout is not None:
-        launch = with_checkout(launch, assignment.checkout)
+    if assignment.code is not None:
+        launch = with_code(launch, assignment.code)
     row = assignment.rendezvous
     if row is None or not row.all_reduce_limit_s:
         return launch
@@ -292,6 +296,8 @@ def spec_digest(spec: dict[str, Any]) -> str:
         name: hashlib.sha256(content.encode()).hexdigest() if name == SECRET_NAME else ""
         for name, content in spec["secret_files"].items()
     }
+    if "code_archive" in spec:
+        plain["code_archive"] = spec["code_archive"]["sha256"]
     if TRACKING_TOKEN in spec["env"]:
         plain["env"] = {
             **spec["env"],

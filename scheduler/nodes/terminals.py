@@ -20,18 +20,24 @@ def open_terminal(connection: NodeConnection, terminal: Terminal) -> None:
 
     Raise OutcomeUnknownError when no answer came.
     """
-    if not connection.engine.supports_terminals:
+    engine, for_ssh = connection.engine, terminal.token_id is not None
+    if not (engine.supports_streams if for_ssh else engine.supports_terminals):
         record_open_failure(terminal, _TOO_OLD)
         return
     attempt = terminal.task.attempt
+    key = TaskKey(attempt.job.public_id, attempt.number, terminal.task.rank)
     try:
-        port = connection.engine.open_terminal(
-            TaskKey(attempt.job.public_id, attempt.number, terminal.task.rank),
-            secret=terminal_secret(terminal),
-            cols=terminal.cols,
-            rows=terminal.rows,
-            idle_s=settings.TERMINAL_IDLE_S,
-        )
+        secret = terminal_secret(terminal)
+        if for_ssh:
+            port = engine.open_streams(key, secret=secret)
+        else:
+            port = engine.open_terminal(
+                key,
+                secret=secret,
+                cols=terminal.cols,
+                rows=terminal.rows,
+                idle_s=settings.TERMINAL_IDLE_S,
+            )
     except AgentError as refusal:
         record_open_failure(terminal, refusal.message)
     except DecryptionError:

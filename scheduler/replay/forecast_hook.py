@@ -43,8 +43,8 @@ class ForecastHook(SimulationHook):
         self._ran_s: dict[JobId, float] = {}
         self._forecasts: dict[JobId, tuple[float, float, WaitInterval, tuple[float, float]]] = {}
         self._waits: dict[int, deque[float]] = {}
-        # forecast score, baseline score, covered, width
-        self._scores: list[tuple[float, float, bool, float]] = []
+        # forecast score, baseline score, covered, width, wait
+        self._scores: list[tuple[float, float, bool, float, float]] = []
 
     def on_submit(self, job: TraceJob, row: PendingRow, now_s: float) -> PendingRow:
         """Mark the job for a forecast after the next decision."""
@@ -75,7 +75,7 @@ class ForecastHook(SimulationHook):
             made_s, median_s, (low_s, _, high_s), baseline = forecast
             covered = low_s <= waited_s <= high_s
             ours, theirs = interval_score(low_s, high_s, waited_s), interval_score(*baseline, waited_s)
-            self._scores.append((ours, theirs, covered, high_s - low_s))
+            self._scores.append((ours, theirs, covered, high_s - low_s, waited_s))
             self._calibration.learn(job.gpus * WHOLE_MILLI, made_s, median_s, waited_s)
             self._waits.setdefault(job.gpus, deque(maxlen=BASELINE_WAITS)).append(waited_s)
         self._ran_s[row.job] = ran_s
@@ -105,11 +105,12 @@ class ForecastHook(SimulationHook):
         scored = len(self._scores)
         if not scored:
             return {"forecasts": 0, "coverage": None, "winkler": None, "baseline_winkler": None}
-        widths = sorted(width for *_, width in self._scores)
+        widths, waits = (sorted(score[column] for score in self._scores) for column in (3, 4))
         return {
             "forecasts": scored,
-            "coverage": round(sum(covered for _, _, covered, _ in self._scores) / scored, 4),
+            "coverage": round(sum(score[2] for score in self._scores) / scored, 4),
             "winkler": round(math.fsum(ours for ours, *_ in self._scores) / scored, 1),
             "baseline_winkler": round(math.fsum(theirs for _, theirs, *_ in self._scores) / scored, 1),
             "median_width_s": round(widths[scored // 2], 1),
+            "median_wait_s": round(waits[scored // 2], 1),
         }

@@ -66,9 +66,9 @@ class ReplayResult:
         return {
             "jobs": len(jobs),
             "mean_completion_s": _mean(completion),
-            "p50_completion_s": _percentile(completion, 0.50),
-            "p95_completion_s": _percentile(completion, 0.95),
-            "p99_completion_s": _percentile(completion, 0.99),
+            "p50_completion_s": percentile(completion, 0.50),
+            "p95_completion_s": percentile(completion, 0.95),
+            "p99_completion_s": percentile(completion, 0.99),
             "mean_wait_s": _mean(waits),
             "mean_wait_16plus_s": _mean(
                 [w for job, w in zip(jobs, waits, strict=True) if job.gpus >= LARGE_JOB_GPUS]
@@ -85,7 +85,7 @@ def _mean(values: Sequence[float]) -> float | None:
     return round(math.fsum(values) / len(values), 1) if values else None
 
 
-def _percentile(sorted_values: Sequence[float], fraction: float) -> float:
+def percentile(sorted_values: Sequence[float], fraction: float) -> float:
     """Return the percentile ``fraction`` (0 to 1), linearly interpolated."""
     at = fraction * (len(sorted_values) - 1)
     low = math.floor(at)

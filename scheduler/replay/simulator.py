@@ -29,6 +29,7 @@ from scheduler.core.model.snapshot import (
     RunningRow,
     RunningTask,
     Snapshot,
+    TopologyRow,
     UsageRow,
     UserId,
 )
@@ -52,6 +53,7 @@ class SimulationConfig:
     quotas: Mapping[str, int]
     policy: Policy
     decide: Decide
+    pool: PoolId = POOL
 
 
 class SimulationHook:
@@ -79,13 +81,21 @@ class SimulationHook:
 
 
 class Simulator:
-    def __init__(self, config: SimulationConfig, hook: SimulationHook | None = None) -> None:
+    """``rows`` and ``result`` replace those of a trace, whose cluster is uniform."""
+
+    def __init__(
+        self,
+        config: SimulationConfig,
+        hook: SimulationHook | None = None,
+        rows: SnapshotRows | None = None,
+        result: ReplayResult | None = None,
+    ) -> None:
         self.config = config
         self.hook = hook or SimulationHook()
-        self.result = ReplayResult(config.jobs, config.size)
+        self.result = result or ReplayResult(config.jobs, config.size)
         self.decisions = 0
         self.truncated_decisions = 0
-        self._rows = _Rows(config)
+        self._rows = rows or SnapshotRows(config)
         self._remaining_s = [float(job.duration_s) for job in config.jobs]
         self._ran_s = [0.0] * len(config.jobs)
         self._submitted: dict[JobId, PendingRow] = {}
@@ -224,13 +234,15 @@ def _job_id(job: TraceJob) -> JobId:
     return JobId(f"{job.number:06d}")
 
 
-class _Rows:
+class SnapshotRows:
     """Snapshot rows; node rows are rebuilt only when they change."""
+
+    _topologies: tuple[TopologyRow, ...] = ()
 
     def __init__(self, config: SimulationConfig) -> None:
         projects = sorted({job.project for job in config.jobs} | set(config.quotas))
         self._per_node = config.size.gpus_per_node
-        self._pools = (PoolRow(POOL, "trace"),)
+        self._pools: tuple[PoolRow, ...] = (PoolRow(POOL, "trace"),)
         self._projects = tuple(ProjectRow(ProjectId(name), name, None, 0.0) for name in projects)
         self._quotas = tuple(
             QuotaRow(ProjectId(name), POOL, gpus * WHOLE_MILLI, None)
@@ -299,6 +311,7 @@ class _Rows:
             usage,
             running,
             pending,
+            self._topologies,
         )
 
 
@@ -310,6 +323,7 @@ class _Usage:
         self._tau_s = config.policy.usage_half_life_s / math.log(2)
         self._held = dict.fromkeys(sorted({job.project for job in config.jobs}), 0)
         self._past = dict.fromkeys(self._held, 0.0)
+        self._pool = config.pool
         self._made_s = -math.inf
         self._rows: tuple[UsageRow, ...] = ()
 
@@ -329,6 +343,6 @@ class _Usage:
         if now_s >= self._made_s + USAGE_REFRESH_S:
             self._made_s = now_s
             self._rows = tuple(
-                UsageRow(ProjectId(name), POOL, UserId(name), past) for name, past in self._past.items()
+                UsageRow(ProjectId(name), self._pool, UserId(name), past) for name, past in self._past.items()
             )
         return self._rows

@@ -20,7 +20,7 @@ from scheduler.core.model.snapshot import (
 
 PLACEMENT_COLUMNS = tuple(name for name in placement_fields() if name != "start_after")
 """Without the start time, which is read in seconds."""
-_COMPUTED = {"tasks", "min_tasks", "launcher", "ignore_dependency_failure"}
+_COMPUTED = {"tasks", "min_tasks", "launcher", "ignore_dependency_failure", "allow_mixed_gpus"}
 """Fields whose value in a row is not simply that of the column."""
 
 
@@ -103,6 +103,12 @@ def parse_topology_constraint(requested: dict[str, Any] | None) -> TopologyConst
 def spans_nodes(tasks: int, min_tasks: int | None, launcher: str) -> bool:
     """Return True for a gang, or an elastic job with a launcher: its tasks connect to each other."""
     return tasks > 1 and (elastic_min_tasks(tasks, min_tasks) is None or launcher != JobSpec.launcher)
+
+
+def mixes_gpus(row: Mapping[str, Any], prefix: str = "") -> bool:
+    """Return True if its tasks may use different GPUs: on request, or since they do not connect to each other."""
+    job = (row[f"{prefix}{name}"] for name in ("tasks", "min_tasks", "launcher"))
+    return row[f"{prefix}allow_mixed_gpus"] or not spans_nodes(*job)
 
 
 def gang_launcher(tasks: int, launcher: str) -> str | None:

@@ -114,7 +114,7 @@ def read_ineligible_nodes(
     gpu_shares_required: Collection[NodeId],
     cluster_settings: Mapping[str, Any],
 ) -> IneligibleNodes:
-    """Check every environment and volume against ``capabilities`` (by node id), in 3 to 6 queries.
+    """Check every environment and volume against ``capabilities`` (by node id), in 3 to 7 queries.
 
     ``gpu_shares_required``: nodes of pools that require enforced GPU shares. ``cluster_settings``: settings
     of the cluster. Network policies of projects add a fixed number of queries.
@@ -127,9 +127,12 @@ def read_ineligible_nodes(
         return find_ineligible_nodes(EnvironmentRequirements(*needs), capabilities.items())
 
     rows = Environment.objects.values_list(
-        "id", "public_id", "name", "runtime", "min_driver", "image_cuda", "min_cuda"
+        "id", "public_id", "name", "runtime", "min_driver", "image_cuda", "min_cuda", "saved_image"
     )
-    for id_, public_id, name, runtime, driver, said, chosen in rows:
+    saved = set()
+    for id_, public_id, name, runtime, driver, said, chosen, saved_image in rows:
+        if saved_image is not None:
+            saved.add(id_)
         cuda = required_cuda(said, chosen)
         if not (DRIVER_VERSION.fullmatch(driver or "0") and CUDA_VERSION.fullmatch(cuda or "0.0")):
             what = f"{name} requires driver {driver!r} and CUDA {cuda!r}, one of which is not a version"
@@ -141,6 +144,11 @@ def read_ineligible_nodes(
             others = [each for each in environments[id_].with_gpus if each != node]
             here = find_ineligible_nodes(needs, [(node, capabilities[node])])
             environments[id_] = environments[id_]._replace(with_gpus=tuple(sorted([*others, *here])))
+    for id_, lacking in _nodes_without_saved_image(saved, capabilities).items():
+        without_gpus, with_gpus, cuda = environments[id_]
+        environments[id_] = EnvironmentNodes(
+            tuple(sorted({*without_gpus, *lacking})), tuple(sorted({*with_gpus, *lacking})), cuda
+        )
     without_gpu_shares = tuple(
         sorted(node for node in gpu_shares_required if not capabilities[node].enforces_gpu_shares)
     )
@@ -189,6 +197,18 @@ def _node_specific_requirements() -> Iterator[tuple[int, str, EnvironmentRequire
     columns = ("environment_id", "node__public_id", "environment__runtime", "environment__min_driver", "cuda")
     for id_, node, runtime, driver, cuda in rows.values_list(*columns):
         yield id_, node, EnvironmentRequirements(runtime, driver, cuda)
+
+
+def _nodes_without_saved_image(
+    saved: Collection[int], capabilities: Mapping[str, NodeCapabilities]
+) -> dict[int, set[NodeId]]:
+    """Return the nodes that lack the image of each of these environments, which is in no registry."""
+    lacking = {id_: set(map(NodeId, capabilities)) for id_ in saved}
+    if saved:
+        rows = ImagePresence.objects.filter(environment__in=saved, state="present")
+        for id_, node in rows.values_list("environment_id", "node__public_id"):
+            lacking[id_].discard(NodeId(node))
+    return lacking
 
 
 def _nodes_without_volume(capabilities: Mapping[str, NodeCapabilities]) -> dict[str, NodeIds]:

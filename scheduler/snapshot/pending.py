@@ -29,6 +29,7 @@ from scheduler.snapshot.job_columns import (
     elastic_min_tasks,
     gang_launcher,
     home_node,
+    mixes_gpus,
     parse_topology_constraint,
     pending_values,
     rank_amounts,
@@ -179,6 +180,7 @@ def build_pending_row(
         topology_constraint=parse_topology_constraint(row["topology_constraint"]),
         launcher=gang_launcher(row["tasks"], row["launcher"]),
         preferred_nodes=tuple(row["preferred_nodes"]),
+        allow_mixed_gpus=mixes_gpus(row),
         **pending_values(row),
     )
     return (

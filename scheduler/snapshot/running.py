@@ -34,6 +34,7 @@ from scheduler.snapshot.job_columns import (
     RUNNING_COLUMNS,
     elastic_min_tasks,
     home_node,
+    mixes_gpus,
     parse_topology_constraint,
     rank_amounts,
     running_values,
@@ -150,6 +151,7 @@ def _fetch_attempts(attempts: Sequence[int] | None) -> Iterator[tuple[int, LiveA
         "job__tasks",
         "job__min_tasks",
         "job__launcher",
+        "job__allow_mixed_gpus",
         "job__max_attempts",
         "job__desired_state",
     ):
@@ -234,6 +236,7 @@ def build_running_row(attempt: LiveAttempt, avoid: tuple[NodeId, ...], home: Nod
         node_affinity=home,
         min_tasks=attempt.min_tasks,
         nominated_tasks=_nominated_tasks(attempt),
+        allow_mixed_gpus=mixes_gpus(row, "job__"),
         **running_values(row),
     )
 

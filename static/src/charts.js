@@ -121,11 +121,12 @@ function table(box, data) {
   sheet.className = "fw-table fw-table--tight";
   const head = sheet.createTHead().insertRow();
   const columns = kinds.flatMap(([kind, title, scale]) => Object.entries(data.lines[kind] ?? {}).map(([name, values]) => [`${title}, ${name}`, values, scale]));
-  for (const title of ["Minute", ...columns.map(([name]) => name)]) { const cell = document.createElement("th"); cell.scope = "col"; cell.textContent = title; head.append(cell); }
+  const bySecond = data.at.length > 1 && data.at[1] - data.at[0] < 60;
+  for (const title of [bySecond ? "Time" : "Minute", ...columns.map(([name]) => name)]) { const cell = document.createElement("th"); cell.scope = "col"; cell.textContent = title; head.append(cell); }
   const body = sheet.createTBody();
   for (let i = data.at.length - 1; i >= 0; i--) {
     const line = body.insertRow();
-    line.insertCell().textContent = minute(data.at[i]);
+    line.insertCell().textContent = clock(data.at[i] * 1000, bySecond);
     for (const [, values, scale] of columns) { const cell = line.insertCell(); cell.className = "fw-num"; cell.textContent = values[i] === null ? "unknown" : rounded(values[i] / scale); }
   }
   box.replaceChildren(sheet);

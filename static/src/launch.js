@@ -64,7 +64,7 @@ export function startLaunch(root) {
 
   restoreDraft(form, addRole);
   proportional(true);
-  startRankTable(form.querySelector("[data-rank-overrides]"), form.elements.rank_overrides, ask);
+  for (const part of form.querySelectorAll("[data-lines]")) startLineTable(part, form.elements[part.dataset.lines], ask);
 
   document.addEventListener("htmx:afterSwap", () => markFields(form));
   document.addEventListener("input", (event) => {
@@ -111,29 +111,43 @@ function markFields(form) {
   }
 }
 
-// Shows the lines "RANK NAME=value" of a text area as a table; the text area is what is sent.
-function startRankTable(part, text, ask) {
-  const lines = text.value.split("\n").filter((line) => line.trim());
-  const rows = lines.map((line) => line.trim().match(/^(\d+)\s+([^=]+)=(.*)$/));
-  if (rows.includes(null)) return; // a line that is refused is corrected as text
+const PAIR = [/^([^=]+)=(.*)$/, ([target, value]) => `${target}=${value}`];
+const LINES = {
+  rank_overrides: [/^(\d+)\s+([^=]+)=(.*)$/, ([rank, name, value]) => `${rank} ${name}=${value}`],
+  volumes: [/^(\S+)(?:\s+(\/\S*))?(?:\s+(ro))?$/, (words) => words.filter(Boolean).join(" ")],
+  secret_variables: PAIR,
+  secret_files: PAIR,
+};
+
+// Shows the lines of a text area as a table of inputs and choices; the text area is what is sent.
+function startLineTable(part, text, ask) {
   const [table, row] = [...part.querySelectorAll("template")].map((each) => each.content);
+  if (!table) return;
+  const [pattern, format] = LINES[part.dataset.lines];
+  const parsed = text.value.split("\n").filter((line) => line.trim()).map((line) => line.trim().match(pattern));
+  const cellsOf = (line) => [...line.querySelectorAll("input, select")];
+  const filled = (values) => {
+    const line = row.cloneNode(true);
+    cellsOf(line).forEach((cell, index) => { cell.value = values[index] || ""; });
+    return line;
+  };
+  const isShown = (found) => found && cellsOf(filled(found.slice(1))).every((cell, index) => cell.value === (found[index + 1] || ""));
+  if (!parsed.every(isShown)) return; // a line that is refused, or names what is not offered, is corrected as text
   part.append(table.cloneNode(true));
   const body = part.querySelector("tbody");
-  const add = (values) => {
-    body.append(row.cloneNode(true));
-    [...body.lastElementChild.querySelectorAll("input")].forEach((input, index) => { input.value = values[index] || ""; });
-  };
   const write = () => {
-    const cells = [...body.rows].map((each) => [...each.querySelectorAll("input")].map((input) => input.value.trim()));
-    text.value = cells.filter((each) => each.some(Boolean)).map(([rank, name, value]) => `${rank} ${name}=${value}`).join("\n");
+    const lines = [...body.rows].map((each) => cellsOf(each).map((cell) => cell.value.trim()));
+    text.value = lines.filter((each) => each[0] || each[1]).map(format).join("\n");
+    saveDraft(text.form);
     ask();
   };
-  rows.forEach((each) => add(each.slice(1)));
+  for (const found of parsed) body.append(filled(found.slice(1)));
   text.hidden = true;
+  part.querySelector("[id$=_helptext]")?.setAttribute("hidden", ""); // it explains the notation of the text
   part.addEventListener("input", write);
   part.addEventListener("click", (event) => {
-    if (event.target.closest("[data-rank-add]")) { add([]); body.lastElementChild.querySelector("input").focus(); }
-    const removed = event.target.closest("[data-rank-remove]");
+    if (event.target.closest("[data-line-add]")) { body.append(filled([])); cellsOf(body.lastElementChild)[0].focus(); }
+    const removed = event.target.closest("[data-line-remove]");
     if (removed) { removed.closest("tr").remove(); write(); }
   });
 }

@@ -1,4 +1,6 @@
 // Small habits of pages: tabs, copy buttons, fields that submit their form, rows that can be selected together.
+document.querySelector(".fw-nav [aria-current]")?.scrollIntoView({ block: "nearest" }); // the side bar may scroll
+
 export function startTabs() {
   document.addEventListener("click", (event) => {
     const tab = event.target.closest("[role=tab]");

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tests.api.fixture_data import BROWSER
 from tests.api.table import (
     ADMIN,
     CONTROLLERS,
@@ -42,7 +43,9 @@ RUN = "0" * 32
 VERSION = {"model": "m", "version": "1", "stage": "Staging"}
 SHARE = {"user": "{person}", "access": "edit", "duration_s": "3600"}
 BULK_HOLD = {"job": "{job}", "action": "hold", "confirmed": "1"}
+HOOK = {"channel": "slack", "url": "https://a.example/x", "events": "job_failed"}
 SIGNAL = {"signal": "SIGUSR1"}
+SAVE = {"name": "torch-and-more", "purpose": "Vision.", "audience": "me"}
 
 PAGES = [
     Page("home", "get", "/", EVERYBODY),
@@ -66,6 +69,12 @@ PAGES = [
     Page(
         "save-notice-webhook", "post", "/inbox/channels/slack/", EVERYBODY, {"url": "https://a.example/"}, 302
     ),
+    Page("subscribe-browser", "post", "/inbox/browsers/", EVERYBODY, BROWSER, 302),
+    Page("unsubscribe-browser", "post", "/inbox/browsers/{browser}/remove/", OWNER, None, 302, 302, 302),
+    Page("project-webhooks", "get", "/projects/{project}/webhooks/", MANAGERS),
+    Page("project-webhooks", "post", "/projects/{project}/webhooks/", MANAGERS, HOOK, 302),
+    Page("cluster-webhooks", "get", "/webhooks/", ADMIN, hidden=403),
+    Page("cluster-webhooks", "post", "/webhooks/", ADMIN, HOOK, 302, hidden=403),
     Page("test-notice", "post", "/inbox/channels/desktop/test/", EVERYBODY, None, 302),
     Page("retry-delivery", "post", "/inbox/deliveries/{delivery}/retry/", OWNER, None, 302, 302, 302),
     Page("launch", "get", "/launch/", EVERYBODY),
@@ -104,6 +113,26 @@ PAGES = [
     Page("job-files-list", "get", "/jobs/{running}/files/list/", OWNER | MANAGERS),
     # the job has no such directory
     Page("job-file", "get", "/jobs/{running}/files/content/?path=/x", OWNER | MANAGERS, status=404),
+    Page(
+        "job-files-upload",
+        "post",
+        "/jobs/{running}/files/upload/",
+        CONTROLLERS,
+        None,
+        302,
+        denied=302,
+        writes=False,
+    ),
+    Page(
+        "job-files-change",
+        "post",
+        "/jobs/{running}/files/change/",
+        CONTROLLERS,
+        None,
+        302,
+        denied=302,
+        writes=False,
+    ),
     Page("job-file-image", "get", "/jobs/{running}/files/image/?path=/x", OWNER | MANAGERS, status=404),
     Page("job-terminal", "get", "/jobs/{running}/terminal/", OWNER),
     # its ranks are not up yet
@@ -165,6 +194,27 @@ PAGES = [
     Page("job-signal", "post", "/jobs/{running}/signal/", CONTROLLERS, SIGNAL, 302, 302, writes=False),
     Page("job-resubmit", "post", "/jobs/{ended}/resubmit/", CONTROLLERS, None, 302),
     Page("job-open", "post", "/jobs/{running_workspace}/open/", OWNER, None, 409, writes=False),
+    Page("job-save-environment", "get", "/jobs/{running}/save-environment/", CONTROLLERS),
+    # its ranks are not up yet
+    Page(
+        "job-save-environment-start",
+        "post",
+        "/jobs/{running}/save-environment/start/",
+        CONTROLLERS,
+        SAVE,
+        302,
+        302,
+        writes=False,
+    ),
+    Page(
+        "delete-saved-environment",
+        "post",
+        "/saved-environments/{saved}/delete/",
+        OWNER | ADMIN,
+        None,
+        302,
+        404,
+    ),
     Page("job-notebooks", "get", "/jobs/{running_workspace}/notebooks/", OWNER),
     # it has not started
     Page(
@@ -213,6 +263,7 @@ PAGES = [
     Page("answer-request", "post", "/approvals/{extension}/answer/", ADMIN, {}, 302, 302, writes=False),
     Page("withdraw-request", "post", "/approvals/{extension}/withdraw/", OWNER, None, 302, 302),
     Page("request-effect", "post", "/approvals/{extension}/effect/", ADMIN, writes=False),
+    Page("replay-request", "post", "/approvals/{extension}/replay/", ADMIN, writes=False),
     Page("revoke-exemption", "post", "/approvals/exemptions/{exemption}/revoke/", MANAGERS, None, 302, 302),
     Page("services", "get", "/services/", EVERYBODY),
     Page("service", "get", "/services/{service}/", INSIDE),
@@ -305,6 +356,8 @@ PAGES = [
     Page("quotas", "get", "/quotas/", EVERYBODY),
     _admin("save-quotas", "/quotas/save/", writes=False),
     _admin("undo-quota", "/quotas/undo/{change}/"),
+    _admin("replay-quotas", "/quotas/replay/", {"pool": "main-pool"}, status=200, writes=False),
+    Page("quota-replay", "get", "/quotas/replays/{replay}/", ADMIN, denied=404),
     _admin("quota-effect", "/quotas/effect/", {"pool": "main-pool"}, status=200, writes=False),
     _admin("add-quota", "/quotas/add/", {"pool": "main-pool"}, status=400, writes=False),
     _admin("end-quota-addition", "/quotas/additions/{addition}/end/"),

@@ -55,6 +55,8 @@ AUDIENCE: dict[type[columns.Model], dict[str, frozenset[str]]] = {
             "image_digest",
             "checkpoint_dir",
             "code_repository",
+            "code_archive",
+            "code_path",
             "code_ref",
             "code_host_key",
             "roles",
@@ -103,7 +105,7 @@ AUDIENCE: dict[type[columns.Model], dict[str, frozenset[str]]] = {
     models.FileRequest: {"path": SELF},
     models.Notice: dict.fromkeys(("title", "message"), SELF),
     models.NoticeDelivery: {"last_error": SELF},
-    models.NoticeWebhook: {"host": SELF},
+    models.NoticeWebhook: {"host": SELF, "label": SELF},  # of a project: its managers
     models.NodeIncident: {"message": ADMIN},
     models.GpuAlert: dict.fromkeys(("subject", "note"), ADMIN),
     models.ClusterSettings: {"scheduler_alert": ADMIN},
@@ -153,12 +155,13 @@ OTHERS: dict[str, str] = {
     "UserRequest": "kind state role delays reservations effect",
     "FailedCycle": "kind trigger",
     "FileRequest": "target action",
+    "CodeArchive": "sha256",
     "FailureRule": "action exit_codes reasons",
     "Forecast": "code jobs_ahead",
     "GpuAlert": "kind",
     "Invitation": "code_sha256",
     "Job": "kind state desired_state reason gpu_model mig_profile launcher nominated_placement retry_on "
-    "retry_exit_codes resume_from on_stall gpu_switch",
+    "notify retry_exit_codes resume_from on_stall gpu_switch",
     "LayerProfile": "content layers",
     "PipelinePlan": "answer",
     "JobEvent": "kind before after reason",
@@ -168,9 +171,9 @@ OTHERS: dict[str, str] = {
     "Notice": "kind",
     "NoticeDelivery": "channel state",
     "NoticePreferences": "channels",
-    "NoticeWebhook": "channel encrypted_url encrypted_secret",
+    "NoticeWebhook": "channel events url_digest encrypted_url encrypted_secret",
     "OutboxMessage": "name arguments queue",
-    "AttemptProgress": "workload_fingerprint scaling_fingerprint gpu_model",
+    "AttemptProgress": "workload_fingerprint scaling_fingerprint gpu_model launcher",
     "Project": "policy egress_allow",
     "QuotaChange": "before after",
     "RankProgress": "reports",
@@ -201,6 +204,7 @@ OTHERS: dict[str, str] = {
     "InvalidRow": "kind",
     "IdempotencyKey": "key route body_sha256 body",
     "EngineQuery": "kind body answer",
+    "QuotaReplay": "quotas digest error result",
     "Terminal": "session_key secret error",
     "NotebookListing": "notebooks problem",
 }
@@ -312,6 +316,8 @@ def marked(fixture_data: FixtureData) -> Marked:
 def _mark(marked: Marked, row: Any, audiences: dict[str, frozenset[str]]) -> None:
     written = {}
     for column, audience in audiences.items():
+        if isinstance(row, models.NoticeWebhook) and row.user is None:
+            audience = MANAGERS
         word = marked.word(Mark(type(row), column, audience, _owner_of(marked.fixture_data, row)))
         written[column] = _text_for(column, row, word)
     if isinstance(row, models.AuditEntry):  # rows that are there cannot be changed

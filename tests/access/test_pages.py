@@ -20,7 +20,7 @@ from tests.api.table import ADMIN, EVERYBODY, NOBODY
 
 REFUSALS = re.compile(
     "You may view this, but you lack the permission for this action|Only (managers|administrators|its owner) |"
-    "There is no such (secret|job|delivery)"
+    "There is no such (secret|job|delivery|browser)"
     "|Administrators decide on this|Managers of the project and administrators cut"
 )
 """How a page says that somebody lacks the right, where it goes back to a page to say it."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.launchers.checkout import KEY_FILE, TOKEN_FILE, Checkout, with_checkout
+from agents.launchers.checkout import KEY_FILE, TOKEN_FILE, Checkout, with_code
 from agents.launchers.gang import LaunchSpec
 from agents.node.spec.task_spec import SECRETS_PLACEHOLDER
 from portal.domain.code import HOST_KEYS, parse_repository
@@ -55,7 +55,7 @@ def check_out(
     tmp_path: Path, checkout: Checkout, secrets: dict[str, str], variables: dict[str, str], path: str = ""
 ) -> tuple[int, str, str]:
     """Run a command behind the checkout as a task does; return exit code, output and reported commit."""
-    launch = with_checkout(LaunchSpec((sys.executable, "train.py")), checkout)
+    launch = with_code(LaunchSpec((sys.executable, "train.py")), checkout)
     folder, temporary, report = tmp_path / "secrets", tmp_path / "tmp", tmp_path / "code"
     folder.mkdir(mode=0o700, exist_ok=True)
     subprocess.run(["rm", "-rf", str(temporary)], check=True)
@@ -186,7 +186,7 @@ def test_a_stop_ends_a_checkout_immediately(tmp_path: Path) -> None:
     with silent_server() as url:
         checkout = describe(f"{url}/lab/vit.git")
         (tmp_path / "secrets").mkdir()
-        launch = with_checkout(LaunchSpec(("true",)), checkout)
+        launch = with_code(LaunchSpec(("true",)), checkout)
         for name, file in launch.files.items():
             (tmp_path / "secrets" / name).write_text(file.content)
         process = subprocess.Popen(

@@ -250,6 +250,30 @@ def test_the_terminal_command_opens_a_shell_and_prints_its_pid(node: RigNode, li
     link.request("stop", timeout_s=30, epoch=1, job="jshell", attempt=1, grace_s=0)
 
 
+def test_a_running_task_is_saved_with_the_settings_of_its_image(
+    node: RigNode, link: Link, start: Any, tiny_image: RigImage
+) -> None:
+    base = json.loads(docker(node, "image", "inspect", tiny_image.name))[0]["Config"]
+    hidden = {"TOKEN": "in-a-variable", "PATH": "/usr/local/bin:/usr/bin:/bin:/extra"}
+    program = "touch /tmp/installed; echo ready; sleep 600 # in-the-command"
+    start("jsaved", "sh", "-c", program, env=hidden, secret_files={"token": "in-a-secret"})
+    wait_for_line(link, "jsaved", "ready")
+    asked = {"job": "jsaved", "attempt": 1, "image": "localhost/fairway-saved/x:latest", "max_mib": 100}
+    saved = link.request("save_image", timeout_s=60, **asked)["image"]
+    facts = docker(node, "image", "inspect", asked["image"])
+    config = json.loads(facts)[0]["Config"]
+    variables = dict(each.split("=", 1) for each in config["Env"])
+    assert "TOKEN" not in variables and f"PATH={variables['PATH']}" in base["Env"]
+    assert (config["Entrypoint"], config.get("Labels") or {}) == (["/bin/sh"], {})
+    assert not [word for word in ("in-a-", "in-the-") if word in facts]
+    docker(node, "save", "--output", "/tmp/saved.tar", asked["image"])
+    assert node.execute("grep", "-c", "-a", "in-a-", "/tmp/saved.tar", check=False).stdout.strip() == "0"
+    new = spec_of("jnew", tiny_image, ["ls", "/tmp/installed"]) | {"image": saved["image_id"]}
+    link.request("start", timeout_s=60, epoch=1, spec=new)
+    wait_for_line(link, "jnew", "/tmp/installed")
+    link.request("stop", timeout_s=30, epoch=1, job="jsaved", attempt=1, grace_s=0)
+
+
 @pytest.mark.long
 def test_only_unused_images_are_removed(link: Link, start: Any, node: RigNode, tiny_image: RigImage) -> None:
     rows = {word: load(link, f"reg.example/{word}:1") for word in ("used", "idle", "twice")}

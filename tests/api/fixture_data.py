@@ -35,6 +35,8 @@ from portal.models import (
     OrphanContainer,
     Project,
     Quota,
+    QuotaReplay,
+    SavedImage,
     SavedJobView,
     Schedule,
     ScheduleRun,
@@ -59,7 +61,7 @@ from portal.services.images.registries import do_save_login
 from portal.services.jobs.logs import write_log_bytes
 from portal.services.jobs.submission import do_cancel_job
 from portal.services.lifecycle.job_control import RankPlacement, start_attempt
-from portal.services.notices.webhooks import do_save_webhook
+from portal.services.notices.webhooks import do_save_webhook, do_subscribe_browser
 from portal.services.projects.projects import QuotaValues, do_change_quota, do_remove_member
 from portal.services.projects.quota_additions import do_add_quota
 from portal.services.projects.secrets import do_save_secret
@@ -110,6 +112,14 @@ class FixtureData:
         return self.names | (self.former_names if actor == "former" else {})
 
 
+BROWSER = {
+    "url": "https://push.example.org/send/1",
+    "p256dh": "BCVxsr7N_eNgVRqvHtD0zTZsEc6-VV-JvLexhqUzORcxaOzi6-AYWXvTBHm4bjyPjs7Vd8pZGH6SRpkNtoIAiw4",
+    "auth": "BTBZMqHH6r4Tts7J_aSIgg",
+    "label": "Firefox on Linux",
+}
+"""A subscription, with the keys of the example in RFC 8291."""
+SHARED_WEBHOOK = ("https://hooks.example.org/project", ["job_failed"])
 LOG = (
     b"2026-11-21T07:00:00.000001Z stdout F one\n"
     b"2026-11-21T07:00:00.000002Z stderr P tw\n"
@@ -154,8 +164,10 @@ def make() -> FixtureData:
         code="site_rule", title="t", cause="c.", fix="f.", pattern="license", changed_by="admin-x"
     )
     do_save_secret(people["manager"], project, "shared", "never shown")
-    do_save_webhook(owner, Channel.WEBHOOK, "https://hooks.example.org/notices")
+    do_save_webhook(owner, owner, Channel.WEBHOOK, "https://hooks.example.org/notices")
     notice = Notice.objects.create(recipient=owner, kind="job_failed", title="train failed", in_inbox=True)
+    browser = do_subscribe_browser(owner, **BROWSER)
+    hook, _ = do_save_webhook(people["manager"], project, Channel.WEBHOOK, *SHARED_WEBHOOK)
     profile = factories.layer_profile(owner, project)
     rows: dict[str, Any] = {
         "reservation": reservation,
@@ -205,6 +217,9 @@ def make() -> FixtureData:
             name="failed", owner=owner, project=project, query="state=failed"
         ),
         "notice": notice,
+        "browser": browser,
+        "replay": QuotaReplay.objects.create(pool=pool, quotas=[], digest="", requested_by=people["admin"]),
+        "hook": hook,
         "delivery": NoticeDelivery.objects.create(
             notice=notice, channel="webhook", state="failed", due_at=timezone.now(), last_error="It broke."
         ),
@@ -330,6 +345,11 @@ def work_of(
         size_bytes=2**20,
         saved_at=timezone.now(),
         validity="valid",
+    )
+    work["saved"] = factories.environment(f"saved-{owner.username}", tool=False, owner=owner)
+    work["saved"].projects.set([project])
+    SavedImage.objects.create(
+        environment=work["saved"], task=work["running"].attempts.get().task_rows.first(), requested_by=owner
     )
     until = timezone.now() + dt.timedelta(days=1)
     work["share"] = WorkspaceShare.objects.create(

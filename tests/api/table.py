@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from portal.services.accounts.tokens import Scope
-from tests.api.fixture_data import ACTORS
+from tests.api.fixture_data import ACTORS, BROWSER
 
 NOBODY = frozenset({"anonymous", "deactivated"})
 OUTSIDE = frozenset({"stranger", "former"})
@@ -20,12 +20,13 @@ ADMIN = frozenset({"admin"})
 OWNER = frozenset({"member"})
 JOINERS = OUTSIDE | {"viewer"}
 
-READ, JOBS, WORKSPACES, PROJECTS, QUOTAS, REQUESTS, METRICS, TOKENS = (
+READ, JOBS, WORKSPACES, SSH, PROJECTS, QUOTAS, REQUESTS, METRICS, TOKENS = (
     frozenset({scope})
     for scope in (
         Scope.READ,
         Scope.JOBS,
         Scope.WORKSPACES,
+        Scope.SSH,
         Scope.PROJECTS,
         Scope.QUOTAS,
         Scope.REQUESTS,
@@ -57,6 +58,8 @@ TEMPLATE = {
     "parameters": [{"name": "lr", "type": "number", "default": 0.1}],
 }
 SHARE = {"user": "colleague-x", "access": "edit", "duration_s": 3600}
+HOOK = {"project": "vision", "channel": "slack", "url": "https://a.example/x", "events": ["job_failed"]}
+SAVE = {"name": "torch-and-more", "purpose": "Vision."}
 REPORTS = {"reports": [{"step": 2, "value": 0.25}]}
 LENT = {
     "allow_host_network": True,
@@ -246,15 +249,15 @@ ROWS = [
     Row("jobs_suspend", "post", "jobs/{running}/suspend/", CONTROLLERS, {}, scope=BY_KIND),
     Row("jobs_resume", "post", "jobs/{job}/resume/", CONTROLLERS, {}, 409, scope=BY_KIND),
     # neither runs on a GPU; the acts themselves are in tests/scheduler/test_idle_pass.py
-    Row("jobs_snooze", "post", "jobs/{workspace}/snooze/", CONTROLLERS, {}, 409, scope=WORKSPACES),
+    Row("jobs_snooze", "post", "jobs/{job}/snooze/", CONTROLLERS, {}, 409, scope=BY_KIND),
     Row(
         "jobs_idle_exemption",
         "post",
-        "jobs/{workspace}/idle-exemption/",
+        "jobs/{job}/idle-exemption/",
         CONTROLLERS,
         {"reason": "a demo at noon"},
         409,
-        scope=WORKSPACES,
+        scope=BY_KIND,
     ),
     Row("idle_exemptions_list", "get", "idle-exemptions/", EVERYBODY),
     Row(
@@ -276,6 +279,9 @@ ROWS = [
     Row("requests_approve", "post", "requests/{extension}/approve/", ADMIN, {}, 409, scope=REQUESTS),
     Row("requests_deny", "post", "requests/{extension}/deny/", ADMIN, {"answer": "no"}, 409, scope=REQUESTS),
     Row("requests_withdraw", "post", "requests/{extension}/withdraw/", OWNER, {}, scope=REQUESTS),
+    Row("quotas_replay", "post", "quotas/replays/", ADMIN, EFFECT, 202, hidden=403, scope=READ),
+    Row("quotas_replay_get", "get", "quotas/replays/{replay}/", ADMIN, denied=404, scope=READ),
+    Row("requests_replay", "post", "requests/{extension}/replay/", ADMIN, {}, 409, scope=REQUESTS),
     Row("quotas_effect", "post", "quotas/effect/", ADMIN, EFFECT, 503, hidden=403, scope=READ),
     Row("quota_additions_list", "get", "quota-additions/", EVERYBODY),
     Row(
@@ -316,6 +322,7 @@ ROWS = [
         scope=JOBS,
     ),
     Row("jobs_spec", "get", "jobs/{job}/spec.yaml", INSIDE),
+    Row("jobs_kubernetes", "get", "jobs/{job}/kubernetes.yaml", INSIDE),
     Row("schedules_list", "get", "schedules/", EVERYBODY),
     Row("schedules_create", "post", "schedules/", WORKERS, SCHEDULE, 201, hidden=422, scope=JOBS),
     Row("schedules_get", "get", "schedules/{schedule}/", INSIDE),
@@ -343,6 +350,8 @@ ROWS = [
     # it is in the home of its owner
     Row("checkpoints_resume", "post", "checkpoints/{checkpoint}/resume/", OWNER, {}, 201, scope=JOBS),
     Row("jobs_events", "get", "jobs/{running}/events/", INSIDE),
+    # its ranks are not up yet
+    Row("jobs_ssh", "post", "jobs/{running}/ssh/", OWNER, {}, 409, scope=SSH),
     Row("jobs_launch", "get", "jobs/{running}/launch/?attempt=1", CONTROLLERS),
     Row("launchers_list", "get", "launchers/", EVERYBODY),
     Row("jobs_logs", "get", "jobs/{running}/logs/?rank=1", INSIDE),
@@ -351,12 +360,54 @@ ROWS = [
     Row("jobs_files", "get", "jobs/{running}/files/", OWNER | MANAGERS),
     # the job has no such directory
     Row("jobs_file", "get", "jobs/{running}/files/content/?path=/x", OWNER | MANAGERS, None, 404),
+    Row(
+        "jobs_file_write",
+        "put",
+        "jobs/{running}/files/content/?path=/x",
+        CONTROLLERS,
+        None,
+        404,
+        scope=BY_KIND,
+    ),
+    Row(
+        "jobs_files_delete", "delete", "jobs/{running}/files/?path=/x", CONTROLLERS, None, 404, scope=BY_KIND
+    ),
+    Row(
+        "jobs_directories_create",
+        "post",
+        "jobs/{running}/files/directories/",
+        CONTROLLERS,
+        {"path": "/x"},
+        404,
+        scope=BY_KIND,
+    ),
+    Row("project_code_upload", "post", "projects/vision/code/", WORKERS, None, 422, hidden=404, scope=JOBS),
     Row("jobs_file_archive", "get", "jobs/{running}/files/archive/?path=/x", OWNER | MANAGERS, None, 404),
     Row("workspaces_list", "get", "workspaces/", EVERYBODY),
     Row("workspaces_launch", "post", "workspaces/", WORKERS, LAB, 201, hidden=422, scope=WORKSPACES),
     Row("workspaces_get", "get", "workspaces/{workspace}/", INSIDE),
     # nobody may enter another person's workspace, not even an admin; the owner's is not ready yet
     Row("workspaces_open", "post", "workspaces/{workspace}/open/", OWNER, {}, 409, scope=WORKSPACES),
+    Row("jobs_saved_environments", "get", "jobs/{running}/saved-environments/", INSIDE),
+    # its ranks are not up yet
+    Row(
+        "jobs_save_environment",
+        "post",
+        "jobs/{running}/save-environment/",
+        CONTROLLERS,
+        SAVE,
+        409,
+        scope=BY_KIND,
+    ),
+    Row(
+        "saved_environments_delete",
+        "post",
+        "saved-environments/{saved}/delete/",
+        OWNER | ADMIN,
+        {},
+        denied=404,
+        scope=JOBS,
+    ),
     Row("workspaces_notebooks", "get", "workspaces/{workspace}/notebooks/", OWNER),
     # it has not started
     Row(
@@ -478,6 +529,17 @@ ROWS = [
     Row("notices_test", "post", "notices/channels/desktop/test/", EVERYBODY, {}, 201),
     Row("notices_deliveries_list", "get", "notices/deliveries/", EVERYBODY),
     Row("notices_retry", "post", "notices/deliveries/{delivery}/retry/", OWNER, {}, 204, denied=404),
+    Row("notices_browsers_list", "get", "notices/browsers/", EVERYBODY),
+    Row("notices_push_key", "get", "notices/browsers/key/", EVERYBODY),
+    Row("notices_subscribe_browser", "post", "notices/browsers/", EVERYBODY, BROWSER, 201),
+    Row(
+        "notices_unsubscribe_browser", "delete", "notices/browsers/{browser}/", OWNER, status=204, denied=404
+    ),
+    Row("webhooks_list", "get", "webhooks/", EVERYBODY),
+    Row("webhooks_set", "post", "webhooks/", MANAGERS, HOOK, 201, scope=PROJECTS),
+    Row("webhooks_test", "post", "webhooks/{hook}/test/", MANAGERS, {}, 201, denied=404, scope=PROJECTS),
+    Row("webhooks_deliveries", "get", "webhooks/{hook}/deliveries/", MANAGERS, denied=404),
+    Row("webhooks_remove", "delete", "webhooks/{hook}/", MANAGERS, status=204, denied=404, scope=PROJECTS),
     Row("secrets_list", "get", "secrets/", EVERYBODY),
     Row("secrets_put", "put", "secrets/hub-token/", EVERYBODY, VALUE),
     Row("secrets_remove", "delete", "secrets/own/", OWNER, status=204, denied=404),

@@ -139,7 +139,7 @@ def test_forecasts_that_held(dataset, admin) -> None:
 def test_nodes_and_gpus_that_are_unwell(dataset, admin) -> None:
     node, pool = dataset["node"], dataset["pool"].name
     frame = {"nodes": {node.public_id: {"lag_s": 0.4, "cpu": 3, "u": [50, None, 100], "m": [8, 8], "w": []}}}
-    sample_cache.store_frames({sample_cache.CLUSTER_KEY: json.dumps(frame)})
+    sample_cache.store_frames({sample_cache.CLUSTER_KEY: json.dumps(frame)}, {})
     silent = factories.node(dataset["pool"])
     Node.objects.filter(pk=silent.pk).update(reachable=False)
     first, second, *_ = node.gpus.all()

@@ -7,10 +7,10 @@ from django.utils import timezone
 from playwright.sync_api import expect
 
 from portal.domain.reasons import EndReason
-from portal.models import Job, WorkspaceActivity
+from portal.models import AttemptActivity, Job
 from portal.services.cluster.policy_settings import do_change_policy
+from portal.services.jobs.idle import do_exempt_from_idle
 from portal.services.lifecycle import job_control
-from portal.services.workspaces.idle import do_exempt_from_idle
 from scheduler.idle_pass import run_idle_pass
 from tests.browser.conftest import elsewhere
 from tests.browser.test_accessibility import look_at
@@ -57,7 +57,7 @@ def test_idle_countdown_keep_suspended_resume(open_as, dataset) -> None:
     expect(page.get_by_text("label-qa is snoozed")).to_be_visible()
     expect(page.get_by_role("alert")).to_have_count(0)
 
-    WorkspaceActivity.objects.filter(pk=attempt.pk).update(snoozed_until=timezone.now())
+    AttemptActivity.objects.filter(pk=attempt.pk).update(snoozed_until=timezone.now())
     elsewhere(run_idle_pass)
     expect(page.get_by_role("alert")).to_contain_text("2 more times")
     expire_countdown(attempt)

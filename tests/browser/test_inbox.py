@@ -7,7 +7,9 @@ from django.db import transaction
 from playwright.sync_api import expect
 
 from portal.domain.notices import NoticeKind
+from portal.models import NoticeWebhook
 from portal.services.notices.write import NoticeDraft, write_notices
+from tests.api.fixture_data import BROWSER
 from tests.browser.conftest import elsewhere
 from tests.browser.test_accessibility import look_at
 
@@ -65,3 +67,36 @@ def test_a_notice_arrives_live_and_is_read(open_as, dataset) -> None:
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (360, True)])
 def test_the_inbox_passes_axe(open_as, dataset, width, dark) -> None:
     assert look_at(open_as("m-okafor", width=width, dark=dark), ["/inbox/"]) == ""
+
+
+SUBSCRIBE = """const fake = (endpoint) => ({ endpoint, unsubscribe: async () => true,
+  toJSON: () => ({ endpoint, keys: { p256dh: "%s", auth: "%s" } }) });
+PushManager.prototype.subscribe = async ({ applicationServerKey }) => {
+  sessionStorage.setItem("endpoint", "https://push.example.org/" + applicationServerKey.length);
+  return fake(sessionStorage.getItem("endpoint")); };
+PushManager.prototype.getSubscription = async () => {
+  const endpoint = sessionStorage.getItem("endpoint"); return endpoint && fake(endpoint); };"""
+"""The push service of the browser's vendor cannot be reached in tests; the rest is the browser's own."""
+
+
+def test_a_browser_is_allowed_named_and_removed(open_as, site) -> None:
+    page = open_as("m-okafor")
+    page.context.grant_permissions(["notifications"], origin=site)
+    page.add_init_script(SUBSCRIBE % (BROWSER["p256dh"], BROWSER["auth"]))
+    page.goto("/inbox/")
+    page.get_by_role("button", name="Allow in this browser").click()
+    expect(page.get_by_text("This browser gets push messages.")).to_be_visible()
+    expect(page.get_by_text("(this browser)")).to_be_visible()
+    expect(page.get_by_role("button", name="Allow in this browser")).to_be_hidden()
+    row = NoticeWebhook.objects.get(channel="push")
+    assert (row.host, row.label) == ("push.example.org", "Chrome on Linux")
+    assert [each.url for each in page.context.service_workers] == [f"{site}/static/push_worker.js"]
+    page.get_by_role("button", name="Remove Chrome on Linux").click()
+    expect(page.get_by_role("button", name="Allow in this browser")).to_be_visible()
+    assert not NoticeWebhook.objects.exists()
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (360, True)])
+def test_the_webhooks_of_a_project_pass_axe(open_as, dataset, width, dark) -> None:
+    address = f"/projects/{dataset.projects['vision'].public_id}/webhooks/"
+    assert look_at(open_as("r-castellan", width=width, dark=dark), [address]) == ""

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
+from portal.models import Volume
+from portal.services.projects.secrets import do_save_secret
+
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 OPEN_FOLDS = "() => document.querySelectorAll('#launch details').forEach((fold) => { fold.open = true; })"
@@ -80,3 +83,35 @@ def test_amounts_follow_the_gpus_until_they_are_edited(open_as) -> None:
     page.locator("#size_presets button").nth(0).click()
     expect(page.locator("#sum-limits")).to_contain_text("no time limit", timeout=PATIENCE_MS)
     expect(cores).to_have_value("3")
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_volumes_and_secrets_are_chosen_from_lists(open_as, dataset, width) -> None:
+    Volume.objects.create(name="imagenet", kind="dataset", path="/srv/imagenet", read_only=True)
+    Volume.objects.create(name="runs", kind="host_path", path="/srv/runs")
+    do_save_secret(dataset.people["m-okafor"], dataset.people["m-okafor"], "hub-token", "value")
+    page = open_as("m-okafor", width=width, dark=width == 390)
+    page.goto("/launch/?kind=training&defaults=1")
+    page.locator("[name=name]").fill("with data")
+    page.locator("[name=command]").fill("true")
+    page.locator("#data-h").click()
+    lists = page.locator("[data-lines=volumes]")
+    expect(page.locator("[name=volumes]")).to_be_hidden()
+    for volume, path, access in (("imagenet", "", "ro"), ("runs", "/runs", "")):
+        page.get_by_role("button", name="Add a volume").click()
+        for label, value in (("Volume", volume), ("Access", access)):
+            lists.get_by_label(label, exact=True).last.select_option(value)
+        page.get_by_label("Mount path").last.fill(path)
+    assert page.locator("[name=volumes]").input_value() == "imagenet ro\nruns /runs"
+    page.locator("summary", has_text="Secrets").click()
+    page.get_by_role("button", name="Add a secret as a variable").click()
+    page.get_by_label("Variable of a secret").fill("HUB_TOKEN")
+    page.get_by_label("Secret", exact=True).first.select_option("hub-token")
+    assert page.locator("[name=secret_variables]").input_value() == "HUB_TOKEN=hub-token"
+    overflow = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    assert overflow <= 0
+    page.reload()  # the draft of this tab fills the lists again
+    page.locator("#data-h").click()
+    expect(page.get_by_label("Volume", exact=True).last).to_have_value("runs")
+    page.locator("[data-lines=volumes] [data-line-remove]").last.click()
+    assert page.locator("[name=volumes]").input_value() == "imagenet ro"

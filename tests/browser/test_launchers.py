@@ -29,7 +29,7 @@ def test_options_and_ranks_are_edited_and_shown_before_the_launch(open_as, width
         page.get_by_role("button", name="Add a variable").click()
         for label, text in (("Rank", rank), ("Variable", name), ("Value", value)):
             page.get_by_label(label, exact=True).last.fill(text)
-    page.locator("[data-rank-remove]").last.click()
+    page.locator("[data-lines=rank_overrides] [data-line-remove]").last.click()
     if width > 1000:
         page.get_by_role("tab", name="Ranks").click()
         expect(page.locator("#v-ranks")).to_contain_text("HOROVOD_FUSION_THRESHOLD=33554432")

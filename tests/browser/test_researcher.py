@@ -10,8 +10,9 @@ from django.db import transaction
 from playwright.sync_api import expect
 
 from portal.live_events import publish_on_commit
-from portal.models import Job
+from portal.models import Job, Task
 from portal.services.accounts import users
+from portal.services.jobs.failures import identify_failures
 from portal.services.jobs.submission import do_hold_job
 from portal.services.projects.projects import QuotaValues, do_change_quota
 from tests import factories
@@ -280,3 +281,17 @@ def test_the_queue_opens_by_key_updates_live_and_keeps_expanded_rows(open_as, da
     elsewhere(lambda: publish_on_commit("cluster", {"kind": "cycle"}))
     expect(page.locator("#queue").get_by_text("Held", exact=True)).to_be_visible(timeout=10_000)
     expect(page.locator("#queue-table-box")).to_be_visible()
+
+
+def test_a_failed_job_is_retried_by_the_fix_of_its_rule(open_as, dataset):
+    job = dataset.jobs["dino-abl-b128"]
+    Task.objects.update(log_complete=True)
+    identify_failures()
+    page = open_as("m-okafor")
+    page.goto(f"/jobs/{job.public_id}/")
+    expect(page.get_by_text("rule host_out_of_memory")).to_be_visible()
+    page.get_by_role("button", name="Retry with 96 GiB").click()
+    page.wait_for_url(re.compile(rf"/jobs/(?!{job.public_id})[a-z0-9]+/$"))
+    fresh = Job.objects.order_by("-pk")[0]
+    assert page.url.endswith(f"/jobs/{fresh.public_id}/")
+    assert (fresh.name, fresh.memory_mib) == (job.name, 96 * 1024)

@@ -10,6 +10,7 @@ import re
 import socket
 import subprocess
 import sys
+import tarfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from django.utils import timezone
 
 from client import Fairway, FairwayError, Refused, TimedOut, api, cli
 from portal.domain.job_spec import job_fields
-from portal.models import Attempt, Job, Task
+from portal.models import Attempt, CodeArchive, Job, Task
 from portal.services.accounts.tokens import Scope, do_create_token
 from portal.services.jobs.logs import write_log_bytes
 from portal.services.lifecycle import job_control
@@ -91,6 +92,9 @@ def test_python_submits_waits_reads_logs_and_stops(address, dataset, fields) -> 
     assert "".join(job.logs(tail=1)) == "two\n"
     assert [each.id for each in server.jobs(state=["RUNNING"])] == [job.id]
     assert Fairway().job(job.id).stop().data["desired_state"] == "cancelled"
+    keyed = [Fairway().submit(idempotency_key="nightly-1", **fields).id for _ in range(2)]
+    assert keyed[0] == keyed[1] != job.id
+    assert "kind: Job\n" in job.kubernetes()
     text = job.spec()
     copy = server.submit_yaml(text.replace("name: run", "name: again"))
     assert Job.objects.get(public_id=copy.id).command == ["python", "train.py"]
@@ -231,6 +235,8 @@ def test_every_listing_prints_a_table_and_json(address, dataset, fields, capsys)
     for command in ("status", "why", "spec"):
         assert fairway(command, job.id) == cli.OK
         assert "PENDING" in capsys.readouterr().out or command == "spec"
+    assert fairway("export", job.id, "--kubernetes") == cli.OK
+    assert "apiVersion: batch/v1" in capsys.readouterr().out
 
 
 def test_the_exit_code_of_wait_reflects_the_end(address, fields, capsys) -> None:
@@ -283,7 +289,7 @@ def reviewed(dataset: Any, typed: dict[str, str]) -> dict[str, str]:
     rows = {name: dataset[name].public_id for name in ("project", "environment")}
     shown = client.post(reverse("launch-check"), rows | typed).content.decode()
     found = re.findall(r'<pre id="p-(\w+)"[^>]*>(.*?)</pre>', shown, re.DOTALL)
-    assert len(found) == 3, shown
+    assert {key for key, _ in found} - {"kubernetes"} == {"yaml", "cli", "rest"}, shown
     return {key: html.unescape(text) for key, text in found}
 
 
@@ -334,3 +340,36 @@ def test_the_client_installs_separately(tmp_path) -> None:
         [command, "--help"], env=environment, cwd=tmp_path, text=True, capture_output=True, timeout=60
     )
     assert "exit codes:" in done.stdout, done.stderr
+
+
+def test_a_folder_is_packed_without_what_git_ignores_and_stored_once(
+    address, dataset, fields, tmp_path, capsys
+) -> None:
+    folder = tmp_path / "vit"
+    (folder / "src").mkdir(parents=True)
+    for name, content in (("src/train.py", "print(1)"), ("data.bin", "x" * 1000), (".gitignore", "*.bin\n")):
+        (folder / name).write_text(content)
+    (folder / "run.sh").write_text("#!/bin/sh")
+    (folder / "run.sh").chmod(0o755)
+    (folder / "outside").symlink_to("/etc/passwd")
+    options = [f"--{name}={fields[name]}" for name in ("project", "environment")]
+    assert fairway("run", "--name=packed", f"--code={folder}", *options, "--", "python", "src/train.py") == 0
+    printed = capsys.readouterr()
+    assert "outside is left out" in printed.err
+    job = Job.objects.get(public_id=printed.out.strip())
+    assert _names(job.code_archive) == [".gitignore", "data.bin", "run.sh", "src/train.py"]
+    subprocess.run(["git", "init", "-q", str(folder)], check=True)
+    assert fairway("run", "--name=ignored", f"--code={folder}", *options, "--", "true") == 0
+    of_git = Job.objects.get(public_id=capsys.readouterr().out.strip())
+    assert _names(of_git.code_archive) == [".gitignore", "run.sh", "src/train.py"]
+    os.utime(folder / "run.sh", (1, 1))
+    assert fairway("run", "--name=same", f"--code={folder}", *options, "--", "true") == 0
+    assert CodeArchive.objects.count() == 2
+    assert fairway("run", "--name=none", f"--code={tmp_path / 'gone'}", *options, "--", "true") == cli.USAGE
+    assert fairway("run", "--name=none", f"--code={folder}", "--", "true") == cli.USAGE
+
+
+def _names(sha256: str) -> list[str]:
+    with tarfile.open(fileobj=io.BytesIO(CodeArchive.objects.get(sha256=sha256).content)) as archive:
+        assert archive.getmember("run.sh").mode == 0o755
+        return archive.getnames()

@@ -82,6 +82,37 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
             raise PlanError(f"{uuid} is allocated {milli} milli")
     _check_limits(snapshot, plan)
     _check_evictions(snapshot, plan)
+    _check_same_gpus(snapshot, plan)
+
+
+def _check_same_gpus(snapshot: Snapshot, plan: Plan) -> None:
+    """Raise ``PlanError`` if a gang that must not gets GPUs of different models or fabrics."""
+    kind = {
+        gpu.uuid: (gpu.model, dict(node.labels).get("fabric")) for node in snapshot.nodes for gpu in node.gpus
+    }
+    pending = {row.job: row for row in snapshot.pending}
+    running = {row.job: row for row in snapshot.running}
+    placements = (*plan.starts, *plan.nominations)
+    for job in {placement.job for placement in placements}:
+        row = pending.get(job) or running[job]
+        requests = _requests_by_rank(row).values() if isinstance(row, PendingRow) else ()
+        if not row.needs_same_gpus or len({ask.gpu_model for ask in requests if ask.gpus}) > 1:
+            continue
+        tasks = {
+            rank if task.rank is None else task.rank: task
+            for rank, task in enumerate(running[job].tasks if job in running else ())
+            if not (task.stopping or running[job].stopping)
+        }
+        if len({kind[gpu.uuid] for task in tasks.values() for gpu in task.gpus}) > 1:
+            continue  # started mixed, such as before the rule was changed
+        for eviction in plan.evictions:
+            if eviction.job == job:
+                tasks = {
+                    rank: t for rank, t in tasks.items() if eviction.ranks and rank not in eviction.ranks
+                }
+        placed = [*tasks.values(), *(t for each in placements if each.job == job for t in each.tasks)]
+        if len({kind[gpu.uuid] for task in placed for gpu in task.gpus}) > 1:
+            raise PlanError(f"{job} is placed on GPUs of different models or fabrics")
 
 
 def _reserved_for_others(snapshot: Snapshot, tree: ProjectTree, row: PendingRow) -> set[NodeId]:

@@ -106,7 +106,12 @@ def test_buckets_hold_one_task_where_a_floor_applies(snapshot: Snapshot, apart: 
         rows = [row for row in snapshot.pending if row.gpus_per_task == 1]
         shapes = [
             build_task_shape(
-                row.task_request, row.project, tuple(sorted(row.avoid_nodes)), row.node_affinity, 1
+                row.task_request,
+                row.project,
+                tuple(sorted(row.avoid_nodes)),
+                row.node_affinity,
+                1,
+                same_gpus=False,
             )[0]
             for row in rows
         ]

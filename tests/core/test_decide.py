@@ -242,7 +242,8 @@ def test_only_nodes_that_could_run_it_count() -> None:
     assert verdict(alone, "j").code is VerdictCode.UNSATISFIABLE
     assert verdict(alone, "j").message == (
         "No node of this cluster can run it: each lacks the runtime of its environment, has too old a driver, "
-        "does not enforce the network policy of its project, or lacks a volume that it mounts."
+        "does not enforce the network policy of its project, or lacks a volume that it mounts "
+        "or the image that its environment was saved as."
     )
 
 
@@ -306,12 +307,12 @@ SAID = [
     (
         cluster(TWO, [NLP], running=BUSY, pending=[waits("j", "nlp", 4)]),
         VerdictCode.INSUFFICIENT_RESOURCES,
-        "Needs 4 GPUs; 4 are free now, the largest node has 3 free.",
+        "Needs 4 GPUs; 4 are free now, at most 3 on one node.",
     ),
     (
         cluster(TWO, [NLP], running=BUSY, pending=[waits("j", "nlp", 2, tasks=3)]),
         VerdictCode.INSUFFICIENT_RESOURCES,
-        "Needs 3 × 2 GPUs; 4 are free now, the largest node has 3 free: enough for 1 of its 3 tasks.",
+        "Needs 3 × 2 GPUs; 4 are free now, at most 3 on one node: enough for 1 of its 3 tasks.",
     ),
     (
         cluster([node("n1", 2, cpu_milli=4_000)], [NLP], running=[runs("r", "nlp", ("n1", [0]))],
@@ -366,7 +367,7 @@ SAID = [
                     runs("r2", "vision", ("n2", [0, 1, 2, 3]), preemptible=False)],
                 pending=[waits("j", "nlp", 1)]),
         VerdictCode.OVER_FAIR_SHARE,
-        "Needs 1 GPU; 0 are free now, the largest node has 0 free. "
+        "Needs 1 GPU; none is free now. "
         "With it, nlp would use 5, more than its fair share of 4, so no other project releases GPUs for it; "
         "it starts when some are free.",
     ),

@@ -140,6 +140,41 @@ STANDING_PLANS = [
         ),
         id="the GPU of a rank that joins in this plan is not free for a victim",
     ),
+    pytest.param(
+        cluster(
+            [node("n0", 2), node("n1", 2), node("n2", 4)],
+            [project("p"), project("q")],
+            [quota("p", 3, 5), quota("q", 4)],
+            running=[some("r0", "p", [("n0", 0), ("n0", 1)], 2), some("r1", "q", [("n1", 0)], 1)],
+            pending=[
+                grows("r1", "q", (1,), 1),
+                waits("w0", "q", tasks=3, priority=60),
+                waits("w1", "p", tasks=4, min_tasks=2, age_s=1.0, priority=60),
+            ],
+        ),
+        id="a gang starts on free GPUs that were nominated for a rank of another, which joins elsewhere",
+    ),
+    pytest.param(
+        cluster(
+            [node("n0", 4), node("n1", 4), node("n2", 3)],
+            [project("p"), project("q")],
+            [quota("p", 4), quota("q", 1)],
+            running=[
+                some("r0", "q", [("n0", 0), ("n0", 1)], 2),
+                some("r1", "p", [("n0", 2), ("n0", 3)], 2),
+                some("r2", "p", [("n1", 0), ("n1", 1), ("n1", 2)], 2),
+            ],
+            pending=[
+                grows("r0", "q", (2, 3), 2),
+                grows("r1", "p", (2, 3), 2),
+                grows("r2", "p", (3,), 2),
+                waits("w0", "p", tasks=3, min_tasks=2),
+                waits("w1", "q", tasks=4, min_tasks=2, age_s=1.0, priority=60),
+                waits("w2", "p", tasks=2, min_tasks=1, age_s=2.0, priority=60),
+            ],
+        ),
+        id="a rank that joins starts on a free GPU that was nominated for a rank of a gang that starts",
+    ),
 ]
 
 

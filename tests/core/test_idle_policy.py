@@ -12,10 +12,10 @@ from scheduler.core.idle_policy import (
     GpuActivity,
     GpuUsageMinute,
     IdlePolicy,
+    IdleState,
     IdleStep,
     InactivePeriod,
     ToolActivity,
-    WorkspaceIdleState,
     inactive_since_s,
     next_step,
 )
@@ -23,7 +23,7 @@ from scheduler.core.idle_policy import (
 NOW_S = 1_000_020.0
 QUIET = GpuActivity(InactivePeriod(NOW_S - 7200.0, NOW_S - 20.0))
 TOOL = ToolActivity(NOW_S - 7200.0, NOW_S - 30.0)
-IDLE = WorkspaceIdleState(NOW_S - 9000.0, QUIET, TOOL)
+IDLE = IdleState(NOW_S - 9000.0, QUIET, TOOL)
 SUSPEND, NOTIFY = IdlePolicy("suspend", 3600.0), IdlePolicy("notify", 3600.0)
 
 
@@ -120,7 +120,7 @@ def test_only_warned_jobs_known_to_be_idle_are_suspended(
     gpu, tool, kept, stops, counts, action, after
 ) -> None:
     now_s = 3e4
-    watched = WorkspaceIdleState(
+    watched = IdleState(
         0.0,
         GpuActivity(InactivePeriod(min(gpu), max(gpu)) if gpu else None),
         ToolActivity(min(tool[:2]), max(tool[:2]), tool[2]) if tool else None,
@@ -138,3 +138,10 @@ def test_only_warned_jobs_known_to_be_idle_are_suspended(
     assert watched.tool is not None and now_s - watched.tool.last_polled_s <= STALE_AFTER_S
     assert now_s - watched.gpu.inactive.since_s >= after and now_s - watched.tool.since_s >= after
     assert now_s - (watched.tool.last_active_s or 0.0) >= after
+
+
+def test_a_job_without_a_tool_is_idle_when_its_gpus_are() -> None:
+    state = IdleState(NOW_S - 9000.0, QUIET, None, has_tool=False)
+    assert inactive_since_s(state, NOW_S) == max(NOW_S - 9000.0, QUIET.inactive.since_s)
+    assert inactive_since_s(replace(state, has_tool=True), NOW_S) is None
+    assert inactive_since_s(replace(state, gpu=GpuActivity()), NOW_S) is None

@@ -89,6 +89,15 @@ def test_a_sweep_keeps_its_placeholders_and_the_program_is_never_filled() -> Non
     }
 
 
+def test_a_sweep_keeps_the_placeholders_of_roles_and_may_vary_them() -> None:
+    fields = {"roles": [{"name": "a", "tasks": "{gpus}", "command": ["x", "{lr}", "{{y}}"]}]}
+    filled = fill_fields(fields, {"gpus": 3}, of_sweep=True)
+    assert filled == {"roles": [{"name": "a", "tasks": 3, "command": ["x", "{lr}", "{{y}}"]}]}
+    declared = read_template_parameters([LR, GPUS])
+    assert swept_parameters_error(declared, fields, [{"lr": 0.1}]) is None
+    assert "fills a field of the job" in str(swept_parameters_error(declared, fields, [{"gpus": [1, 2]}]))
+
+
 def test_a_role_has_filled_commands() -> None:
     fields = {"roles": [{"name": "a", "tasks": "{gpus}", "command": ["x", "{gpus}"]}]}
     assert fill_fields(fields, {"gpus": 3}) == {"roles": [{"name": "a", "tasks": 3, "command": ["x", "3"]}]}

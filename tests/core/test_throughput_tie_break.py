@@ -108,7 +108,7 @@ def test_the_levels_that_a_gang_crosses_belong_to_its_layout() -> None:
     racks = [(("block", "x"), ("rack", "1")), (("block", "x"), ("rack", "1"))]
     rows = [node("a"), node("b"), node("c", "H200")]
     nodes = [replace(row, labels=labels) for row, labels in zip(rows, [*racks, racks[0]], strict=True)]
-    gang = waits("j", "p", 4, tasks=2)
+    gang = waits("j", "p", 4, tasks=2, allow_mixed_gpus=True)
     mixed, far = Layout("A100 + H200", 2, 2, 0), Layout("A100 + H200", 2, 2, 2)
 
     def chosen(*speeds: Layout) -> list[str]:

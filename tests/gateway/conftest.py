@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from portal.models import Job, User
+from portal.models import Job, Task, User
+from portal.services.jobs.submission import do_cancel_job
 from portal.services.workspaces.access import do_open_workspace
 from tests import factories
-from tests.engine_harness import harness, shared_harness
-from tests.gateway.gateway_harness import Testbed, running_workspace, sign_in
+from tests.engine_harness import EngineHarness, InProcessEngine, harness, shared_harness, wait_for
+from tests.gateway.gateway_harness import Testbed, in_thread, running_workspace, sign_in
 
 __all__ = ["harness", "shared_harness"]
 
@@ -46,6 +50,27 @@ def own_stand(transactional_db: None, tmp_path: Path) -> Iterator[Testbed]:
 @pytest.fixture
 def owner(transactional_db: None) -> User:
     return factories.user()
+
+
+@pytest.fixture
+def running(harness: EngineHarness, owner: User) -> Iterator[Job]:
+    """A job that runs on this machine; its actor goes on working beside the test."""
+    harness.mark_enrolled(harness.create_node(name=f"n{time.monotonic_ns()}"))
+    project = factories.project(member=owner)
+    environment = factories.environment(runtime="process", tool=False)
+    job = factories.job(owner, project, environment, command=["sleep", "600"], gpus_per_task=1)
+    over = threading.Event()
+    work = partial(in_thread, lambda: InProcessEngine().run_until(over.is_set, 300.0))
+    engine = threading.Thread(target=work, daemon=True)
+    engine.start()
+    try:
+        wait_for("it runs", Task.objects.filter(attempt__job=job, state="RUNNING").exists)
+        yield Job.objects.get(pk=job.pk)
+        do_cancel_job(owner, Job.objects.get(pk=job.pk))
+        wait_for("it ends", lambda: Job.objects.filter(pk=job.pk, state="CANCELLED").exists())
+    finally:
+        over.set()
+        engine.join(30)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ import httpx
 import uvicorn
 from aiohttp import web
 from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
-from django.db import transaction
+from django.db import connection, transaction
 
 from portal.gateway import activity
 from portal.gateway.app import Gateway
@@ -171,10 +171,19 @@ async def echo_web(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": json.dumps(reported).encode()})
 
 
+def in_thread(act: Callable[[], Any]) -> None:
+    """Does something in a thread of its own, which leaves no connection behind."""
+    try:
+        act()
+    finally:
+        connection.close()
+
+
 class Testbed:
     """Everything in one event loop of a thread of its own."""
 
     __test__ = False
+    web_application: Callable[..., Any] = staticmethod(echo_web)
 
     def __init__(self, folder: Path) -> None:
         self.web_socket = str(folder / "web.sock")
@@ -205,7 +214,7 @@ class Testbed:
         site = web.TCPSite(self._runner, "127.77.0.1", 0)
         await site.start()
         self.tool.port = self._runner.addresses[0][1]
-        await self.serve(echo_web, uds=self.web_socket)
+        await self.serve(self.web_application, uds=self.web_socket)
         server = await self.serve(
             self._gateway(),
             host="127.0.0.1",

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from portal.domain.uploads import is_upload_path
 from portal.gateway.apps.portal_app import MAX_BODY_BYTES
 from portal.gateway.proxy import http_proxy
 from portal.services.workspaces.access import do_open_workspace
@@ -87,7 +88,7 @@ def test_a_body_without_a_length_is_refused_where_it_grows_too_long(testbed) -> 
 
 def test_a_browser_gets_a_page(testbed) -> None:
     lines = ("Accept: text/html", f"Content-Length: {MAX_BODY_BYTES + 1}")
-    status, headers, body, _ = _talk(testbed, _head("localhost:8000", *lines, path="/launch/"), b"x" * 1000)
+    status, headers, body, _ = _talk(testbed, _head("localhost:8000", *lines, path="/jobs/"), b"x" * 1000)
     assert status == 413
     assert headers["content-type"].startswith("text/html")
     assert b"Request too large" in body
@@ -101,6 +102,24 @@ def test_the_longest_body_passes(testbed, chunked) -> None:
     else:
         pieces, head = [b"x" * MAX_BODY_BYTES], _head("localhost:8000", f"Content-Length: {MAX_BODY_BYTES}")
     assert _talk(testbed, head, *pieces)[0] == 200
+
+
+@pytest.mark.parametrize(("path", "status"), [("/jobs/j1/files/upload/", 200), ("/jobs/j1/files/", 413)])
+def test_only_the_routes_of_uploads_accept_a_file(testbed, path, status) -> None:
+    size = 3 * MIB
+    head = _head("localhost:8000", f"Content-Length: {size}", path=path)
+    assert _talk(testbed, head, b"x" * size)[0] == status
+
+
+def test_the_routes_of_uploads() -> None:
+    uploads = (
+        "/launch/",
+        "/jobs/j1/files/upload/",
+        "/api/v1/jobs/j1/files/content/",
+        "/api/v1/projects/p/code/",
+    )
+    others = ("/launch/check/", "/jobs/j1/files/", "/api/v1/jobs/", "/x/launch/", "/jobs/a/b/files/upload/")
+    assert all(map(is_upload_path, uploads)) and not any(map(is_upload_path, others))
 
 
 def test_data_beyond_the_declared_length_is_not_part_of_the_body(testbed) -> None:

@@ -21,7 +21,7 @@ from portal.gateway.access.authorization import Authorizer
 from portal.gateway.access.authorization_monitor import AuthorizationMonitor
 from portal.gateway.activity import ActivityTracker
 from portal.gateway.proxy.upstreams import Upstreams
-from portal.models import Job, WorkspaceActivity
+from portal.models import AttemptActivity, Job
 from portal.services.images.process_environment import ensure_process_jupyterlab, jupyterlab_command
 from portal.services.workspaces.access import decrypt_attempt_secret, do_open_workspace
 from tests.gateway.gateway_harness import attempt_of, running_workspace
@@ -132,7 +132,7 @@ def _is_known_to_be_used(testbed, job: Job, own: dict[str, str], kernel: str) ->
     )  # reading is no use, and nothing else happened
     assert again.tool_polled_since == first.tool_polled_since and again.tool_polled_at > first.tool_polled_at
 
-    async def sleeps() -> WorkspaceActivity:
+    async def sleeps() -> AttemptActivity:
         address = f"http://127.0.0.1:{testbed.port}/api/kernels/{kernel}/channels"
         async with (
             aiohttp.ClientSession() as session,
@@ -147,13 +147,13 @@ def _is_known_to_be_used(testbed, job: Job, own: dict[str, str], kernel: str) ->
     assert busy.tool_polled_at - busy.tool_active_at < seconds / 2  # it computes, and says nothing meanwhile
     with testbed.browser(job) as browser:
         assert browser.post(f"/api/kernels/{kernel}/interrupt", headers=own).is_success
-    WorkspaceActivity.objects.update(tool_polled_at=busy.tool_polled_at - 200 * seconds)
+    AttemptActivity.objects.update(tool_polled_at=busy.tool_polled_at - 200 * seconds)
     assert (
         _looked(job).tool_polled_since > busy.tool_polled_at
     )  # nobody looked for a while: what was known counts no more
 
 
-def _looked(job: Job) -> WorkspaceActivity:
+def _looked(job: Job) -> AttemptActivity:
     """The record after one look of a gateway."""
 
     async def look() -> None:
@@ -166,7 +166,7 @@ def _looked(job: Job) -> WorkspaceActivity:
             rights.close()
 
     asyncio.run(look())
-    return WorkspaceActivity.objects.get(attempt=attempt_of(job))
+    return AttemptActivity.objects.get(attempt=attempt_of(job))
 
 
 async def _told(

@@ -4,50 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
-from functools import partial
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import aiohttp
 import pytest
-from django.db import connection
 from django.test import Client
 
 from portal.gateway.apps.terminal_app import InputDetector, close_stale_terminals
-from portal.models import AuditEntry, BrowserSession, Job, Project, Task, Terminal, User
+from portal.models import AuditEntry, BrowserSession, Job, Project, Terminal, User
 from portal.services.accounts.sessions import session_id
 from portal.services.jobs.submission import do_cancel_job
 from portal.services.workspaces.terminals import MAX_TERMINALS_PER_USER
 from tests import factories
-from tests.engine_harness import EngineHarness, InProcessEngine, wait_for
-from tests.gateway.gateway_harness import Testbed, sign_in
+from tests.engine_harness import wait_for
+from tests.gateway.gateway_harness import Testbed, in_thread, sign_in
 from tests.time_budget import budget_s
 
 ORIGIN = "http://localhost:8000"
 AT_MOST_S = 5.0
-
-
-@pytest.fixture
-def running(testbed: Testbed, harness: EngineHarness, owner: User) -> Iterator[Job]:
-    """A job that runs on this machine; its actor goes on working beside the test."""
-    harness.mark_enrolled(harness.create_node(name=f"n{time.monotonic_ns()}"))
-    project = factories.project(member=owner)
-    environment = factories.environment(runtime="process", tool=False)
-    job = factories.job(owner, project, environment, command=["sleep", "600"], gpus_per_task=1)
-    over = threading.Event()
-    work = partial(in_thread, lambda: InProcessEngine().run_until(over.is_set, 300.0))
-    engine = threading.Thread(target=work, daemon=True)
-    engine.start()
-    try:
-        wait_for("it runs", Task.objects.filter(attempt__job=job, state="RUNNING").exists)
-        yield Job.objects.get(pk=job.pk)
-        do_cancel_job(owner, Job.objects.get(pk=job.pk))
-        wait_for("it ends", lambda: Job.objects.filter(pk=job.pk, state="CANCELLED").exists())
-    finally:
-        over.set()
-        engine.join(30)
 
 
 def page(session: str) -> Client:
@@ -194,14 +170,6 @@ def test_a_terminal_ends_with_its_right(
     closed = AuditEntry.objects.filter(action="terminal.close")
     wait_for("its end is written down", closed.exists)
     running.project.memberships.filter(user=owner).update(role="member")
-
-
-def in_thread(act: Callable[[], Any]) -> None:
-    """Does something in a thread of its own, which leaves no connection behind."""
-    try:
-        act()
-    finally:
-        connection.close()
 
 
 def test_limits_and_sessions_left_by_a_dead_gateway(testbed: Testbed, session: str, running: Job) -> None:

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime as dt
 import os
 import socket
 import threading
 import time
+from itertools import pairwise
 
 import pytest
 from channels.layers import get_channel_layer
 from django.db import connections, transaction
+from django.utils import timezone
 
+from portal.domain.reasons import EndReason
 from portal.live.collector.collector import Collector
 from portal.live.collector.node_stream import WatchError, open_stream
 from portal.live_events import channel_group
-from portal.models import Gpu, NodeMetricsMinute, Task
+from portal.models import Attempt, AttemptSeconds, Gpu, NodeMetricsMinute, Task
 from portal.selectors.logs.files import log_path
 from portal.selectors.logs.lines import log_file, read_lines
+from portal.selectors.nodes.metric_series import read_job_series
 from portal.services.lifecycle import job_control
 from portal.valkey import sample_cache
 from tests import factories
@@ -263,3 +268,23 @@ def test_a_broken_stream_reconnects(tmp_path):
         node.state = "retired"
         node.save()
         until(lambda: not links[1].is_open)
+
+
+def test_a_short_run_has_a_point_for_each_second(testbed, tmp_path):
+    node, person = local_node(tmp_path), factories.user()
+    job, task, gpu = running_job(person, node)
+    with collecting():
+        until(lambda: len(sample_cache.attempt_seconds(job.public_id, 1)) > 3)
+        job.refresh_from_db()
+        growing = read_job_series(person, job)
+        job_control.record_task_ended(task.pk, exit_code=0, reason=EndReason.EXIT_CODE)
+        until(AttemptSeconds.objects.filter(attempt=task.attempt).exists)
+    assert len(growing.times_s) > 3
+    job.refresh_from_db()
+    series = read_job_series(person, job)
+    assert series.times_s[: len(growing.times_s)] == growing.times_s
+    assert {b - a for a, b in pairwise(series.times_s)} == {1}
+    (line,) = [each for each in series.gpus if each.uuid == gpu.uuid]
+    assert len(line.utilisation_percent) == len(series.times_s) and None not in line.utilisation_percent[:3]
+    Attempt.objects.update(running_at=timezone.now() - dt.timedelta(hours=1))
+    assert len(read_job_series(person, job).times_s) < 3  # a longer run is drawn by minute

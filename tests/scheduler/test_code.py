@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import hashlib
+import io
 import os
 import subprocess
+import tarfile
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.utils import timezone
 
 from portal.domain.reasons import EndReason
 from portal.domain.states import JobState
-from portal.errors import InvalidRequest
-from portal.models import Attempt, ClusterSettings, EnvironmentRecord, Job, Node
+from portal.errors import Conflict, InvalidRequest, NotFound
+from portal.models import Attempt, ClusterSettings, CodeArchive, EnvironmentRecord, Job, Node
 from portal.selectors.jobs.jobs import get_job
+from portal.services.jobs import code_archives
 from portal.services.jobs.code import record_code_commit
+from portal.services.jobs.code_archives import delete_unused_archives, do_store_archive
 from portal.services.jobs.environment_records import recording_wait_s
 from portal.services.jobs.failures import identify_failures
 from portal.services.jobs.logs import log_path
@@ -68,6 +76,7 @@ def submit(harness: EngineHarness) -> Any:
         fields = {"command": list(command), "memory_mib": 256, "seed": 1, "max_attempts": 1} | fields
         return factories.job(manager, project, environment, **fields)
 
+    made.owner, made.project = manager, project  # type: ignore[attr-defined]
     return made
 
 
@@ -214,6 +223,87 @@ def test_the_record_waits_for_the_checkout(served, submit) -> None:
     assert recording_wait_s(task) is not None
     task.attempt.code_commit = ""
     assert recording_wait_s(task) is None
+
+
+def packed(**files: bytes) -> io.BytesIO:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w:gz") as archive:
+        for name, content in files.items():
+            header = tarfile.TarInfo(name.replace("__", "/"))
+            header.size = len(content)
+            archive.addfile(header, io.BytesIO(content))
+    made.seek(0)
+    return made
+
+
+def test_an_archive_is_unpacked_for_each_task_and_a_path_is_entered(submit, harness) -> None:
+    large = os.urandom(700_000)  # more than one piece
+    store = partial(do_store_archive, submit.owner, submit.project)
+    row = store(packed(src__train=b"print('packed')", data=large))
+    assert store(packed(src__train=b"print('packed')", data=large)).pk == row.pk
+    zeros = store(packed(zeros=bytes(3 * 2**20)))
+    command = "id -u; stat -c %u src/train; python3 src/train; sha256sum < data; echo $FAIRWAY_CODE_DIR"
+    command += "; mkdir -p $HOME/vit/src; echo 'print(7)' > $HOME/vit/src/main.py"
+    job = finish(submit("/bin/sh", "-c", command, code_archive=row.sha256))
+    lines = [line.split(" ", 3)[-1] for line in output(job).splitlines()]
+    assert lines[0] == lines[1] and (lines[0] != "0" or os.geteuid() != 0)
+    assert lines[2] == "packed" and hashlib.sha256(large).hexdigest() in lines[3]
+    assert lines[4].endswith("/tmp/code")
+
+    (upload,) = harness.folder.glob(f"*/**/uploads/{row.sha256}")
+    upload.write_bytes(b"damaged".ljust(row.size_bytes, b"."))
+    again = submit("test", "-e", "src/train", gpus_per_task=0, code_archive=row.sha256)
+    path = submit("python3", "main.py", gpus_per_task=0, code_path="vit/src")
+    gone = submit("true", gpus_per_task=0, code_path="gone")
+    finish(again)
+    assert output(finish(path)).splitlines()[-1].endswith("7")
+    assert "gone, cannot be entered" in output(finish(gone, JobState.FAILED))
+
+    ClusterSettings.objects.update(policy={"code_size_limit_mib": 1.0})
+    bomb = submit("true", gpus_per_task=0, code_archive=zeros.sha256)
+    lost = submit("true", gpus_per_task=0, code_archive=row.sha256)
+    CodeArchive.objects.filter(pk=row.pk).delete()
+    limited = finish(bomb, JobState.FAILED).message
+    assert "The unpacked archive is larger than the limit of 1 MiB." in limited
+    assert "no longer stored. Upload it again." in finish(lost, JobState.FAILED).message
+
+
+def test_code_has_one_source_of_the_project_and_a_path_inside_its_volumes() -> None:
+    owner = factories.user()
+    project, environment = factories.project(member=owner), factories.environment(tool=False)
+    other = factories.project("other", member=owner)
+    factories.node(factories.pool())
+    sha256 = do_store_archive(owner, other, packed(a=b"1")).sha256
+
+    def refused(**fields: Any) -> dict[str, str]:
+        with pytest.raises(InvalidRequest) as caught:
+            factories.job(owner, project, environment, **fields)
+        return dict(caught.value.fields)
+
+    assert "has no such archive" in refused(code_archive=sha256)["code_archive"]
+    assert "64 hexadecimal digits" in refused(code_archive="main")["code_archive"]
+    both = refused(code_repository="https://git.example.org/vit", code_path="vit")
+    assert both == {"code_path": "A job has one source of code: a git repository, an archive or a path."}
+    assert "neither in the home nor in a volume" in refused(code_path="/etc")["code_path"]
+    assert "must not contain .." in refused(code_path="../bob")["code_path"].lower()
+    with pytest.raises(NotFound):
+        do_store_archive(factories.user(), project, packed(a=b"1"))
+
+
+def test_unused_archives_are_deleted_and_limited(monkeypatch) -> None:
+    owner = factories.user()
+    project, environment = factories.project(member=owner), factories.environment(tool=False)
+    factories.node(factories.pool())
+    used = do_store_archive(owner, project, packed(a=b"1"))
+    do_store_archive(owner, project, packed(a=b"2"))
+    factories.job(owner, project, environment, code_archive=used.sha256)
+    CodeArchive.objects.update(used_at=timezone.now() - dt.timedelta(days=31))
+    delete_unused_archives()
+    assert list(CodeArchive.objects.values_list("pk", flat=True)) == [used.pk]
+    monkeypatch.setattr(code_archives, "MAX_UNUSED_BYTES", 200)
+    do_store_archive(owner, project, packed(a=b"3"))
+    with pytest.raises(Conflict, match="archives that no job uses"):
+        do_store_archive(owner, project, packed(a=os.urandom(300)))
 
 
 SERVE = """

@@ -198,18 +198,7 @@ def start_horovod(dataset, name: str, parameters: dict, **fields) -> Job:
     )
 
 
-@pytest.mark.parametrize(
-    "controller",
-    [
-        "gloo",
-        pytest.param(
-            "mpi",
-            marks=pytest.mark.xfail(
-                reason="MPI_Comm_split_type of hvd.init() does not return on two nodes (Open MPI 5.0.11)"
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("controller", ["gloo", "mpi"])
 def test_horovod(horovod, controller: str) -> None:
     job = start_horovod(horovod, "horovod", {"epochs": 2}, launcher_options={"controller": controller})
     assert done(horovod, job) == [f"rank {rank} of 4" for rank in range(4)]

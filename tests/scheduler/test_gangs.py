@@ -127,7 +127,7 @@ def test_a_refusal_of_one_node_undoes_the_whole_gang(testbed) -> None:
         testbed.reach(job, testbed.ended(job, JobState.FAILED))
     attempt = job.attempts.get()
     assert (attempt.stop_reason, attempt.all_prepared_at) == ("start_refused", None)
-    assert f"port {port}" in attempt.message
+    assert f"Another process listens on port {port} of this node." in attempt.message
     assert begun(testbed) == [] and testbed.alive() == [] and held_milli() == 0
     proofs = set(Allocation.objects.filter(task__attempt=attempt).values_list("proof", flat=True))
     assert proofs <= {"gone", "never_started"} and "" not in proofs

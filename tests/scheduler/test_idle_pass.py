@@ -11,21 +11,24 @@ from portal.domain.reasons import EndReason
 from portal.errors import Conflict, Forbidden, InvalidRequest, NotFound
 from portal.models import (
     Attempt,
+    AttemptActivity,
     AuditEntry,
     IdleExemption,
     Job,
     JobEvent,
     NodeMetricsMinute,
     Project,
-    WorkspaceActivity,
+    Service,
+    ServiceReplica,
+    ServiceVersion,
 )
 from portal.selectors.jobs.idle import idle_status
 from portal.services.cluster.policy_settings import do_change_policy
+from portal.services.jobs import idle
+from portal.services.jobs.idle import do_exempt_from_idle, do_revoke_exemption, do_snooze
 from portal.services.jobs.submission import do_resume_job
 from portal.services.lifecycle import job_control, readiness
 from portal.services.lifecycle.job_control import RankPlacement
-from portal.services.workspaces import idle
-from portal.services.workspaces.idle import do_exempt_from_idle, do_revoke_exemption, do_snooze
 from scheduler.idle_pass import run_idle_pass
 from tests import factories
 from tests.workspace_activity import MINUTE, expire_countdown, record_gpu_minutes, simulate_tool_activity
@@ -84,8 +87,8 @@ def tool(job: Job, *, used_ago_s: float | None = None) -> None:
     simulate_tool_activity(attempt_of(job), used_ago_s=used_ago_s)
 
 
-def seen(job: Job) -> WorkspaceActivity:
-    return WorkspaceActivity.objects.get(pk=attempt_of(job).pk)
+def seen(job: Job) -> AttemptActivity:
+    return AttemptActivity.objects.get(pk=attempt_of(job).pk)
 
 
 def reported(job: Job) -> list[str]:
@@ -140,17 +143,17 @@ def test_a_busy_kernel_or_gpu_is_not_idle_and_any_use_ends_the_countdown(dataset
     tool(lab, used_ago_s=0.0)
     run_idle_pass()
     assert reported(lab) == []  # nobody uses the GPU, but a kernel computes
-    WorkspaceActivity.objects.update(tool_active_at=timezone.now() - 20 * MINUTE)
+    AttemptActivity.objects.update(tool_active_at=timezone.now() - 20 * MINUTE)
     run_idle_pass()
     assert reported(lab) == ["idle"]
     tool(lab, used_ago_s=1.0)
     run_idle_pass()
     assert reported(lab) == ["idle", "idle_ended"]
     assert JobEvent.objects.filter(job=lab).latest("id").message == "It is in use again."
-    WorkspaceActivity.objects.update(tool_active_at=timezone.now() - 20 * MINUTE)
+    AttemptActivity.objects.update(tool_active_at=timezone.now() - 20 * MINUTE)
     run_idle_pass()
     minutes(dataset, 40.0)
-    WorkspaceActivity.objects.update(
+    AttemptActivity.objects.update(
         gpu_inactive_until=timezone.now() - 3 * MINUTE
     )  # it had not seen that minute yet
     run_idle_pass()
@@ -166,7 +169,7 @@ def test_unmeasured_workspaces_are_never_idle(dataset, lab, lost) -> None:
     tool(lab)
     run_idle_pass()
     assert reported(lab) == ["idle"]
-    WorkspaceActivity.objects.update(
+    AttemptActivity.objects.update(
         gpu_inactive_since=None, gpu_inactive_until=None
     )  # as a pass that looks anew
     match lost:
@@ -179,9 +182,9 @@ def test_unmeasured_workspaces_are_never_idle(dataset, lab, lost) -> None:
                 samples=9
             )
         case "the tool":
-            WorkspaceActivity.objects.update(tool_polled_at=timezone.now() - 4 * MINUTE)
+            AttemptActivity.objects.update(tool_polled_at=timezone.now() - 4 * MINUTE)
         case "the gateway was away":
-            WorkspaceActivity.objects.update(tool_polled_since=timezone.now() - 2 * MINUTE)
+            AttemptActivity.objects.update(tool_polled_since=timezone.now() - 2 * MINUTE)
         case "a GPU":
             minutes(dataset, None, back=4)
     expire_countdown(attempt_of(lab))
@@ -202,11 +205,11 @@ def test_a_snooze_postpones_and_does_not_disable(dataset, lab) -> None:
         row = do_snooze(dataset["owner"], lab)
         assert row.suspend_at is None and row.effective_snooze_count == 2 - left
         stays_kept(lab)
-        WorkspaceActivity.objects.update(snoozed_until=timezone.now())
+        AttemptActivity.objects.update(snoozed_until=timezone.now())
     run_idle_pass()
     with pytest.raises(Conflict, match="already been snoozed 2 times"):
         do_snooze(dataset["owner"], lab)
-    WorkspaceActivity.objects.update(
+    AttemptActivity.objects.update(
         tool_active_at=timezone.now() - 11 * MINUTE, snoozed_at=timezone.now() - 12 * MINUTE
     )
     assert seen(lab).effective_snooze_count == 0  # it was used since
@@ -336,3 +339,77 @@ def test_a_project_rule_applies_at_the_next_check_and_to_child_projects(dataset,
     do_change_policy(dataset["admin"], top, {"idle_after_s": None}, version=2)
     run_idle_pass()
     assert reported(lab) == ["idle", "idle_ended"]
+
+
+def trained(dataset, *gpus) -> Job:
+    """A training job that has run for an hour with a task on each of these GPUs."""
+    job = factories.job(dataset["owner"], dataset["project"], dataset["environment"], tasks=len(gpus))
+    with transaction.atomic():
+        locked = Job.objects.select_for_update().get(pk=job.pk)
+        slots = [RankPlacement(gpu.node, [(gpu.pk, 1000)]) for gpu in gpus]
+        attempt = job_control.start_attempt(locked, dataset["pool"], slots, epoch=1)
+    for task in attempt.task_rows.all():
+        job_control.mark_task_sent(task)
+        job_control.record_task_running(task.pk, container=f"c{task.rank}", ports={})
+    Attempt.objects.filter(pk=attempt.pk).update(running_at=timezone.now() - 60 * MINUTE)
+    return now(job)
+
+
+def test_a_training_job_is_suspended_when_none_of_its_gpus_is_used(dataset) -> None:
+    gpus = [dataset["node"].gpus.get(index=0), factories.node(dataset["pool"]).gpus.get(index=0)]
+    job = trained(dataset, *gpus)
+    record_gpu_minutes(gpus[0], *[0.0] * 12)
+    record_gpu_minutes(gpus[1], *[50.0] * 12)
+    run_idle_pass()
+    assert not AttemptActivity.objects.filter(pk=attempt_of(job).pk).exists()  # by default it is off
+    change = {"idle_training_action": "suspend", "idle_training_after_s": 600}
+    do_change_policy(dataset["admin"], dataset["pool"], change, version=2)
+    run_idle_pass()
+    assert reported(job) == []  # its other rank works
+    record_gpu_minutes(gpus[1], *[0.0] * 11)
+    run_idle_pass()
+    assert reported(job) == ["idle"]
+    message = JobEvent.objects.get(job=job, kind="idle").message
+    assert "its GPUs are inactive" in message and "has no checkpoint, so it begins again" in message
+    status = idle_status(now(job), attempt_of(job))
+    assert status is not None and status.action == "suspend"
+    do_exempt_from_idle(dataset["owner"], now(job), "it waits for a data set")
+    assert seen(job).suspend_at is None
+    do_revoke_exemption(dataset["admin"], IdleExemption.objects.get(job=job))
+    run_idle_pass()
+    expire_countdown(attempt_of(job))
+    run_idle_pass()
+    assert now(job).desired_state == "suspended"
+    assert JobEvent.objects.filter(job=job, message__startswith="Suspended after 1").exists()
+
+
+def test_a_service_is_scaled_to_zero_when_no_replica_is_used(dataset) -> None:
+    change = {"idle_service_action": "suspend", "idle_service_after_s": 600}
+    do_change_policy(dataset["admin"], dataset["pool"], change, version=2)
+    service = Service.objects.create(name="answers", owner=dataset["owner"], project=dataset["project"])
+    version = ServiceVersion.objects.create(
+        service=service, number=1, environment=dataset["environment"], created_by=dataset["owner"], job={}
+    )
+    replicas = []
+    for index in (0, 1):
+        job = trained(dataset, dataset["node"].gpus.get(index=index))
+        Job.objects.filter(pk=job.pk).update(kind="service")
+        ServiceReplica.objects.create(version=version, job=job)
+        Attempt.objects.filter(job=job).update(ready_at=timezone.now() - 60 * MINUTE)
+        replicas.append(now(job))
+    node = dataset["node"]
+    record_gpu_minutes(node.gpus.get(index=0), *[0.0] * 12)
+    NodeMetricsMinute.objects.filter(node=node).update(utilisation_percent=[0.0] * 4)
+    run_idle_pass()
+    assert reported(replicas[0]) == []  # a request has just arrived
+    Service.objects.update(active_at=timezone.now() - 60 * MINUTE)
+    run_idle_pass()
+    assert [reported(job) for job in replicas] == [["idle"], ["idle"]]
+    expire_countdown(attempt_of(replicas[0]))
+    run_idle_pass()
+    service.refresh_from_db()
+    assert not service.asleep
+    expire_countdown(attempt_of(replicas[1]))
+    run_idle_pass()
+    service.refresh_from_db()
+    assert service.asleep and service.message.startswith("Scaled to zero after ")

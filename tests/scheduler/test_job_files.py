@@ -186,3 +186,88 @@ def test_the_home_is_for_its_owner_and_reads_by_others_are_audited(world: World)
     )
     answer = wait_for("an answer", lambda: files.FileReceiver(request.public_id).receive(0.2))
     assert b"no longer" in answer[1]
+
+
+def test_files_are_uploaded_replaced_and_deleted_by_the_account_of_the_job(world: World) -> None:
+    client, base = world.client(world.owner), f"/api/v1/jobs/{world.job.public_id}/files/"
+
+    def send(method: str, path: str, body: bytes = b"", kind: str = "application/octet-stream") -> Any:
+        return client.generic(method, base + path, body, content_type=kind)
+
+    content = os.urandom(2_500_000)  # more pieces than wait in Valkey at a time
+    assert send("PUT", "content/?path=/home/ada/results/up.bin", content).status_code == 204
+    written = world.home / "results/up.bin"
+    assert written.read_bytes() == content
+    assert (written.stat().st_uid, written.stat().st_mode & 0o777) == (world.home.stat().st_uid, 0o644)
+    again = send("PUT", "content/?path=/home/ada/results/up.bin", b"new")
+    assert (again.status_code, again.json()["code"]) == (409, "file_exists")
+    assert written.read_bytes() == content
+    assert send("PUT", "content/?path=/home/ada/results/up.bin&overwrite=true", b"new").status_code == 204
+    assert written.read_bytes() == b"new"
+    empty = send("PUT", "content/?path=/home/ada/results/empty", b"")
+    assert empty.status_code == 204 and (world.home / "results/empty").read_bytes() == b""
+    assert sorted(path.name for path in (world.home / "results").iterdir()) == ["empty", "log.txt", "up.bin"]
+
+    made = send("POST", "directories/", json.dumps({"path": "/home/ada/more"}).encode(), "application/json")
+    assert made.status_code == 204 and (world.home / "more").is_dir()
+    made = send("POST", "directories/", json.dumps({"path": "/home/ada/more"}).encode(), "application/json")
+    assert (made.status_code, made.json()["code"]) == (409, "file_exists")
+    outside = world.volume / "kept"
+    outside.mkdir()
+    (outside / "file").write_text("kept")
+    for name in ("results/to-kept", "link"):
+        (world.home / name).symlink_to(outside)
+    assert send("PUT", "content/?path=/home/ada/link/file", b"x").status_code == 404
+    assert send("PUT", "content/?path=/home/ada/link&overwrite=true", b"x").status_code == 404
+    assert send("DELETE", "?path=/home/ada/link/file").status_code == 404
+    assert send("DELETE", "?path=/home/ada/results").status_code == 204
+    assert send("DELETE", "?path=/home/ada/link").status_code == 204
+    assert send("DELETE", "?path=/home/ada/results").status_code == 404
+    assert not (world.home / "results").exists() and (outside / "file").read_text() == "kept"
+    assert send("DELETE", "?path=/home/ada").status_code == 422
+    acts = AuditEntry.objects.filter(action__startswith="files.").values_list("action", flat=True)
+    assert {"files.write", "files.mkdir", "files.delete"} <= set(acts)
+
+
+def test_changes_need_control_a_writable_volume_and_the_size_limit(world: World, settings) -> None:
+    base = f"/api/v1/jobs/{world.job.public_id}/files/"
+    put = lambda user, path, body=b"x": world.client(user).generic("PUT", f"{base}content/?path={path}", body)  # noqa: E731
+    colleague = factories.user("col")
+    Membership.objects.create(project=world.project, user=colleague, role="member")
+    os.chmod(world.volume, 0o777)
+    assert put(world.manager, "/data/by-max").status_code == 204
+    assert put(world.manager, "/home/ada/x").status_code == 404
+    assert put(colleague, "/data/x").status_code == 403
+    settings.MAX_UPLOAD_BYTES = 300_000
+    large = put(world.owner, "/data/large", bytes(400_000))
+    assert large.status_code == 409 and "at most" in large.json()["detail"]
+    assert [path.name for path in world.volume.iterdir()] == ["by-max"]
+    world.job.volumes = [{"volume": "data", "target": "/data", "read_only": True}]
+    world.job.save(update_fields=["volumes"])
+    refused = put(world.owner, "/data/x")
+    assert (refused.status_code, refused.json()["code"]) == (409, "read_only")
+
+
+def test_the_page_uploads_creates_and_deletes(world: World) -> None:
+    client, base = world.client(world.owner), f"/jobs/{world.job.public_id}/files/"
+    place = {"path": "/home/ada/results", "rank": "0"}
+    page = world.page("files/list/?path=/home/ada/results").content.decode()
+    assert "New directory" in page and "Delete log.txt" in page
+    files_posted = [io.BytesIO(b"one"), io.BytesIO(b"two")]
+    for number, each in enumerate(files_posted):
+        each.name = f"part {number}.txt"
+    answer = client.post(f"{base}upload/", place | {"files": files_posted}, follow=True).content.decode()
+    assert "part 0.txt is uploaded." in answer and (world.home / "results/part 1.txt").read_bytes() == b"two"
+    again = io.BytesIO(b"other")
+    again.name = "part 0.txt"
+    answer = client.post(f"{base}upload/", place | {"files": again}, follow=True).content.decode()
+    assert (
+        "part 0.txt exists already." in answer and (world.home / "results/part 0.txt").read_bytes() == b"one"
+    )
+    again.seek(0)
+    client.post(f"{base}upload/", place | {"files": again, "overwrite": "on"})
+    assert (world.home / "results/part 0.txt").read_bytes() == b"other"
+    client.post(f"{base}change/", place | {"act": "mkdir", "name": "50% done"})
+    assert (world.home / "results/50% done").is_dir()
+    answer = client.post(f"{base}change/", place | {"act": "delete", "name": "50%25 done"}, follow=True)
+    assert "is deleted." in answer.content.decode() and not (world.home / "results/50% done").exists()

@@ -89,3 +89,25 @@ def test_a_slice_counts_as_one_gpu_of_a_limit(dataset) -> None:
     )
     with pytest.raises(Unsatisfiable, match="limit of"):
         submit(dataset, gpus_per_task=2, mig_profile="1g.10gb")
+
+
+def test_a_gang_needs_gpus_of_one_model_unless_it_allows_others(dataset) -> None:
+    other = factories.node(dataset["pool"], gpus=2, cpu_milli=64_000)
+    other.gpus.update(model="Test 40")
+    Gpu.objects.update(mig_profile="", memory_mib=81_920)
+    asks = {"tasks": 3, "gpus_per_task": 2, "cpu_milli": 1_000, "memory_mib": 1_024}
+    with pytest.raises(Unsatisfiable) as refusal:
+        submit(dataset, **asks)
+    assert "at once on GPUs of one model; this cluster fits 2." in refusal.value.message
+    assert refusal.value.details["nearest"] == {"tasks": 2, "gpus_per_task": 2}
+    roles = [{"name": name, "tasks": 1, "gpus_per_task": 3} for name in ("chief", "worker")]
+    with pytest.raises(Unsatisfiable, match="Its roles need 6 GPUs"):
+        submit(dataset, roles=roles)
+    together = submit(dataset, **asks | {"tasks": 2})
+    mixed = submit(dataset, **asks, allow_mixed_gpus=True)
+    independent = submit(dataset, **asks, min_tasks=1)
+    snapshot = take_snapshot(factories.cluster_settings()).snapshot
+    flags = {row.job: row.allow_mixed_gpus for row in snapshot.pending}
+    assert flags == {mixed.public_id: True, together.public_id: False, independent.public_id: True}
+    nodes = {start.job: {task.node for task in start.tasks} for start in decide(snapshot, Policy()).starts}
+    assert nodes[together.public_id] == {dataset["node"].public_id}

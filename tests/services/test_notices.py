@@ -417,7 +417,7 @@ def test_a_digest_is_one_mail_a_day(dataset, mailbox):
 
 
 def test_a_webhook_is_signed(dataset, receiver, private_allowed):
-    _, key = do_save_webhook(dataset["owner"], Channel.WEBHOOK, receiver.url)
+    _, key = do_save_webhook(dataset["owner"], dataset["owner"], Channel.WEBHOOK, receiver.url)
     choose(dataset["owner"], Channel.WEBHOOK)
     notice = notify(dataset["owner"])
     deliver_notices()
@@ -434,7 +434,7 @@ def test_a_webhook_is_signed(dataset, receiver, private_allowed):
 
 def test_slack_and_teams_get_their_formats(dataset, receiver, private_allowed):
     for channel in (Channel.SLACK, Channel.TEAMS):
-        assert do_save_webhook(dataset["owner"], channel, receiver.url)[1] == ""
+        assert do_save_webhook(dataset["owner"], dataset["owner"], channel, receiver.url)[1] == ""
     choose(dataset["owner"], Channel.SLACK, Channel.TEAMS)
     notify(dataset["owner"], "<b> & failed")
     deliver_notices()
@@ -455,7 +455,7 @@ def test_slack_and_teams_get_their_formats(dataset, receiver, private_allowed):
 def test_a_receiver_that_refuses_is_tried_again_and_a_redirect_is_not_followed(
     dataset, receiver, private_allowed, status, error
 ):
-    do_save_webhook(dataset["owner"], Channel.WEBHOOK, receiver.url)
+    do_save_webhook(dataset["owner"], dataset["owner"], Channel.WEBHOOK, receiver.url)
     choose(dataset["owner"], Channel.WEBHOOK)
     receiver.status = status
     first, second = notify(dataset["owner"]), notify(dataset["owner"])
@@ -491,7 +491,7 @@ def test_a_receiver_that_hangs_delays_neither_mails_nor_other_receivers(
 ):
     monkeypatch.setattr(webhook_client, "TIME_LIMIT_S", 0.6)
     receiver.behavior = behavior
-    do_save_webhook(dataset["owner"], Channel.WEBHOOK, receiver.url)
+    do_save_webhook(dataset["owner"], dataset["owner"], Channel.WEBHOOK, receiver.url)
     choose(dataset["owner"], Channel.WEBHOOK, Channel.EMAIL)
     notice = notify(dataset["owner"])
     deliver_notices()
@@ -508,19 +508,19 @@ def test_a_receiver_that_hangs_delays_neither_mails_nor_other_receivers(
 )  # fmt: skip
 def test_an_address_inside_the_network_is_refused(dataset, address):
     with pytest.raises(InvalidRequest, match="is not a public address"):
-        do_save_webhook(dataset["owner"], Channel.WEBHOOK, f"http://{address}/")
+        do_save_webhook(dataset["owner"], dataset["owner"], Channel.WEBHOOK, f"http://{address}/")
 
 
 def test_metadata_is_refused_also_where_private_addresses_are_allowed(dataset, private_allowed):
-    do_save_webhook(dataset["owner"], Channel.WEBHOOK, "http://10.0.0.8/")
+    do_save_webhook(dataset["owner"], dataset["owner"], Channel.WEBHOOK, "http://10.0.0.8/")
     for address in ("169.254.169.254", "[fe80::1]"):
         with pytest.raises(InvalidRequest, match="is not a public address"):
-            do_save_webhook(dataset["owner"], Channel.WEBHOOK, f"http://{address}/")
+            do_save_webhook(dataset["owner"], dataset["owner"], Channel.WEBHOOK, f"http://{address}/")
 
 
 def test_a_name_that_resolves_to_a_private_address_is_not_connected(dataset, receiver):
     url = f"http://localhost:{receiver.server_port}/"
-    do_save_webhook(dataset["owner"], Channel.WEBHOOK, url)
+    do_save_webhook(dataset["owner"], dataset["owner"], Channel.WEBHOOK, url)
     choose(dataset["owner"], Channel.WEBHOOK)
     notice = notify(dataset["owner"])
     deliver_notices()
@@ -533,15 +533,15 @@ def test_a_name_that_resolves_to_a_private_address_is_not_connected(dataset, rec
 )
 def test_an_invalid_address_is_refused(dataset, url):
     with pytest.raises(InvalidRequest) as refusal:
-        do_save_webhook(dataset["owner"], Channel.WEBHOOK, url)
+        do_save_webhook(dataset["owner"], dataset["owner"], Channel.WEBHOOK, url)
     assert list(refusal.value.fields) == ["url"]
 
 
 def test_deliveries_of_a_removed_webhook_end(dataset, receiver, private_allowed):
-    do_save_webhook(dataset["owner"], Channel.WEBHOOK, receiver.url)
+    do_save_webhook(dataset["owner"], dataset["owner"], Channel.WEBHOOK, receiver.url)
     choose(dataset["owner"], Channel.WEBHOOK)
     notice = notify(dataset["owner"])
-    do_remove_webhook(dataset["owner"], Channel.WEBHOOK)
+    do_remove_webhook(dataset["owner"], dataset["owner"], Channel.WEBHOOK)
     deliver_notices()
     assert delivery_of(notice).state == "failed"
     assert receiver.received == []

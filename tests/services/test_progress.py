@@ -26,7 +26,7 @@ from portal.selectors.jobs.progress import (
     attempt_progress,
     compare_job_layouts,
     job_workload_fingerprint,
-    measure_scaling,
+    measure_program,
 )
 from portal.services.jobs.task_reports import record_progress
 from portal.services.lifecycle import job_control
@@ -257,6 +257,7 @@ ALIKE = {
     "mig_profile": "",
     "command": ["torchrun", "train.py", "--lr=1e-4", "--seed", "7", "--model", "gpt-2"],
     "env": {"B": "2", "A": "x"},
+    "launcher": "torchrun",
 }
 
 
@@ -283,6 +284,7 @@ def test_numbers_make_no_other_work(same) -> None:
         {"command": ["torchrun", "train.py", "--wd=1e-4", "--seed", "7", "--model", "gpt-2"]},
         {"env": {"B": "2", "A": "y"}},
         {"env": {"B": "2"}},
+        {"launcher": "tensorflow parameter_server"},
     ],
 )
 def test_everything_else_may_differ(other) -> None:
@@ -375,12 +377,18 @@ def measured(dataset, gpus: int, per_s: float, **fields) -> Attempt:
 @database
 def test_scaling_compares_runs_of_one_program_on_one_gpu_model(dataset) -> None:
     one = measured(dataset, 1, 100.0)
-    assert measure_scaling(one.job) == []
+    assert measure_program(one.job).points == []
     two = measured(dataset, 2, 150.0)
-    points = measure_scaling(two.job)
+    points = measure_program(two.job).points
     assert [(point.gpus, point.efficiency_percent) for point in points] == [(1, 100), (2, 75)]
     end(one)
     measured(dataset, 1, 10.0, command=["other"])
-    assert measure_scaling(two.job) == points
+    assert measure_program(two.job).points == points
+    ring = measured(dataset, 2, 200.0, launcher="tensorflow")
+    assert measure_program(two.job).points == points
+    assert [(each.launcher, each.percent) for each in measure_program(ring.job).launchers] == [
+        ("tensorflow multi_worker", 100),
+        ("none", 75),
+    ]
     AttemptProgress.objects.filter(pk=one.pk).update(gpu_model="A100")
-    assert measure_scaling(two.job) == []
+    assert measure_program(two.job).points == []

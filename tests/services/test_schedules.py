@@ -65,6 +65,11 @@ def test_a_wrong_schedule_names_the_field(fields: dict[str, str], field: str, me
     assert message in wrong[field]
 
 
+def test_a_wrong_time_zone_hides_no_wrong_expression() -> None:
+    wrong = schedule_errors(ScheduleSpec(cron="61 * * * *", time_zone="Mars/Olympus"), timezone.now())
+    assert wrong.keys() == {"cron", "time_zone"} and "Bad minute" in wrong["cron"]
+
+
 @pytest.fixture
 def cluster() -> dict[str, Any]:
     factories.cluster_settings()

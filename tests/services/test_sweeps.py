@@ -109,6 +109,15 @@ def test_a_list_runs_its_points(dataset: dict[str, Any]) -> None:
     assert list(commands) == [["train", "--lr=1", "--layers=2"], ["train", "--lr=3", "--layers=4"]]
 
 
+def test_a_sweep_fills_the_commands_of_roles(dataset: dict[str, Any]) -> None:
+    roles = [{"name": "ps"}, {"name": "worker", "tasks": 2, "command": ["work", "{layers}", "{{layers}}"]}]
+    first = advanced(create(dataset, command=["serve", "--lr={lr}"], roles=roles)).trials.get(number=0).job
+    commands = [role.command for role in first.job_roles]
+    assert commands == [("serve", "--lr=0.1"), ("work", "1", "{layers}")] and first.tasks == 3
+    with pytest.raises(InvalidRequest, match="does not use the parameter lr"):
+        create(dataset, command=["serve"], roles=roles)
+
+
 @pytest.mark.parametrize("point", ["sweep.decided", "sweep.before_commit", "sweep.job_created"])
 def test_no_trial_is_lost_or_doubled_when_the_controller_is_killed(
     dataset: dict[str, Any], point: str

@@ -155,6 +155,10 @@ def test_a_job_page_shows_the_runs_of_the_job(tracking: TrackingWorld, runs: lis
     tracking_client.call(tracking.project.public_id, "POST", "runs/set-tag", tag)
     text = browser(tracking.viewer).get(f"/jobs/{job.public_id}/runs/").content.decode()
     assert "vit-2" in text and "vit-1" not in text and "data-run-charts" in text
+    address = f"/experiments/?project={tracking.project.public_id}&run={runs[0]}"
+    opener = f'<input type="hidden" name="job" value="{job.public_id}">'
+    assert opener in browser(tracking.viewer).get(f"{address}&run={runs[1]}").content.decode()
+    assert "/jobs/tensorboard/" not in browser(tracking.viewer).get(address).content.decode()
 
 
 def test_a_refused_change_of_a_version_is_audited_and_no_transaction_waits_for_the_server(

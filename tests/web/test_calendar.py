@@ -9,6 +9,7 @@ import pytest
 from django.utils import timezone
 
 from portal.models import Job, Reservation
+from portal.services.projects.quota_additions import do_add_quota, do_end_quota_addition
 
 LOCAL = "%Y-%m-%dT%H:%M"
 
@@ -117,3 +118,16 @@ def test_maintenance_may_preempt_running_jobs_and_the_node_page_shows_it(client_
     node = row.reservation_nodes.first().node
     shown = client_of("member").get(f"/nodes/{node.public_id}/").content.decode()
     assert ", maintenance" in shown and "jobs that still run when it begins are preempted" in shown
+
+
+def test_the_calendar_lists_additions_to_quotas_that_have_not_ended(client_of, dataset) -> None:
+    admin, day = dataset.people["r-castellan"], dt.timedelta(days=1)
+    for days, reason in ((2, "for the deadline"), (3, "for the spring school")):
+        row = do_add_quota(
+            admin, dataset.projects["vision"], dataset.pools["h200"], extra_milli=2000,
+            starts_at=timezone.now() + day, ends_at=timezone.now() + days * day, reason=reason,
+        )  # fmt: skip
+    do_end_quota_addition(admin, row)
+    page = client_of("admin").get("/calendar/").content.decode()
+    assert "Quota additions" in page and "for the deadline" in page and "for the spring school" not in page
+    assert "for the deadline" not in client_of("stranger").get("/calendar/").content.decode()

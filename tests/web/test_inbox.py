@@ -9,6 +9,7 @@ import pytest
 from django.utils import timezone
 
 from portal.models import Notice, NoticeDelivery, NoticePreferences, NoticeWebhook
+from tests.api.fixture_data import BROWSER
 
 TIMES = {"quiet_start": "22:00", "quiet_end": "07:00", "digest_at": "08:30"}
 
@@ -92,3 +93,40 @@ def test_failed_deliveries_are_listed_and_tried_again(client, notice):
     client.post(f"/inbox/deliveries/{row.public_id}/retry/")
     row.refresh_from_db()
     assert row.state == "pending"
+
+
+def test_browsers_are_listed_and_removed(client):
+    page = client.get("/inbox/").content.decode()
+    assert "data-push-form" in page and "Send a test<span" not in page.partition("Push</span>")[2][:400]
+    assert client.post("/inbox/browsers/", BROWSER).status_code == 302
+    row = NoticeWebhook.objects.get(channel="push")
+    page = client.get("/inbox/").content.decode()
+    assert "Firefox on Linux" in page and row.url_digest in page and "push.example.org" in page
+    refused = client.post("/inbox/browsers/", BROWSER | {"p256dh": "AAAA"}, follow=True)
+    assert "These are not the keys of a browser" in refused.content.decode()
+    client.post(f"/inbox/browsers/{row.public_id}/remove/")
+    assert not NoticeWebhook.objects.exists()
+
+
+def test_webhooks_of_a_project_keep_what_was_typed_and_show_the_key_once(client_of, dataset):
+    admin, address = client_of("admin"), f"/projects/{dataset.projects['vision'].public_id}/webhooks/"
+    assert address in admin.get(address.removesuffix("webhooks/")).content.decode()
+    form = {"channel": "webhook", "url": "http://10.0.0.1/x", "events": ["job_failed"]}
+    refused = admin.post(address, form)
+    page = refused.content.decode()
+    assert refused.status_code == 400 and "is not a public address" in page
+    assert re.search(r'value="http://10.0.0.1/x" aria-invalid="true"', page)
+    assert re.search(r'name="events" value="job_failed" checked', page)
+    page = admin.post(address, form | {"url": "https://a.example/x"}).content.decode()
+    assert 'id="hook-key"' in page
+    page = admin.get(address).content.decode()
+    assert "a.example" in page and 'id="hook-key"' not in page
+    assert "Choose from" in admin.post(address, {"channel": "webhook"}).content.decode()
+    admin.post(address, {"channel": "webhook", "test": "1"})
+    assert "Test of Webhook" in admin.get(address).content.decode()
+    NoticeDelivery.objects.update(last_error="It broke.", state="failed")
+    admin.post(address, {"retry": NoticeDelivery.objects.get().public_id})
+    assert NoticeDelivery.objects.get().state == "pending"
+    admin.post(address, {"channel": "webhook", "remove": "1"})
+    assert not NoticeWebhook.objects.exists()
+    assert "node_maintenance" in admin.get("/webhooks/").content.decode()

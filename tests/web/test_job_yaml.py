@@ -25,6 +25,8 @@ SAMPLES: dict[str, Any] = {
     "code_repository": ["", "https://git.example.org/lab/vit.git"],
     "code_ref": ["", "main", "v1.0", "1e3"],
     "code_host_key": [""],
+    "code_archive": ["", "a" * 64],
+    "code_path": ["", "vit/src", "/volumes/runs/code"],
     "preferred_nodes": ["", "ada-1, ada-2"],
     "mig_profile": [""],
     "checkpoint_dir": ["", "checkpoints", "null"],

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import re
+import tarfile
 
 import pytest
 from django.urls import reverse
 
 from portal.domain.job_spec import JobSpec
-from portal.models import Job, JobVerdict
+from portal.models import CodeArchive, Job, JobVerdict
 from portal.web.launch.form import LaunchForm
 from portal.web.launch.initial_values import initial_from_api_fields, initial_from_job
 from portal.web.launch.spec_fields import form_values
@@ -248,6 +250,19 @@ def test_mig_slices_are_offered_where_available_and_requested_as_a_whole(client_
         assert member.post("/launch/", form | wrong).status_code == 400
 
 
+def test_a_gang_on_different_gpus_is_asked_for_and_shown(client_of, typed) -> None:
+    member = client_of("member")
+    form = typed | {"gpus_per_task": "1", "tasks": "2", "allow_mixed_gpus": "on"}
+    assert member.post("/launch/", form).status_code == 302
+    job = Job.objects.get(name="my run")
+    assert job.allow_mixed_gpus
+    assert "Different GPUs" in member.get(f"/jobs/{job.public_id}/").content.decode()
+    assert re.search(
+        r'name="allow_mixed_gpus"[^>]*checked',
+        member.post("/launch/", form | {"cores": "0"}).content.decode(),
+    )
+
+
 def test_dependencies_are_own_jobs_or_others_by_id(dataset, client_of, typed):
     client = client_of("member")
     me = dataset.people["m-okafor"]
@@ -265,12 +280,12 @@ def test_dependencies_are_own_jobs_or_others_by_id(dataset, client_of, typed):
     job = Job.objects.get(name="my run")
     assert {row.depends_on for row in job.dependencies.all()} == {mine, colleagues}
     assert job.ignore_dependency_failure
-    page = client.get(reverse("job", args=[job.public_id])).content.decode()
+    page = client.get(reverse("job-run", args=[job.public_id])).content.decode()
     JobVerdict.objects.create(
         job=job, code="dependency", message="It starts after both have ended.", details={"jobs_awaited": 2},
         jobs_ahead=[], decided_at=job.submitted_at, code_since=job.submitted_at,
     )  # fmt: skip
-    page = client.get(reverse("job", args=[job.public_id])).content.decode()
+    page = client.get(reverse("job-run", args=[job.public_id])).content.decode()
     assert "Dependency" in page and "have ended" in page and "No estimate yet" not in page
     assert ">Dependencies</h2>" in page and "even if they fail" in page and mine.name in page
     assert ">Dependents</h2>" in client.get(reverse("job", args=[mine.public_id])).content.decode()
@@ -357,3 +372,43 @@ def test_a_start_time_is_typed_in_the_time_zone_of_the_user(dataset, typed, zone
 def test_an_amount_has_as_few_digits_as_the_form_needs_to_read_it_back(mib, shown):
     assert form_values(JobSpec, {"memory_mib": mib})["memory_gib"] == shown
     assert round(float(shown) * 1024) == mib
+
+
+def archive(name: str, *, link: bool = False) -> io.BytesIO:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as made:
+        header = tarfile.TarInfo(name)
+        if link:
+            header.type, header.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        made.addfile(header, io.BytesIO())
+    packed.seek(0)
+    packed.name = "code.tar"
+    return packed
+
+
+def test_an_archive_is_uploaded_with_the_form_and_kept_when_another_field_is_wrong(dataset, client_of, typed):
+    client = client_of("member")
+    wrong = client.post(
+        reverse("launch"), typed | {"code_upload": archive("train.py"), "time_limit_s": "soon"}
+    )
+    stored = CodeArchive.objects.defer("content").get()
+    assert wrong.status_code == 400 and f'value="{stored.sha256}"' in wrong.content.decode()
+    client.post(reverse("launch"), typed | {"code_archive": stored.sha256})
+    job = Job.objects.get(name="my run")
+    assert job.code_archive == stored.sha256
+    assert stored.sha256[:12] in client.get(reverse("job-run", args=[job.public_id])).content.decode()
+    again = client.post(reverse("launch"), typed | {"code_upload": archive("train.py"), "name": "second run"})
+    assert again.status_code == 302 and CodeArchive.objects.count() == 1
+
+    refused = client.post(
+        reverse("launch"), typed | {"code_upload": archive("out", link=True), "name": "third"}
+    )
+    assert "is a symbolic link; only files and folders may be." in refused.content.decode()
+    assert CodeArchive.objects.count() == 1 and not Job.objects.filter(name="third").exists()
+
+
+def test_the_lists_of_volumes_and_secrets_fill_the_typed_lines(dataset, client_of):
+    factories.cluster_settings()
+    text = client_of("member").get(reverse("launch")).content.decode()
+    assert 'name="volumes"' in text or "No volume is available" in text
+    assert 'data-lines="secret_variables"' in text and 'name="secret_variables"' in text

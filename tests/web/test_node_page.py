@@ -70,7 +70,7 @@ def test_foreign_processes_are_listed_without_their_arguments_and_escaped(datase
     assert "Foreign processes" not in page_of(member, node)
     process = {"pid": 4711, "memory_mib": 2048, "account": "mallory", "command": "<b>python"}
     gpu = {"uuid": node.gpus.get(index=1).uuid, "foreign": [process]}
-    sample_cache.store_frames({node.public_id: json.dumps({"at_s": 1.0, "lag_s": 0.0, "gpus": [gpu]})})
+    sample_cache.store_frames({node.public_id: json.dumps({"at_s": 1.0, "lag_s": 0.0, "gpus": [gpu]})}, {})
     page = page_of(member, node)
     assert "Foreign processes" in page
     assert "mallory" in page

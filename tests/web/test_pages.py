@@ -249,3 +249,12 @@ def test_the_list_of_keys_is_on_every_page_and_opened_by_its_key(client_of):
     assert 'aria-label="Help and keyboard shortcuts"' in dialog and 'method="dialog"' in dialog
     assert re.findall(r"<kbd>(.+?)</kbd>", dialog) == ["/", "Ctrl", "K", "?"]
     assert "data-pages" in dialog and "data-slash" in dialog
+
+
+def test_the_cluster_is_shown_by_pages_and_counted_whole(dataset, client_of, monkeypatch):
+    monkeypatch.setattr("portal.web.cluster.NODES_PER_PAGE", 2)
+    client = client_of("member")
+    first, last = (client.get(reverse("cluster"), {"page": number}).content.decode() for number in ("1", "9"))
+    assert "page 1 of 3" in first and "page 3 of 3" in last
+    assert first.count('<article class="fw-node"') == last.count('<article class="fw-node"') == 2
+    assert "6 nodes" in first.replace("\u00a0", " ") and "48 GPUs" in last.replace("\u00a0", " ")

@@ -219,7 +219,24 @@ def test_predicted_and_measured_rates_are_shown_side_by_side(dataset, profile, c
     job.save()
     assert client.get(rest).json()["runs"][0]["predicted_per_s"] is None
     assert "another division" in words(client.get(address))
-    assert other.name not in words(client.get(address))
+    assert other.name not in words(client.get(address)) and "Measured:" not in words(client.get(address))
+    served = Job.objects.create(
+        project=profile.project, owner=owner, environment=environment, name="served", env=job.env,
+        state="COMPLETED", launcher="tensorflow", launcher_options={"strategy": "parameter_server"},
+        gpus_per_task=plan.nodes * plan.gpus_per_node,
+    )  # fmt: skip
+    Job.objects.filter(pk=job.pk).update(gpus_per_task=plan.nodes * plan.gpus_per_node, tasks=1)
+    ended = {"pool": attempt.pool, "leader_epoch": 1, "state": "COMPLETED", "ended_at": now}
+    AttemptProgress.objects.create(
+        attempt=Attempt.objects.create(job=served, number=1, **ended), rank=0, start_units=0,
+        start_at=now - dt.timedelta(seconds=100), completed_units=100_000, reported_at=now,
+        workload_fingerprint="x", gpus=2, gpu_model="H200", nodes=1, islands=1, levels=0,
+        launcher="tensorflow parameter_server",
+    )  # fmt: skip
+    measured = (
+        "Measured: none 2,500.0 samples/s (1 run), tensorflow parameter_server 1,000.0 samples/s (1 run)."
+    )
+    assert measured in words(client.get(address))
 
 
 @pytest.mark.parametrize(

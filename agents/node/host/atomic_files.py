@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import json
 import os
 from typing import Any, Iterator, Optional
@@ -56,6 +57,14 @@ def opened(path: str, flags: int, mode: int = 0o600) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def file_sha256(path: str) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as stream:
+        for piece in iter(lambda: stream.read(1 << 20), b""):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def remove_file(path: str) -> None:

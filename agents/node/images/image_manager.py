@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import hashlib
 import json
 import os
 import re
@@ -13,10 +12,11 @@ import tempfile
 import time
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set
 
-from agents.node.errors import ENGINE_ERROR, IMAGE_MISSING, AgentError, invalid_spec
-from agents.node.host.atomic_files import disk_full_as_error, opened, remove_file, write_atomic
+from agents.node.errors import ENGINE_ERROR, IMAGE_MISSING, NO_SUCH_CONTAINER, AgentError, invalid_spec
+from agents.node.host.atomic_files import disk_full_as_error, file_sha256, opened, remove_file, write_atomic
 from agents.node.images.image_gc import store_used_percent
 from agents.node.ledger.image_usage import record_arrival
+from agents.node.ledger.ledger import RUNNING
 from agents.node.runtimes import REGISTRY_AUTH_FILE, Image, Runtime
 from agents.node.spec.image_names import UNKNOWN_ARCHIVE, registry_host
 from agents.node.spec.task_spec import parse_base64, parse_integer
@@ -92,18 +92,20 @@ class ImageManager:
     def load(self, fields: JsonObject) -> JsonObject:
         """Store a chunk of an archive at its offset; with ``last`` load the archive and return the image.
 
-        Idempotent. ``size`` in the reply is the number of stored bytes, from which an upload can resume.
+        An archive of code is only stored, under its SHA-256. Idempotent. ``size`` in the reply is the number of
+        stored bytes, from which an upload can resume.
         """
         upload = fields.get("upload")
         if not isinstance(upload, str) or not _UPLOAD.match(upload):
             raise invalid_spec("upload is not a short name of letters and digits.")
-        runtime = self._find_runtime(fields)
         path = os.path.join(self._tasks.directories.uploads_dir, upload)
         size = self._append(path, fields) if fields.get("data_b64") is not None else _size(path)
         if not fields.get("last"):
             return {"size": size}
+        runtime = self._find_runtime(fields)
         try:
-            self._check_sha256(path, fields.get("sha256"))
+            if fields.get("sha256") not in (None, file_sha256(path)):
+                raise AgentError(ENGINE_ERROR, "The archive is damaged: its SHA-256 does not match.")
             with self._tasks.directories.hold_image(
                 UNKNOWN_ARCHIVE
             ):  # the content of the archive is still unknown
@@ -113,6 +115,26 @@ class ImageManager:
         finally:
             remove_file(path)
         return {"size": size, "image": _row(runtime.kind, image)}
+
+    def save(self, fields: JsonObject) -> JsonObject:
+        """Save the file system of a running task as an image; refuse more than ``max_mib`` of changed files.
+
+        A repetition replaces the image.
+        """
+        name, reference = self._tasks.task_name(fields), fields.get("image")
+        if not isinstance(reference, str) or not _REFERENCE.match(reference):
+            raise invalid_spec("image is not an image reference.")
+        max_mib = parse_integer(fields, "max_mib")
+        record = self._tasks.ledger.tasks().get(name)
+        if record is None or record["phase"] != RUNNING:
+            raise AgentError(NO_SUCH_CONTAINER, "It is not running on this node any more.")
+        runtime = self._tasks.runtimes[record["runtime"]]
+        self._tasks.directories.check_disk_space()
+        with self._tasks.directories.hold_image(reference):
+            before = _image_ids(runtime)
+            image, changed_mib = runtime.save(name, reference, max_mib)
+            self._record_arrival(runtime, image, before)
+        return {"image": _row(runtime.kind, image), "changed_mib": changed_mib}
 
     def _record_arrival(self, runtime: Runtime, image: Image, before: Set[str]) -> None:
         with self._tasks.ledger.transaction() as state:
@@ -163,17 +185,6 @@ class ImageManager:
                 written = os.pwrite(descriptor, view, offset)
                 view, offset = view[written:], offset + written
         return _size(path)
-
-    @staticmethod
-    def _check_sha256(path: str, wanted: Any) -> None:
-        if wanted is None:
-            return
-        digest = hashlib.sha256()
-        with open(path, "rb") as stream:
-            for piece in iter(lambda: stream.read(1 << 20), b""):
-                digest.update(piece)
-        if digest.hexdigest() != wanted:
-            raise AgentError(ENGINE_ERROR, "The archive is damaged: its SHA-256 does not match.")
 
     def _find_runtime(self, fields: JsonObject) -> Runtime:
         wanted = fields.get("runtime")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from agents.node.errors import AgentError
+from agents.node.errors import INVALID_SPEC, AgentError
 from agents.node.gpus.mps import MpsShare
 from agents.node.spec.task_spec import TaskSpec
 
@@ -162,8 +162,9 @@ class Runtime:
     def shell(self, name: str) -> Dict[str, Any]:
         """Return how to open a shell in a running task (``agents.node.terminals.shell``).
 
-        Either ``command``, ``exec``, to which another command is appended, and ``hang_up``, which signals a
-        process of the task given a signal and a process id; or what a process needs to join the task.
+        Either ``command``, ``piped`` (without a terminal), ``exec``, to which another command is appended, and
+        ``hang_up``, which signals a process of the task given a signal and a process id; or what a process
+        needs to join the task.
         """
         raise NotImplementedError
 
@@ -177,6 +178,13 @@ class Runtime:
 
     def load(self, archive_path: str) -> Image:
         raise NotImplementedError
+
+    def save(self, name: str, reference: str, max_mib: int) -> Tuple[Image, int]:
+        """Save the file system of a running task as an image; return it and the MiB of changed files.
+
+        Mounts, variables, command and labels of the task are left out. Refuse more than ``max_mib``.
+        """
+        raise AgentError(INVALID_SPEC, "A task without a container cannot be saved as an image.")
 
     def store_path(self) -> Optional[str]:
         """Return a folder on the file system of its images; None for a runtime without images."""

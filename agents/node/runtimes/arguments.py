@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+import json
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from agents.node.gpus import mps
 from agents.node.host.versions import Version
@@ -68,7 +69,7 @@ def create(
     for key, value in labels(order).items():
         words += ["--label", f"{key}={value}"]
     words += ["--restart", "no", "--pull=never", "--no-healthcheck", "--stop-signal", "SIGTERM"]
-    words += ["--hostname", spec.job, "--network", order.network or "none"]
+    words += ["--hostname", spec.host_name, "--network", order.network or "none"]
     words += _network_restrictions(engine, order)
     subnet = _gang_subnet(order)
     if subnet is not None:
@@ -296,19 +297,82 @@ def pull(kind: str, image: str, login_folder: Optional[str]) -> List[str]:
     return ["--config", login_folder, "pull", image]
 
 
-_SHELL = r"""printf '\036%s\036' "$$"; command -v bash >/dev/null 2>&1 && exec bash -i; exec sh -i"""
-"""Prints its process id first, by which it can be signalled (``signal_in_container``)."""
-_SIGNAL = 'kill -s "$1" "$2"'
+_ENGINE_VARIABLES = frozenset({"HOME", "HOSTNAME", "TERM", "container"})
+"""Variables that engines set themselves."""
 
 
-def shell(engine: EngineOptions, name: str) -> List[str]:
-    """Return arguments that run a shell in a container on a pseudo terminal, as the container's user."""
-    # detach keys are withheld from the shell: disable them with podman, use rare ones with docker
-    keys = "" if engine.kind == "podman" else "ctrl-^,ctrl-^,ctrl-_"
-    words = ["exec", "--interactive", "--tty", f"--detach-keys={keys}", "--env", f"TERM={TERM}"]
+def commit(name: str, reference: str, task: Mapping[str, Any], base: Mapping[str, Any]) -> List[str]:
+    """Return arguments with which podman saves a container as an image with the settings of its own image.
+
+    ``task`` and ``base`` are the configurations of the container and of its image. Podman copies variables,
+    command and labels of a container, which may contain secrets. It cannot remove a variable or a label, so
+    those that the image lacks become blank. The program is not paused.
+    """
+    ours, original = _variables(task), _variables(base)
+    changes = [
+        f"ENV {variable}={_one_line(original.get(variable, ''))}"
+        for variable, value in sorted(ours.items())
+        if original.get(variable) != value and variable not in _ENGINE_VARIABLES
+    ]
+    marks = {f"fairway.{label}": "" for label in OWNER_LABELS}
+    marks.update({f"fairway.{label}": "0" if label in ("attempt", "task") else "" for label in LABELS})
+    changes += [f"LABEL {label}={value}" for label, value in sorted(marks.items())]
+    changes += _image_settings(base)
+    return ["commit", "--quiet", "--pause=false", *(f"--change={each}" for each in changes), name, reference]
+
+
+def import_image(reference: str, base: Mapping[str, Any]) -> List[str]:
+    """Return arguments with which docker makes an image of an exported container, with the settings of ``base``.
+
+    Docker keeps variables and command of a committed container in the image, whatever is changed.
+    """
+    changes = []
+    for variable, value in sorted(_variables(base).items()):
+        for special in ("\\", '"', "$"):
+            value = value.replace(special, f"\\{special}")
+        changes.append(f'ENV {variable}="{_one_line(value)}"')
+    words = (f"--change={each}" for each in [*changes, *_image_settings(base)])
+    return ["import", *words, "-", reference]
+
+
+def _variables(config: Mapping[str, Any]) -> Dict[str, str]:
+    return dict(each.split("=", 1) for each in config.get("Env") or () if "=" in each)
+
+
+def _one_line(value: str) -> str:
+    """Return the value of a variable for a change; blank for one of several lines, which cannot be given."""
+    return "" if "\n" in value or "\r" in value else value
+
+
+def _image_settings(base: Mapping[str, Any]) -> List[str]:
+    entrypoint = json.dumps(base.get("Entrypoint") or ["/bin/sh"])
+    return [
+        f"USER {base.get('User') or '0'}",
+        f"ENTRYPOINT {entrypoint}",
+        f"CMD {json.dumps(base.get('Cmd') or [])}",
+    ]
+
+
+_SHELL = r"""printf '\036%s\036' "$$"; s=sh; command -v bash >/dev/null 2>&1 && s=bash
+[ "$#" = 0 ] || exec "$s" -c "$1"; [ ! -t 0 ] || exec "$s" -i; exec "$s"
+"""
+"""Prints its process id first, by which it can be signalled (``signal_in_container``). $1: a command, if any."""
+_SIGNAL = 'kill -s "$1" -- "$2" 2>/dev/null || kill -s "$1" "${2#-}"'
+
+
+def shell(engine: EngineOptions, name: str, *, terminal: bool) -> List[str]:
+    """Return arguments that run a shell in a container as the container's user, on a pseudo terminal or on pipes.
+
+    ``sh`` and a command may be appended.
+    """
+    words = ["exec", "--interactive"]
+    if terminal:
+        # detach keys are withheld from the shell: disable them with podman, use rare ones with docker
+        keys = "" if engine.kind == "podman" else "ctrl-^,ctrl-^,ctrl-_"
+        words += ["--tty", f"--detach-keys={keys}", "--env", f"TERM={TERM}"]
     return [*words, name, "/bin/sh", "-c", _SHELL]
 
 
 def signal_in_container(name: str) -> List[str]:
-    """Return arguments to which a signal and a process id are appended to signal a process of a container."""
+    """Return arguments to which a signal and a process id, or ``-`` and that of a group, are appended."""
     return ["exec", name, "/bin/sh", "-c", _SIGNAL, "sh"]

@@ -41,6 +41,7 @@ from agents.node.storage.volumes import find_mount
 _COMMAND_WITHIN_S = 60.0
 _PULL_WITHIN_S = 3600.0
 _REMOVE_WITHIN_S = 120.0
+_SAVE_WITHIN_S = 900.0
 _MAX_ATTEMPTS = 3  # a container may disappear between two commands
 _DISK_FULL_MESSAGES = ("no space left on device", "disk quota exceeded")
 _NAME_TAKEN_MESSAGES = ("already in use", "already exists", "is in use")
@@ -113,12 +114,17 @@ class ContainerRuntime(Runtime):
         return [*self._runtime_settings.program, *self._runtime_settings.global_flags, *arguments]
 
     def run(
-        self, arguments: Sequence[str], *, timeout_s: float = _COMMAND_WITHIN_S, lock_fd: Optional[int] = None
+        self,
+        arguments: Sequence[str],
+        *,
+        timeout_s: float = _COMMAND_WITHIN_S,
+        lock_fd: Optional[int] = None,
+        stdin: Optional[IO[bytes]] = None,
     ) -> CommandResult:
         try:
             answer = subprocess.run(
                 self.command(arguments),
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.DEVNULL if stdin is None else stdin,
                 capture_output=True,
                 timeout=timeout_s,
                 check=False,
@@ -310,7 +316,8 @@ class ContainerRuntime(Runtime):
 
     def shell(self, name: str) -> Dict[str, Any]:
         return {
-            "command": self.command(arguments.shell(self.engine, name)),
+            "command": self.command(arguments.shell(self.engine, name, terminal=True)),
+            "piped": self.command(arguments.shell(self.engine, name, terminal=False)),
             "exec": self.command(["exec", name]),
             "hang_up": self.command(arguments.signal_in_container(name)),
         }
@@ -424,6 +431,46 @@ class ContainerRuntime(Runtime):
         if not found:
             raise AgentError(errors.ENGINE_ERROR, f"{self.kind} load did not report what it loaded.")
         return self._image(found[-1])
+
+    def save(self, name: str, reference: str, max_mib: int) -> Tuple[Image, int]:
+        self._find_managed(name)
+        inspect = ["container", "inspect", "--size", name]
+        (task,) = json.loads(self.run_checked(inspect, timeout_s=_SAVE_WITHIN_S))
+        changed_mib = -(-int(task.get("SizeRw") or 0) // procfs.MIB)
+        if changed_mib > max_mib:
+            message = f"Its changed files are {changed_mib} MiB; at most {max_mib} MiB can be saved."
+            raise AgentError(errors.TOO_LARGE, message)
+        (base,) = json.loads(self.run_checked(["image", "inspect", task["Image"]]))
+        settings = base.get("Config") or {}
+        if self.kind == "podman":
+            words = arguments.commit(name, reference, task["Config"], settings)
+            self.run_checked(words, timeout_s=_SAVE_WITHIN_S)
+        else:
+            self._import(name, reference, arguments.import_image(reference, settings))
+        return self._image(reference), changed_mib
+
+    def _import(self, name: str, reference: str, words: Sequence[str]) -> None:
+        """Make an image of the exported files of a container; mounts are not among them."""
+        export = subprocess.Popen(
+            self.command(["export", name]),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            answer = self.run(words, timeout_s=_SAVE_WITHIN_S, stdin=export.stdout)
+        finally:
+            cast("IO[bytes]", export.stdout).close()
+            try:
+                export_code = export.wait(_COMMAND_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                export.kill()
+                export_code = export.wait()
+        if answer.code != 0:
+            raise self.error("import", answer)
+        if export_code != 0:
+            self.run(["rmi", reference])
+            raise AgentError(errors.ENGINE_ERROR, f"{self.kind} export failed: exit code {export_code}")
 
     def _image(self, reference: str) -> Image:
         self._images.pop(reference, None)

@@ -16,6 +16,7 @@ MAX_SECRET_BYTES = 256 * 1024
 
 _PUBLIC_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,40}\Z")
 _DIGEST = re.compile(r"[A-Za-z0-9:._-]{1,128}\Z")
+_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,63}\Z")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}\Z")
@@ -57,6 +58,17 @@ class TaskPath(NamedTuple):
 
     target: str
     path: str
+
+
+class CodeArchive(NamedTuple):
+    """An uploaded archive that is unpacked for a task before it is created.
+
+    ``target``: a scratch mount of the task; blank for the folder ``code`` in its temporary directory.
+    """
+
+    sha256: str
+    target: str
+    limit_mib: int  # of its unpacked files
 
 
 class TaskSpec(NamedTuple):
@@ -105,10 +117,16 @@ class TaskSpec(NamedTuple):
     launch_files: Optional[Dict[str, str]] = None  # of its launcher; also turns placeholders on
     checkpoint_dir: Optional[TaskPath] = None  # where its job keeps checkpoints
     resume_from: Optional[TaskPath] = None  # the checkpoint from which it continues
+    code_archive: Optional[CodeArchive] = None
 
     @property
     def name(self) -> str:
         return container_name(self.cluster, self.job, self.attempt, self.task)
+
+    @property
+    def host_name(self) -> str:
+        """Unique within the job: Open MPI takes processes with the same host name for processes of one node."""
+        return f"{self.job}-{self.task}" if self.task else self.job
 
     @property
     def home(self) -> Optional[Mount]:
@@ -154,6 +172,7 @@ SPEC_CAPABILITIES = (
     "launch_files",
     "checkpoint_dir",
     "resume_from",
+    "code_archive",
 )
 """Spec keys that the first agents do not support; sent only to agents whose hello lists them."""
 CAN_STOP_TASKS = "stop.tasks"
@@ -174,6 +193,8 @@ CAN_PREPARE = "prepare"
 """Capability: verb that executes all steps of a start but the last."""
 CAN_OPEN_TERMINALS = "terminal"
 """Capability: verb that opens a terminal in a task."""
+CAN_OPEN_STREAMS = "streams"
+"""Capability: verb that opens shells, commands and connections in a task."""
 CAN_DENY_EGRESS = "deny_egress"
 """Capability: verb that sets the addresses that no container may connect to."""
 CAN_UPDATE_FILES = "update_files"
@@ -186,8 +207,12 @@ CAN_RECORD_ENVIRONMENT = "environment"
 """Capability: verb that records the code and the packages of a task."""
 CAN_READ_FILES = "files"
 """Capability: verb that lists and reads the files of a job."""
+CAN_CHANGE_FILES = "files.change"
+"""Capability: verb ``files`` writes and deletes, too."""
 CAN_LIST_NOTEBOOKS = "notebooks"
 """Capability: verb that lists the notebooks of a home."""
+CAN_SAVE_IMAGES = "save_image"
+"""Capability: verb that saves a running task as an image."""
 VERB_CAPABILITIES = (
     CAN_STOP_TASKS,
     CAN_PREPARE,
@@ -204,7 +229,10 @@ VERB_CAPABILITIES = (
     CAN_NAME_HOST_ADDRESS,
     CAN_RECORD_ENVIRONMENT,
     CAN_READ_FILES,
+    CAN_CHANGE_FILES,
     CAN_LIST_NOTEBOOKS,
+    CAN_OPEN_STREAMS,
+    CAN_SAVE_IMAGES,
 )
 """All of these, as listed in the hello of this agent."""
 RANK0_ADDRESS_PLACEHOLDER = "{rank0_address}"
@@ -275,7 +303,11 @@ def parse_spec(raw: Any) -> TaskSpec:
         launch_files=parse_files(raw, "launch_files") if raw.get("launch_files") is not None else None,
         checkpoint_dir=_parse_task_path(raw.get("checkpoint_dir")),
         resume_from=_parse_task_path(raw.get("resume_from")),
+        code_archive=_parse_code_archive(raw.get("code_archive")),
     )
+    code, scratch = spec.code_archive, {mount.target for mount in spec.mounts if mount.kind == "scratch"}
+    if code is not None and code.target not in (scratch or ({""} if spec.runtime == "process" else ())):
+        raise invalid_spec("The target of code_archive is not a scratch folder of the task.")
     secrets = (
         *spec.secret_files.values(),
         *spec.secret_variables.values(),
@@ -413,6 +445,18 @@ def parse_mount(each: Any) -> Mount:
         folder=_parse_text(each, "folder", _PUBLIC_ID) if each.get("folder") is not None else None,
         gid=_parse_optional_number(each, "gid", 1000, 2**32 - 2),
         quota_mib=_parse_optional_number(each, "quota_mib", 1, 2**40),
+    )
+
+
+def _parse_code_archive(value: Any) -> Optional[CodeArchive]:
+    if value is None:
+        return None
+    if not isinstance(value, dict) or set(value) != set(CodeArchive._fields):
+        raise invalid_spec("code_archive must have exactly a sha256, a target and a limit_mib.")
+    return CodeArchive(
+        sha256=_parse_text(value, "sha256", _SHA256),
+        target=_parse_text(value, "target", _PATH) if value["target"] else "",
+        limit_mib=_parse_number(value, "limit_mib", 1, 2**40),
     )
 
 

@@ -127,7 +127,7 @@ class NodeDirectories:
                 # programs tell the other ranks of a gang the address of their own host name
                 shared = spec.address if spec.host_network else None
                 own_address = rank_address(subnet, spec.task) if subnet else shared or "127.0.0.1"
-                stream.write(f"127.0.0.1\tlocalhost\n::1\tlocalhost\n{own_address}\t{spec.job}\n")
+                stream.write(f"127.0.0.1\tlocalhost\n::1\tlocalhost\n{own_address}\t{spec.host_name}\n")
             os.chmod(os.path.join(folder, "hosts"), 0o644)
         return folder
 

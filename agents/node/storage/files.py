@@ -1,6 +1,6 @@
-"""Reads the files of a job for the portal: lists a directory, or streams a file, or a directory as a ZIP archive.
+"""Files of a job for the portal: lists a directory, streams a file or a directory as a ZIP archive, and changes them.
 
-A separate process reads, with the rights of the job's account. Users choose names, sizes and contents, so
+A separate process acts, with the rights of the job's account. Users choose names, sizes and contents, so
 everything is bounded and no symbolic link is followed. A path on the wire is text in which ``%`` and two
 hexadecimal digits stand for a byte, as for all that is not printable.
 """
@@ -27,11 +27,13 @@ from urllib.parse import quote, unquote_to_bytes
 
 from agents.node import errors
 from agents.node.errors import AgentError, invalid_spec
-from agents.node.spec.task_spec import parse_integer, parse_mount
+from agents.node.spec.task_spec import parse_base64, parse_integer, parse_mount
 from agents.node.storage.job_account import NO_FOLLOW, account_fields, become_account, open_beneath
 from agents.node.storage.volumes import Volumes
 
 LIST, READ, ARCHIVE = "list", "read", "archive"
+WRITE, MAKE, DELETE = "write", "mkdir", "delete"
+CHANGES = (WRITE, MAKE, DELETE)
 MAX_BYTES = 2 * 1024**3
 """Size of a file, or of the files of an archive, that is read."""
 MAX_ENTRIES = 10_000
@@ -44,6 +46,7 @@ STREAM_IDLE_S = 60.0
 """After this time without a request a stream ends."""
 HEADER_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 2.0
+SEND_TIMEOUT_S, WRITE_TIMEOUT_S = 8.0, 10.0
 _PROCESS_LIMIT_S, _CPU_S = 1800, 600
 _EXIT_TIMEOUT_S = 5.0
 _COPY_BYTES = 128 * 1024
@@ -55,6 +58,10 @@ _PROBLEMS = {
     errno.ENOTDIR: "It is not a directory; symbolic links are not followed.",
     errno.EACCES: "The account of the job may not read it.",
     errno.EPERM: "The account of the job may not read it.",
+    errno.EROFS: "It is mounted read only.",
+    errno.ENOSPC: "The disk is full.",
+    errno.EDQUOT: "The quota of this directory is used up.",
+    errno.EEXIST: "It exists already.",
 }
 
 
@@ -97,7 +104,10 @@ class FileReaders:
         self._lock = threading.Lock()
 
     def handle(self, fields: Dict[str, Any]) -> Dict[str, Any]:
-        """Open (``action``), continue (``stream``) or end (``stream`` with ``close``) a reader."""
+        """Open (``action``), continue (``stream``) or end (``stream`` with ``close``) a reader or a writer.
+
+        A writer gets ``data_b64``, and keeps what it got with ``commit`` alone.
+        """
         if "action" in fields:
             return self._open(fields)
         name = fields.get("stream")
@@ -110,6 +120,8 @@ class FileReaders:
             raise AgentError(errors.NO_SUCH_FILE, "The download was interrupted. Begin again.")
         with stream.lock:
             stream.used[0] = time.monotonic()
+            if "data_b64" in fields or fields.get("commit"):
+                return self._write(str(name), stream.process, fields)
             data, ended = _read(stream.process, CHUNK_BYTES, READ_TIMEOUT_S)
             if ended:
                 self._close(name, _EXIT_TIMEOUT_S)
@@ -139,24 +151,39 @@ class FileReaders:
         try:
             stdin = cast(IO[bytes], process.stdin)
             with contextlib.suppress(BrokenPipeError):
-                stdin.write(json.dumps(request).encode())
-                stdin.close()
+                stdin.write(json.dumps(request).encode() + b"\n")
+                stdin.flush() if request["action"] == WRITE else stdin.close()
             header = _read_header(process)
         except BaseException:
             self._close(name)
             raise
         if "problem" in header:
             self._close(name)
-            raise AgentError(errors.NO_SUCH_FILE, header["problem"])
-        if request["action"] == LIST:
+            raise AgentError(header.get("code", errors.NO_SUCH_FILE), header["problem"])
+        if request["action"] in (LIST, MAKE, DELETE):
             self._close(name)
             return header
         return dict(header, stream=name)
 
+    def _write(self, name: str, process: "subprocess.Popen[bytes]", fields: Dict[str, Any]) -> Dict[str, Any]:
+        """Give the writer a piece with its length before it; a length of 0 lets it keep the file."""
+        piece = b"" if fields.get("commit") else parse_base64(fields, "data_b64")
+        with contextlib.suppress(OSError):  # a process that has ended says why
+            _send(process, len(piece).to_bytes(4, "big") + piece, SEND_TIMEOUT_S)
+            if piece:
+                return {}
+        try:
+            header = _read_header(process, WRITE_TIMEOUT_S)
+        finally:
+            self._close(name)
+        if "problem" in header:
+            raise AgentError(header.get("code", errors.NO_SUCH_FILE), header["problem"])
+        return {}
+
     def _parse(self, fields: Dict[str, Any]) -> Dict[str, Any]:
         action, path = fields["action"], fields.get("path")
-        if action not in (LIST, READ, ARCHIVE):
-            raise invalid_spec("action is not list, read or archive.")
+        if action not in (LIST, READ, ARCHIVE, *CHANGES):
+            raise invalid_spec(f"action is not list, read, archive, {', '.join(CHANGES)}.")
         if not isinstance(path, str) or not path.isprintable():
             raise invalid_spec("path is not printable text.")
         try:
@@ -164,6 +191,10 @@ class FileReaders:
         except ValueError as error:
             raise invalid_spec(str(error)) from error
         mount = parse_mount(fields.get("mount"))
+        if action in CHANGES and (mount.read_only or not path):
+            raise AgentError(
+                errors.NO_SUCH_FILE, f"{mount.target} is read only, or no path below it is given."
+            )
         folder = self._volumes.locate(mount)
         try:
             owner: Optional[os.stat_result] = os.stat(folder)
@@ -173,6 +204,7 @@ class FileReaders:
             owner = None
         offset = parse_integer({"offset": 0, **fields}, "offset")
         request = {"action": action, "folder": folder, "path": path, "offset": offset}
+        request["overwrite"] = fields.get("overwrite") is True
         return {**request, **account_fields(mount, owner, fields)}
 
     def _close(self, name: Any, within_s: float = 0.2) -> None:
@@ -196,12 +228,24 @@ def _end(process: "subprocess.Popen[bytes]", within_s: float = 0.2) -> None:
         process.kill()  # one that waits for a file server does not end, and is not waited for
 
 
-def _read_header(process: "subprocess.Popen[bytes]") -> Dict[str, Any]:
-    until_s = time.monotonic() + HEADER_TIMEOUT_S
-    size, _ = _read(process, 4, HEADER_TIMEOUT_S)
+def _send(process: "subprocess.Popen[bytes]", data: bytes, within_s: float) -> None:
+    """Write to the process. Raise OSError when it does not read in time."""
+    descriptor, until_s = cast(IO[bytes], process.stdin).fileno(), time.monotonic() + within_s
+    os.set_blocking(descriptor, False)
+    with selectors.DefaultSelector() as selector:
+        selector.register(descriptor, selectors.EVENT_WRITE)
+        while data:
+            if not selector.select(max(0.0, until_s - time.monotonic())):
+                raise OSError(errno.ETIMEDOUT, "the process does not read")
+            data = data[os.write(descriptor, data) :]
+
+
+def _read_header(process: "subprocess.Popen[bytes]", within_s: float = HEADER_TIMEOUT_S) -> Dict[str, Any]:
+    until_s = time.monotonic() + within_s
+    size, _ = _read(process, 4, within_s)
     text, _ = _read(process, int.from_bytes(size, "big"), until_s - time.monotonic())
     if len(size) < 4 or len(text) < int.from_bytes(size, "big"):
-        raise AgentError(errors.ENGINE_ERROR, f"The node could not read it within {HEADER_TIMEOUT_S:g} s.")
+        raise AgentError(errors.ENGINE_ERROR, f"The node could not do this within {within_s:g} s.")
     header: Dict[str, Any] = json.loads(text)
     return header
 
@@ -223,8 +267,8 @@ def _read(process: "subprocess.Popen[bytes]", size: int, within_s: float) -> "tu
 
 
 def main() -> int:
-    """Carry out the JSON request on standard input: write a header, then the bytes."""
-    fields: Dict[str, Any] = json.load(sys.stdin)
+    """Carry out the JSON request on the first line of standard input: write a header, then the bytes."""
+    fields: Dict[str, Any] = json.loads(sys.stdin.buffer.readline())
     codecs.lookup("cp437")  # of names in zip files; the job's account may be unable to read Python's library
     become_account(fields, _CPU_S)
     signal.alarm(_PROCESS_LIMIT_S)
@@ -232,6 +276,10 @@ def main() -> int:
     out, action = _Output(sys.stdout.buffer), fields["action"]
     try:
         parts = decode_path(fields["path"])
+        if action in CHANGES:
+            _change(out, action, fields, parts)
+            out.flush()
+            return 0
         descriptor = open_beneath(fields["folder"], parts, os.O_DIRECTORY if action == ARCHIVE else 0)
         if action == LIST:
             out.write_header(list_directory(descriptor, fields["offset"]))
@@ -240,10 +288,12 @@ def main() -> int:
         else:
             _send_archive(out, descriptor)
     except (Unreadable, OSError) as error:
-        if out.has_header:
+        if out.has_header and action not in CHANGES:
             return 1
-        known = _PROBLEMS.get(error.errno or 0) if isinstance(error, OSError) else None
-        out.write_header({"problem": known or str(error)})
+        number = (error.errno or 0) if isinstance(error, OSError) else 0
+        problem = _PROBLEMS.get(number) or str(error)
+        problem = problem.replace("read it", "change it") if action in CHANGES else problem
+        out.write_header({"problem": problem, **({"code": "file_exists"} if number == errno.EEXIST else {})})
     out.flush()
     return 0
 
@@ -315,6 +365,82 @@ def _copy(descriptor: int, out: Any, size: int) -> int:
         out.write(data)
         copied += len(data)
     return copied
+
+
+# -- changes ---------------------------------------------------------------------------------------
+
+
+def _change(out: _Output, action: str, fields: Dict[str, Any], parts: List[bytes]) -> None:
+    """Create or delete the last part in its directory, and write a header when it is done."""
+    os.umask(0o022)  # a default ACL of the directory takes precedence
+    parent, name = open_beneath(fields["folder"], parts[:-1], os.O_DIRECTORY), parts[-1]
+    if action == MAKE:
+        os.mkdir(name, 0o777, dir_fd=parent)
+    elif action == DELETE:
+        _delete(parent, name)
+    else:
+        _write_file(out, parent, name, fields["overwrite"])
+    out.write_header({})
+
+
+def _delete(parent: int, name: bytes) -> None:
+    """Delete an entry; of a link, the link itself."""
+    if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+        os.unlink(name, dir_fd=parent)
+        return
+    descriptor = os.open(name, NO_FOLLOW | os.O_DIRECTORY, dir_fd=parent)
+    if any(number > MAX_ENTRIES for number, _ in enumerate(_walk(descriptor), 1)):
+        raise Unreadable(f"It has more than {MAX_ENTRIES:,} entries. Delete it in a terminal.")
+    _delete_content(descriptor)
+    os.rmdir(name, dir_fd=parent)
+
+
+def _delete_content(descriptor: int) -> None:
+    with os.scandir(descriptor) as found:
+        entries = list(found)
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            inner = os.open(entry.name, NO_FOLLOW | os.O_DIRECTORY, dir_fd=descriptor)
+            try:
+                _delete_content(inner)
+            finally:
+                os.close(inner)
+            os.rmdir(entry.name, dir_fd=descriptor)
+        else:
+            os.unlink(entry.name, dir_fd=descriptor)
+
+
+def _write_file(out: _Output, parent: int, name: bytes, overwrite: bool) -> None:
+    """Write the pieces on standard input to a new file, which gets its name when all have arrived."""
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISREG(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+            raise Unreadable("It is a directory, a link or a special file, which an upload does not replace.")
+        if not overwrite:
+            raise OSError(errno.EEXIST, "")
+    part = b".fairway-upload-" + secrets.token_hex(8).encode()
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_FOLLOW, 0o666, dir_fd=parent)
+    try:
+        out.write_header({"size_bytes": None, "saved_s": 0.0})
+        with os.fdopen(descriptor, "wb") as target:
+            left = MAX_BYTES
+            while True:
+                size = sys.stdin.buffer.read(4)
+                piece = sys.stdin.buffer.read(int.from_bytes(size, "big"))
+                left -= len(piece)
+                if len(size) < 4 or len(piece) < int.from_bytes(size, "big") or left < 0:
+                    raise Unreadable("The upload was interrupted, or the file is too large.")
+                if not piece:
+                    break
+                target.write(piece)
+            target.flush()
+            os.fsync(target.fileno())
+        if overwrite:
+            os.rename(part, name, src_dir_fd=parent, dst_dir_fd=parent)
+        else:
+            os.link(part, name, src_dir_fd=parent, dst_dir_fd=parent, follow_symlinks=False)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(part, dir_fd=parent)
 
 
 class _Entry(NamedTuple):

@@ -46,6 +46,7 @@ from agents.node.spec.task_spec import (
 )
 from agents.node.storage.directories import NodeDirectories
 from agents.node.tasks import task_rows
+from agents.node.tasks.task_code import unpack_code
 
 JsonObject = Dict[str, Any]
 _MAX_PORT_ATTEMPTS = 3
@@ -77,7 +78,7 @@ class TaskManager:
         self.ledger = ledger
         self.directories = directories
         self.runtimes = runtimes
-        self.gpus = gpus
+        self.gpus, self._unpacker = gpus, [*agent_command, "archive"]
         self.mps_daemons = MpsDaemons(settings, ledger, gpus, agent_command)
         self.wake_monitor: Callable[[], None] = lambda: None
         self.on_start: Callable[[], None] = lambda: None
@@ -245,6 +246,7 @@ class TaskManager:
     ) -> Optional[ContainerInfo]:
         """Create the task; when the name is taken, return the existing one, otherwise None."""
         order = self._container_config(spec, record, lock_fd)
+        unpack_code(self._unpacker, self.directories, order, self._owner_ids(spec, record))
         runtime.prepare(order)
         try:
             runtime.create(order)

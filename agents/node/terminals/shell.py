@@ -12,7 +12,7 @@ import signal
 import subprocess
 import termios
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Sequence
 
 from agents.node.host import cgroup, procfs
 from agents.node.runtimes.arguments import TERM
@@ -27,40 +27,48 @@ _NAMESPACES = ("ipc", "mnt")
 
 
 class Shell:
-    """A running shell; ``master`` is the agent's side of its pseudo terminal."""
+    """A running shell or command. With a terminal, ``master`` is the agent's side of it, for input and output."""
 
-    def __init__(self, pid: int, master: int, hang_up: Optional[List[str]]) -> None:
+    def __init__(
+        self, pid: int, input_fd: int, outputs: List[int], hang_up: Optional[List[str]], *, terminal: bool
+    ) -> None:
         self.pid = pid
-        self.master = master
+        self.input: Optional[int] = input_fd
+        self.outputs = outputs
+        self.has_terminal = terminal
         self._signal_command = hang_up
         self._code: Optional[int] = None
         self._startup_output: Optional[bytes] = b"" if hang_up is not None else None
         self._container_pid = ""
 
+    @property
+    def master(self) -> int:
+        return self.outputs[0]
+
     @classmethod
-    def start(cls, order: Dict[str, Any]) -> Shell:
-        """Start the shell that a runtime's ``shell`` describes."""
-        reported = order["shell"]
+    def start(cls, order: Dict[str, Any], command: Optional[str] = None) -> Shell:
+        """Start a shell, or a command in one, on a pseudo terminal, as a runtime's ``shell`` describes it."""
         master, slave = pty.openpty()
         pid = os.fork()
         if pid == 0:
-            try:
-                os.setsid()
-                fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
-                for descriptor in (0, 1, 2):
-                    os.dup2(slave, descriptor)
-                signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-                if "command" in reported:
-                    os.closerange(3, 1024)
-                    os.execvp(reported["command"][0], reported["command"])  # noqa: S606 - no shell is the point
-                exec_beside_task(reported, order["pid"], order["pid_start"])
-            except OSError as error:
-                os.write(2, f"fairway: the shell could not be started: {error}\r\n".encode())
-            finally:
-                os._exit(126)
+            _exec_shell(order, command, (slave, slave, slave), terminal=True)
         os.close(slave)
         os.set_blocking(master, False)
-        return cls(pid, master, reported.get("hang_up"))
+        return cls(pid, master, [master], order["shell"].get("hang_up"), terminal=True)
+
+    @classmethod
+    def start_without_terminal(cls, order: Dict[str, Any], command: Optional[str]) -> Shell:
+        """Likewise with pipes: ``outputs`` are standard output and standard error."""
+        pipes = [os.pipe() for _ in range(3)]
+        inner, outer = [pipes[0][0], pipes[1][1], pipes[2][1]], [pipes[0][1], pipes[1][0], pipes[2][0]]
+        pid = os.fork()
+        if pid == 0:
+            _exec_shell(order, command, inner, terminal=False)
+        for descriptor in inner:
+            os.close(descriptor)
+        for descriptor in outer:
+            os.set_blocking(descriptor, False)
+        return cls(pid, outer[0], outer[1:], order["shell"].get("hang_up"), terminal=False)
 
     @property
     def is_ready(self) -> bool:
@@ -84,6 +92,12 @@ class Shell:
         self._startup_output = None
         return shown
 
+    def end_input(self) -> None:
+        """Close standard input; on a terminal do nothing, because input is not apart from output."""
+        if self.input is not None and not self.has_terminal:
+            os.close(self.input)
+        self.input = None
+
     def wait(self, timeout_s: float) -> Optional[int]:
         """Return the exit code, 128 and above after a signal; None while it runs."""
         until_s = time.monotonic() + timeout_s
@@ -104,12 +118,14 @@ class Shell:
             self._signal("HUP")
             if self.wait(_EXIT_TIMEOUT_S) is None:
                 self._signal("KILL")
-        os.close(self.master)
+        self.end_input()
+        for descriptor in self.outputs:
+            os.close(descriptor)
         code = self.wait(0.0)
         if code is None:
             procfs.kill_processes([self.pid])
             self.wait(_EXIT_TIMEOUT_S)
-        if self._signal_command is None:
+        if self._signal_command is None and self.has_terminal:
             self._kill_session()
         return code
 
@@ -135,7 +151,12 @@ class Shell:
         elif self._container_pid:
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 subprocess.run(
-                    [*self._signal_command, signal_name, self._container_pid],
+                    # an interactive shell signals its jobs itself
+                    [
+                        *self._signal_command,
+                        signal_name,
+                        self._container_pid if self.has_terminal else f"-{self._container_pid}",
+                    ],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
@@ -144,10 +165,42 @@ class Shell:
                 )
 
 
-def exec_beside_task(
-    shell_info: Dict[str, Any], pid: int, pid_start: Optional[int], command: Optional[List[str]] = None
+def _exec_shell(
+    order: Dict[str, Any], command: Optional[str], descriptors: Sequence[int], *, terminal: bool
 ) -> None:
-    """Turn this process into a shell, or a command, with account, limits and namespaces of a task.
+    """Turn this process into the shell. Never returns."""
+    reported = order["shell"]
+    try:
+        os.setsid()
+        if terminal:
+            fcntl.ioctl(descriptors[0], termios.TIOCSCTTY, 0)
+        for standard, descriptor in enumerate(descriptors):
+            os.dup2(descriptor, standard)
+        for restored in (signal.SIGPIPE, signal.SIGCHLD):
+            signal.signal(restored, signal.SIG_DFL)
+        if "command" in reported:
+            words = [
+                *reported["command" if terminal else "piped"],
+                *([] if command is None else ["sh", command]),
+            ]
+            os.closerange(3, 1024)
+            os.execvp(words[0], words)  # noqa: S606 - no shell is the point
+        options = ("-c", command) if command is not None else ("-i",) if terminal else ()
+        exec_beside_task(reported, order["pid"], order["pid_start"], options=options)
+    except OSError as error:
+        os.write(2, f"fairway: the shell could not be started: {error}\r\n".encode())
+    finally:
+        os._exit(126)
+
+
+def exec_beside_task(
+    shell_info: Dict[str, Any],
+    pid: int,
+    pid_start: Optional[int],
+    command: Optional[List[str]] = None,
+    options: Sequence[str] = (),
+) -> None:
+    """Turn this process into a shell with these options, or a command, with account, limits and namespaces of a task.
 
     Never returns. Raise OSError. The task may control its namespace: no name is resolved there before privileges are
     dropped.
@@ -174,5 +227,5 @@ def exec_beside_task(
     environment = dict(shell_info["env"], TERM=TERM)
     for shell in SHELLS:
         with contextlib.suppress(FileNotFoundError):
-            os.execve(shell, [os.path.basename(shell), "-i"], environment)  # noqa: S606 - as above
+            os.execve(shell, [os.path.basename(shell), *options], environment)  # noqa: S606 - as above
     raise OSError("it has neither bash nor sh")

@@ -18,7 +18,7 @@ import struct
 import sys
 import termios
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Generator, List, NamedTuple, Optional, Tuple
 
 from agents.node.host import procfs
 from agents.node.terminals import websocket
@@ -38,8 +38,20 @@ EXITED, IDLE, TASK_ENDED, LOST = "exited", "idle", "task_ended", "lost"
 
 
 def main() -> int:
-    """Read the order from standard input, print the port, and continue in the background."""
     order: Dict[str, Any] = json.loads(sys.stdin.buffer.read())
+    listener = listen_in_background(order)
+    until_s = time.monotonic() + CONNECT_TIMEOUT_S
+    peers = accept_peers(listener, order["secret"], lambda: time.monotonic() >= until_s)
+    peer = next(peers, None)
+    peers.close()
+    listener.close()
+    if peer is not None:
+        Terminal(peer, Shell.start(order), order).run()
+    return 0
+
+
+def listen_in_background(order: Dict[str, Any]) -> socket.socket:
+    """Listen on a port, print it, and continue in the background."""
     listener = socket.socket()
     listener.bind((order["loopback"], 0))
     listener.listen(_MAX_PENDING)
@@ -52,11 +64,7 @@ def main() -> int:
         os.dup2(null, descriptor)
     os.close(null)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    peer = accept_peer(listener, order["secret"])
-    listener.close()
-    if peer is not None:
-        Terminal(peer, Shell.start(order), order).run()
-    return 0
+    return listener
 
 
 class PendingConnection(NamedTuple):
@@ -67,52 +75,55 @@ class PendingConnection(NamedTuple):
     received: bytearray
 
 
-def accept_peer(listener: socket.socket, secret: str) -> Optional[socket.socket]:
-    """Return the first authenticated peer after its handshake; None on time-out.
+def accept_peers(
+    listener: socket.socket, secret: str, is_over: Callable[[], bool]
+) -> Generator[socket.socket, None, None]:
+    """Yield each authenticated peer after its handshake, until ``is_over``.
 
     Any process on the node may connect: unauthenticated connections are closed and delay no one.
     """
-    until_s = time.monotonic() + CONNECT_TIMEOUT_S
     listener.setblocking(False)
     knocks: List[PendingConnection] = []
-    while time.monotonic() < until_s:
-        reading: List[socket.socket] = [knock.sock for knock in knocks]
-        if len(knocks) < _MAX_PENDING:
-            reading.append(listener)
-        ready, _, _ = select.select(reading, [], [], 0.25)
-        now_s = time.monotonic()
-        if listener in ready:
-            with contextlib.suppress(OSError):
-                sock = listener.accept()[0]
-                sock.setblocking(False)
-                knocks.append(PendingConnection(sock, now_s + _HANDSHAKE_TIMEOUT_S, bytearray()))
-        for knock in list(knocks):
-            if knock.sock in ready:
-                try:
-                    data = knock.sock.recv(4096)
-                except OSError:
-                    data = b""
-                knock.received.extend(data)
-                whole = knock.received.endswith(b"\r\n\r\n")
-                answer = websocket.handshake_response(bytes(knock.received), secret) if whole else None
-                if answer is not None:
-                    knock.sock.setblocking(True)
-                    knock.sock.sendall(answer)
-                    _close(each.sock for each in knocks if each is not knock)
-                    return knock.sock
-                if data and not whole and len(knock.received) < websocket.MAX_HEAD_BYTES:
+    try:
+        while not is_over():
+            reading: List[socket.socket] = [knock.sock for knock in knocks]
+            if len(knocks) < _MAX_PENDING:
+                reading.append(listener)
+            ready, _, _ = select.select(reading, [], [], 0.25)
+            now_s = time.monotonic()
+            if listener in ready:
+                with contextlib.suppress(OSError):
+                    sock = listener.accept()[0]
+                    sock.setblocking(False)
+                    knocks.append(PendingConnection(sock, now_s + _HANDSHAKE_TIMEOUT_S, bytearray()))
+            for knock in list(knocks):
+                if knock.sock in ready:
+                    try:
+                        data = knock.sock.recv(4096)
+                    except OSError:
+                        data = b""
+                    knock.received.extend(data)
+                    whole = knock.received.endswith(b"\r\n\r\n")
+                    answer = websocket.handshake_response(bytes(knock.received), secret) if whole else None
+                    if answer is not None:
+                        knocks.remove(knock)
+                        knock.sock.setblocking(True)
+                        knock.sock.sendall(answer)
+                        yield knock.sock
+                        continue
+                    if data and not whole and len(knock.received) < websocket.MAX_HEAD_BYTES:
+                        continue
+                elif now_s < knock.deadline_s:
                     continue
-            elif now_s < knock.deadline_s:
-                continue
-            knocks.remove(knock)
+                knocks.remove(knock)
+                knock.sock.close()
+    finally:
+        for knock in knocks:
             knock.sock.close()
-    _close(knock.sock for knock in knocks)
-    return None
 
 
-def _close(socks: Any) -> None:
-    for sock in socks:
-        sock.close()
+def set_size(master: int, cols: int, rows: int) -> None:
+    fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
 
 
 class Terminal:
@@ -131,7 +142,7 @@ class Terminal:
         self._sent_bytes = 0
         self._acknowledged_bytes = 0
         self._last_input_s = time.monotonic()
-        self.resize(order["cols"], order["rows"])
+        set_size(shell.master, order["cols"], order["rows"])
 
     def run(self) -> None:
         """Run until the shell, the task, the idle time or the connection ends; then end the shell."""
@@ -145,9 +156,6 @@ class Terminal:
             if why != LOST:
                 self._send_end(why, code)
             self._peer.close()
-
-    def resize(self, cols: int, rows: int) -> None:
-        fcntl.ioctl(self._shell.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
 
     def _relay(self) -> str:
         master = self._shell.master
@@ -214,7 +222,7 @@ class Terminal:
         if not isinstance(word, dict) or not all(type(value) is int for value in word.values()):
             return
         if set(word) == {"cols", "rows"} and all(1 <= value <= 1000 for value in word.values()):
-            self.resize(word["cols"], word["rows"])
+            set_size(self._shell.master, word["cols"], word["rows"])
         elif set(word) == {"seen"}:
             self._acknowledged_bytes = min(max(self._acknowledged_bytes, word["seen"]), self._sent_bytes)
 

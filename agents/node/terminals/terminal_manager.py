@@ -42,25 +42,31 @@ class TerminalManager:
         ``secret``: authenticates its peer. ``idle_s``: maximum time without input. ``cols``, ``rows``:
         initial size.
         """
+        order = {
+            "cols": _parse_bounded(request, "cols", MAX_ROWS_OR_COLUMNS),
+            "rows": _parse_bounded(request, "rows", MAX_ROWS_OR_COLUMNS),
+            "idle_s": _parse_bounded(request, "idle_s", MAX_IDLE_S),
+        }
+        return self._start("terminal", request, order)
+
+    def open_streams(self, request: Dict[str, Any]) -> Dict[str, Any]:
+        """Likewise for the streams of one SSH connection (``agents.node.terminals.streams``)."""
+        return self._start("streams", request, {})
+
+    def _start(self, program: str, request: Dict[str, Any], order: Dict[str, Any]) -> Dict[str, Any]:
         job, attempt = parse_public_id(request, "job"), parse_integer(request, "attempt")
         name = container_name(self._tasks.settings.cluster, job, attempt, parse_integer(request, "task"))
         secret = request.get("secret")
         if not isinstance(secret, str) or not _SECRET.match(secret):
             raise invalid_spec("secret is not 32 to 128 letters, digits, hyphens and underscores.")
-        order = {
-            "secret": secret,
-            "cols": _parse_bounded(request, "cols", MAX_ROWS_OR_COLUMNS),
-            "rows": _parse_bounded(request, "rows", MAX_ROWS_OR_COLUMNS),
-            "idle_s": _parse_bounded(request, "idle_s", MAX_IDLE_S),
-            "loopback": self._tasks.settings.loopback,
-        }
         record = self._tasks.ledger.tasks().get(name)
         if record is None or record["phase"] != RUNNING or record["pid"] is None:
             raise AgentError(errors.NO_SUCH_CONTAINER, f"{name} is not running on this node.")
         runtime = self._tasks.runtimes[record["runtime"]]
-        order.update(pid=record["pid"], pid_start=record["pid_start"], shell=runtime.shell(name))
+        order.update(secret=secret, loopback=self._tasks.settings.loopback, shell=runtime.shell(name))
+        order.update(pid=record["pid"], pid_start=record["pid_start"])
         with self._acquire_slot(name) as slot_fd:
-            return {"port": self._start_process(order, slot_fd)}
+            return {"port": self._start_process(program, order, slot_fd)}
 
     @contextlib.contextmanager
     def _acquire_slot(self, name: str) -> Iterator[int]:
@@ -90,11 +96,11 @@ class TerminalManager:
                     os.unlink(path)
         return taken
 
-    def _start_process(self, order: Dict[str, Any], slot_fd: int) -> int:
+    def _start_process(self, program: str, order: Dict[str, Any], slot_fd: int) -> int:
         """Start the process of a terminal; return its port. The secret is passed through a pipe."""
         try:
             answer = subprocess.run(
-                [*self._agent, "terminal"],
+                [*self._agent, program],
                 input=json.dumps(order).encode(),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

@@ -95,8 +95,8 @@ class Operation:
 
     ``scope`` is the scope that a token needs (None on public routes). ``scope_by_job_kind`` is for actions on one
     job that need the scope of the job's kind: the method calls ``require_scope_of`` with the job. ``partial`` reads
-    the body as a patch of the given fields. ``error_statuses`` are statuses beyond those that follow from the rest
-    of the declaration and from path parameters.
+    the body as a patch of the given fields. ``uploads``: the body is a file, which the method reads.
+    ``error_statuses`` are statuses beyond those that follow from the rest of the declaration and from parameters.
     """
 
     name: str
@@ -110,6 +110,7 @@ class Operation:
     query: type[StrictSerializer] | None = None
     body: type[StrictSerializer] | None = None
     partial: bool = False
+    uploads: bool = False
     rate: RateLimit | None = None
     idempotent: bool = False
     if_match: bool = False
@@ -131,10 +132,15 @@ class Operation:
             description=(self.detail or self.summary) + self._scope_line(),
             tags=[self.tag],
             parameters=[*self._headers(), *([self.query] if self.query else [])],
-            request=self.body(partial=True) if self.body and self.partial else self.body,
+            request=self._request_schema(),
             responses=self._responses(),
         )
         return described(method)
+
+    def _request_schema(self) -> Any:
+        if self.uploads:
+            return {"application/octet-stream": OpenApiTypes.BINARY}
+        return self.body(partial=True) if self.body and self.partial else self.body
 
     def _scope_line(self) -> str:
         if self.scope_by_job_kind:

@@ -29,6 +29,12 @@ from portal.selectors.jobs.jobs import get_job
 from portal.services.accounts.tokens import Scope
 from portal.services.jobs.changes import build_changed_request, preview_change
 from portal.services.jobs.gpu_switch import do_switch_gpus
+from portal.services.jobs.idle import (
+    MIN_REASON_LENGTH,
+    do_exempt_from_idle,
+    do_revoke_exemption,
+    do_snooze,
+)
 from portal.services.jobs.queue_order import MOVES, do_move_job
 from portal.services.jobs.retries import do_retry_with_fix
 from portal.services.jobs.signals import do_send_signal
@@ -39,12 +45,6 @@ from portal.services.jobs.submission import (
     do_resubmit_job,
     do_resume_job,
     do_suspend_job,
-)
-from portal.services.workspaces.idle import (
-    MIN_REASON_LENGTH,
-    do_exempt_from_idle,
-    do_revoke_exemption,
-    do_snooze,
 )
 from portal.valkey import rate_limits
 
@@ -128,7 +128,6 @@ _job_action = partial(
     idempotent=False,
     error_statuses=[409],
 )
-_idle_action = partial(_job_action, tag="workspaces", scope=Scope.WORKSPACES, scope_by_job_kind=False)
 _workspace_action = partial(
     action_route,
     "workspaces/<slug:workspace>/",
@@ -221,17 +220,17 @@ ROUTES = [
         status=201,
         idempotent=True,
     ),
-    _idle_action(
+    _job_action(
         "snooze",
         "jobs_snooze",
-        "Postpone the suspension of an idle workspace",
-        "The policy sets how long, and how often until the workspace is used again.",
+        "Postpone the suspension of an idle job",
+        "The policy sets how long, and how often until the job is used again.",
         do_snooze,
     ),
-    _idle_action(
+    _job_action(
         "idle-exemption",
         "jobs_idle_exemption",
-        "Exempt a workspace from idle suspension",
+        "Exempt a job from idle suspension",
         "The exemption expires after the time that the policy sets, or when a manager of the project revokes it.",
         do_exempt_from_idle,
         represent=_represent_exemption,

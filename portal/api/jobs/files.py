@@ -1,4 +1,4 @@
-"""REST: the files of a job on its node: lists of directories, and downloads."""
+"""REST: the files of a job on its node: lists of directories, downloads, uploads and deletions."""
 
 from __future__ import annotations
 
@@ -11,15 +11,23 @@ from rest_framework import serializers
 from rest_framework.request import Request
 
 from agents.engines.interface import FileEntry, FileList
-from agents.node.storage.files import MAX_PAGE
+from agents.node.storage.files import DELETE, MAKE, MAX_PAGE
 from portal.access import Permission, require_permission
-from portal.api.framework.request_parsing import StrictCharField, StrictSerializer
+from portal.api.framework.request_parsing import QueryBooleanField, StrictCharField, StrictSerializer
 from portal.api.framework.responses import ResponseSerializer
 from portal.api.framework.views import SignedInView, operation
 from portal.file_download import ARCHIVE_TYPE, FILE_TYPE, FileResponse
 from portal.selectors.jobs.jobs import get_job
 from portal.services.accounts.tokens import Scope
-from portal.services.jobs.files import LIMIT_TEXT, FileRoot, file_roots, open_download, read_directory
+from portal.services.jobs.files import (
+    LIMIT_TEXT,
+    FileRoot,
+    do_change_files,
+    do_write_file,
+    file_roots,
+    open_download,
+    read_directory,
+)
 
 _PATH_HELP = (
     "As the job sees it, such as `/home/ada/results`. `%` and two hexadecimal digits stand for a byte; `%` itself is "
@@ -30,7 +38,21 @@ _LIMITS = (
     + " Symbolic links are not followed. 404 `no_such_file` says why a file cannot be read; 409 that the "
     "node of the files is not reachable or was removed; 503 that it is busy."
 )
+_CHANGE_LIMITS = (
+    "For who may control the job; the account of the job acts, and symbolic links are not followed. 404 "
+    "`no_such_file` says why it was not done; 409 `file_exists` that the path exists, `read_only` that its volume is "
+    "mounted read only."
+)
 _read = partial(operation, tag="jobs", scope=Scope.READ, error_statuses=[404, 409])
+_change = partial(
+    operation,
+    tag="jobs",
+    scope=Scope.JOBS,
+    scope_by_job_kind=True,
+    response=None,
+    status=204,
+    error_statuses=[404, 409],
+)
 
 
 class FileQuery(StrictSerializer):
@@ -40,6 +62,12 @@ class FileQuery(StrictSerializer):
     rank = serializers.IntegerField(
         required=False, default=0, min_value=0, max_value=100_000, help_text="On the node of this rank."
     )
+
+
+class UploadQuery(FileQuery):
+    """Where a file is written."""
+
+    overwrite = QueryBooleanField(required=False, default=False, help_text="Replace an existing file.")
 
 
 class DirectoryQuery(FileQuery):
@@ -69,6 +97,11 @@ class JobFileRoot(ResponseSerializer):
 
     path = serializers.CharField(source="target")
     title = serializers.CharField()
+    writable = serializers.BooleanField(help_text="false: it is mounted read only.")
+
+    @staticmethod
+    def get_writable(row: FileRoot, context: None) -> bool:
+        return not row.read_only
 
 
 class DirectoryContext(NamedTuple):
@@ -112,6 +145,27 @@ class JobFilesView(SignedInView):
         context = DirectoryContext(path, offset, file_roots(self.user, row))
         return self.json_response(JobDirectory.represent(found, context))
 
+    @_change(
+        "jobs_files_delete",
+        "Delete a file or directory of a job",
+        query=FileQuery,
+        detail="A directory with all its content, of at most 10,000 entries. " + _CHANGE_LIMITS,
+    )
+    def delete(self, request: Request, job: str) -> HttpResponseBase:
+        row = get_job(self.user, job)
+        self.require_scope_of(row)
+        do_change_files(self.user, row, self.query["path"], DELETE, rank=self.query["rank"])
+        return self.no_content()
+
+
+class JobDirectoriesView(SignedInView):
+    @_change("jobs_directories_create", "Create a directory of a job", body=FileQuery, detail=_CHANGE_LIMITS)
+    def post(self, request: Request, job: str) -> HttpResponseBase:
+        row = get_job(self.user, job)
+        self.require_scope_of(row)
+        do_change_files(self.user, row, self.body["path"], MAKE, rank=self.body["rank"])
+        return self.no_content()
+
 
 class JobFileView(SignedInView):
     @_read(
@@ -126,6 +180,20 @@ class JobFileView(SignedInView):
         row = get_job(self.user, job)
         found = open_download(self.user, row, self.query["path"], rank=self.query["rank"])
         return FileResponse(request._request, found, FILE_TYPE)
+
+    @_change(
+        "jobs_file_write",
+        "Upload a file of a job",
+        query=UploadQuery,
+        uploads=True,
+        detail="The body is the content. The file gets its name when all has arrived. " + _CHANGE_LIMITS,
+    )
+    def put(self, request: Request, job: str) -> HttpResponseBase:
+        row = get_job(self.user, job)
+        self.require_scope_of(row)
+        place = {"rank": self.query["rank"], "overwrite": self.query["overwrite"]}
+        do_write_file(self.user, row, self.query["path"], request._request, **place)
+        return self.no_content()
 
 
 class JobFileArchiveView(SignedInView):

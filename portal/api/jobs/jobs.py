@@ -21,7 +21,9 @@ from portal.api.framework.request_parsing import (
 from portal.api.framework.views import ListQuery, SignedInView, operation
 from portal.api.jobs.job_requests import JobBody, JobChangeBody, resolve_changes, submit_response
 from portal.api.serializers import jobs as representations
+from portal.domain.kubernetes import NotExportable
 from portal.domain.states import JobKind, JobState
+from portal.errors import Conflict
 from portal.models import Job, User
 from portal.selectors.failure_rules import identified_failure
 from portal.selectors.jobs.idle import idle_status
@@ -36,15 +38,15 @@ from portal.selectors.jobs.jobs import (
     visible_job_ids,
     visible_related_jobs,
 )
-from portal.selectors.jobs.progress import compare_job_layouts, measure_scaling
+from portal.selectors.jobs.progress import compare_job_layouts, measure_program
 from portal.selectors.jobs.reruns import rerun_relations
 from portal.selectors.jobs.time_limits import job_extensions
 from portal.selectors.scheduling.fair_share_breakdown import list_breakdowns
 from portal.selectors.scheduling.forecasts import forecast_revisions
 from portal.services.accounts.tokens import Scope
 from portal.services.jobs.changes import do_change_job
-from portal.services.jobs.job_document import request_body, to_yaml
-from portal.services.jobs.submission import request_from_job
+from portal.services.jobs.job_document import kubernetes_yaml, request_body, to_yaml
+from portal.services.jobs.submission import JobRequest, request_from_job
 from portal.valkey import rate_limits
 from portal.visibility import private_fields
 
@@ -123,7 +125,7 @@ def represent_job(user: User, row: Job) -> dict[str, Any]:
         attempts=attempts,
         failure=identified_failure(user, row, attempts[0] if attempts else None),
         layouts=compare_job_layouts(row),
-        scaling=measure_scaling(row),
+        measured=measure_program(row),
         preempted_attempts=preempted_attempts,
         chain=chain,
         events=newest[::-1],
@@ -209,20 +211,51 @@ class JobSpecView(SignedInView):
     )
     def get(self, request: Request, job: str) -> HttpResponse:
         row = get_job(self.user, job)
-        answer = HttpResponse(job_yaml(self.user, row), content_type="application/yaml; charset=utf-8")
-        answer["Content-Disposition"] = f'inline; filename="{row.public_id}.yaml"'
-        answer["Cache-Control"] = "no-store"
-        return answer
+        return _yaml_answer(job_yaml(self.user, row), f"{row.public_id}.yaml")
+
+
+class JobKubernetesView(SignedInView):
+    @_read(
+        "jobs_kubernetes",
+        "Export a job for Kubernetes",
+        response=OpenApiTypes.OBJECT,
+        media_type="application/yaml",
+        detail="A Job, or a PyTorchJob or TFJob of Kubeflow. Comments name what is not exported. 409 for a job "
+        "without a counterpart.",
+        error_statuses=[409],
+    )
+    def get(self, request: Request, job: str) -> HttpResponse:
+        row = get_job(self.user, job)
+        wanted, remark = readable_request(self.user, row)
+        try:
+            text = kubernetes_yaml(wanted)
+        except NotExportable as problem:
+            raise Conflict(str(problem), code="not_exportable") from None
+        return _yaml_answer(remark + text, f"{row.public_id}-kubernetes.yaml")
+
+
+def _yaml_answer(text: str, name: str) -> HttpResponse:
+    answer = HttpResponse(text, content_type="application/yaml; charset=utf-8")
+    answer["Content-Disposition"] = f'inline; filename="{name}"'
+    answer["Cache-Control"] = "no-store"
+    return answer
+
+
+def readable_request(user: User, row: Job) -> tuple[JobRequest, str]:
+    """Return the request of a job without what the user may not read, and a comment that names it."""
+    private = private_fields(user, row)
+    wanted = replace(request_from_job(row), start_after=row.start_after)
+    hidden = [name for name in ("env", "secrets", "rank_overrides") if getattr(private, name) is None]
+    left_out = [name for name in hidden if getattr(wanted, name)]
+    empty: dict[str, Any] = {name: type(getattr(wanted, name))() for name in left_out}
+    remark = f"# Left out, because you may not control this job: {', '.join(left_out)}.\n" if left_out else ""
+    return replace(wanted, **empty), remark
 
 
 def job_yaml(user: User, row: Job) -> str:
     """Return the request of a job as YAML, without what the user may not read."""
-    private = private_fields(user, row)
-    body = request_body(replace(request_from_job(row), start_after=row.start_after))
-    hidden = [name for name in ("env", "secrets", "rank_overrides") if getattr(private, name) is None]
-    left_out = [name for name in hidden if body.pop(name, None)]
-    remark = f"# Left out, because you may not control this job: {', '.join(left_out)}.\n" if left_out else ""
-    return remark + to_yaml(body)
+    wanted, remark = readable_request(user, row)
+    return remark + to_yaml(request_body(wanted))
 
 
 class JobEventsView(SignedInView):

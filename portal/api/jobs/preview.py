@@ -13,7 +13,7 @@ from portal.api.framework.views import SignedInView, operation
 from portal.api.jobs.job_requests import JobPreviewBody, build_job_request
 from portal.api.jobs.launchers import PAGE_RANKS, RankLaunchDetail
 from portal.api.serializers.effects import PreviewVictim
-from portal.api.serializers.progress import CheaperSize, ScalePoint
+from portal.api.serializers.progress import CheaperSize, LauncherRate, ScalePoint
 from portal.domain.scaling import cheaper_size
 from portal.models import User
 from portal.selectors.jobs.jobs import visible_job_ids
@@ -21,7 +21,7 @@ from portal.selectors.jobs.preemption_preview import (
     preemption_candidates,
     total_lost_gpu_seconds,
 )
-from portal.selectors.jobs.progress import measure_scaling
+from portal.selectors.jobs.progress import measure_program
 from portal.services.accounts.tokens import Scope
 from portal.services.jobs.launching import preview_ranks
 from portal.services.jobs.right_size import right_size_advice
@@ -86,6 +86,7 @@ class JobPreview(ResponseSerializer):
         many=True,
         help_text="Measured numbers of GPUs of the same program, fewest first; empty unless two are known.",
     )
+    launcher_rates = LauncherRate(many=True)
     cheaper = CheaperSize(
         allow_null=True,
         help_text="The measured number of GPUs with the least GPU-seconds for each unit of work; null if the "
@@ -153,7 +154,7 @@ def represent_preview(user: User, wanted: JobRequest, answer: dict[str, Any] | N
         seen = visible_job_ids(user, verdict.get("jobs_ahead") or [])
         verdict = {**verdict, "jobs_ahead": [job for job in verdict.get("jobs_ahead") or [] if job in seen]}
     victims = preemption_candidates(user, reported.get("victims") or [])
-    scaling = measure_scaling(wanted)
+    measured = measure_program(wanted)
     return JobPreview.compose(
         feasible=True,
         starts_now=reported.get("starts_now"),
@@ -163,8 +164,9 @@ def represent_preview(user: User, wanted: JobRequest, answer: dict[str, Any] | N
         interval_missing=reported.get("interval_missing"),
         victims=victims,
         lost_gpu_seconds=total_lost_gpu_seconds(victims) if reported else None,
-        scaling=scaling,
-        cheaper=cheaper_size(scaling, wanted.total_gpus),
+        scaling=measured.points,
+        launcher_rates=measured.launchers,
+        cheaper=cheaper_size(measured.points, wanted.total_gpus),
         right_size=right_size_advice(user, wanted),
         ranks=preview_ranks(wanted, PAGE_RANKS),
         alternatives=reported.get("alternatives", []),

@@ -22,7 +22,9 @@ from portal.api.framework.request_parsing import (
 from portal.api.framework.responses import ResponseSerializer
 from portal.api.framework.row_actions import action_route
 from portal.api.framework.views import ListQuery, SignedInView, list_schema, operation
+from portal.api.serializers.references import Reference
 from portal.domain.notices import (
+    CLUSTER_EVENTS,
     EVENTS,
     WEBHOOK_CHANNELS,
     Channel,
@@ -33,14 +35,35 @@ from portal.domain.notices import (
 from portal.errors import NotFound
 from portal.models import Notice as NoticeRow
 from portal.models import User
-from portal.selectors.notices import get_notice, list_deliveries, list_notices
+from portal.selectors.notices import (
+    get_notice,
+    get_shared_webhook,
+    list_deliveries,
+    list_notices,
+    list_webhook_deliveries,
+    shared_webhooks,
+)
+from portal.selectors.projects.projects import get_project
 from portal.services.accounts.tokens import Scope
-from portal.services.notices.inbox import do_mark_read, do_retry_delivery, do_save_preferences, do_send_test
-from portal.services.notices.webhooks import do_remove_webhook, do_save_webhook
-from portal.services.notices.write import preferences_of
+from portal.services.notices.inbox import (
+    do_mark_read,
+    do_retry_delivery,
+    do_save_preferences,
+    do_send_test,
+)
+from portal.services.notices.web_push import portal_public_key
+from portal.services.notices.webhooks import (
+    do_remove_webhook,
+    do_save_webhook,
+    do_subscribe_browser,
+    do_test_webhook,
+    do_unsubscribe_browser,
+)
+from portal.services.notices.write import preferences_of, set_up_webhooks
 
 _read = partial(operation, tag="notices", scope=Scope.READ)
 _write = partial(operation, tag="notices", scope=Scope.ADMIN)
+_write_shared = partial(operation, tag="notices", scope=Scope.PROJECTS)
 _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]"
 _TIME_HELP = "HH:MM in your time zone."
 
@@ -92,6 +115,35 @@ class NoticeWebhook(ResponseSerializer):
     changed_at = serializers.DateTimeField()
 
 
+class SharedWebhook(NoticeWebhook):
+    """An address to which events of a project or of the cluster are posted."""
+
+    id = serializers.CharField(source="public_id")
+    project = Reference(allow_null=True, help_text="null for the cluster.")
+    events = serializers.ListField(child=serializers.ChoiceField(CLUSTER_EVENTS))
+
+
+class NewSharedWebhook(SharedWebhook):
+    """A saved address, with the key of its signature."""
+
+    key = serializers.CharField(allow_blank=True, help_text="Shown only once; blank if it did not change.")
+
+
+class Browser(ResponseSerializer):
+    """A browser that gets push messages."""
+
+    id = serializers.CharField(source="public_id")
+    label = serializers.CharField(allow_blank=True)  # type: ignore[assignment]
+    host = serializers.CharField(help_text="The push service of its vendor.")
+    changed_at = serializers.DateTimeField()
+
+
+class PushKey(ResponseSerializer):
+    """The key that browsers subscribe with."""
+
+    key = serializers.CharField(help_text="applicationServerKey of PushManager.subscribe(), base64url.")
+
+
 class NewNoticeWebhook(NoticeWebhook):
     """An address that was just set, with the key of its signature."""
 
@@ -126,6 +178,30 @@ class WebhookBody(StrictSerializer):
     """The address of a webhook."""
 
     url = StrictCharField(max_length=2000, help_text="http or https. Write-only: no response returns it.")
+
+
+class SharedWebhookBody(StrictSerializer):
+    """The address of a webhook of a project or of the cluster, and its events."""
+
+    project = StrictCharField(
+        max_length=63, default="", allow_blank=True, help_text="Id or name; blank: the cluster."
+    )
+    channel = serializers.ChoiceField([each.value for each in WEBHOOK_CHANNELS])
+    url = StrictCharField(
+        max_length=2000, default="", allow_blank=True, help_text="Write-only; blank leaves it unchanged."
+    )
+    events = serializers.ListField(
+        child=serializers.ChoiceField(CLUSTER_EVENTS), max_length=len(CLUSTER_EVENTS), allow_empty=False
+    )
+
+
+class BrowserBody(StrictSerializer):
+    """A subscription of PushManager.subscribe()."""
+
+    url = StrictCharField(max_length=2000, help_text="Its endpoint.")
+    p256dh = StrictCharField(max_length=100)
+    auth = StrictCharField(max_length=50)
+    label = StrictCharField(max_length=100, default="", allow_blank=True)  # type: ignore[assignment]
 
 
 class NoticesView(SignedInView):
@@ -168,9 +244,7 @@ class WebhooksView(SignedInView):
     @_read("notices_webhooks_list", "List your webhooks", response=[NoticeWebhook])
     def get(self, request: Request) -> HttpResponse:
         """At most one for each channel."""
-        return self.paginated_response(
-            self.user.notice_webhooks.all(), NoticeWebhook.represent, Order("channel")
-        )
+        return self.paginated_response(set_up_webhooks(self.user), NoticeWebhook.represent, Order("channel"))
 
 
 class WebhookView(SignedInView):
@@ -184,13 +258,13 @@ class WebhookView(SignedInView):
         "Fairway-Signature (docs/notices.md).",
     )
     def put(self, request: Request, channel: str) -> HttpResponse:
-        hook, key = do_save_webhook(self.user, _channel(channel), self.body["url"])
+        hook, key = do_save_webhook(self.user, self.user, _channel(channel), self.body["url"])
         values = {"channel": hook.channel, "host": hook.host, "changed_at": hook.changed_at}
         return self.json_response(NewNoticeWebhook.compose(**values, key=key))
 
     @_write("notices_remove_webhook", "Remove a webhook", response=None, status=204, error_statuses=[404])
     def delete(self, request: Request, channel: str) -> HttpResponse:
-        do_remove_webhook(self.user, _channel(channel))
+        do_remove_webhook(self.user, self.user, _channel(channel))
         return self.no_content()
 
 
@@ -228,6 +302,86 @@ class RetryDeliveryView(SignedInView):
         return self.no_content()
 
 
+class BrowsersView(SignedInView):
+    @_read("notices_browsers_list", "List the browsers that get push messages", response=[Browser])
+    def get(self, request: Request) -> HttpResponse:
+        rows = self.user.notice_webhooks.filter(channel=Channel.PUSH.value)
+        return self.paginated_response(rows, Browser.represent)
+
+    @_write(
+        "notices_subscribe_browser",
+        "Send push messages to a browser",
+        body=BrowserBody,
+        response=Browser,
+        status=201,
+        detail="Repeatable. It must have subscribed with the key of notices/browsers/key/.",
+    )
+    def post(self, request: Request) -> HttpResponse:
+        return self.json_response(Browser.represent(do_subscribe_browser(self.user, **self.body)), 201)
+
+
+class BrowserView(SignedInView):
+    @_write(
+        "notices_unsubscribe_browser",
+        "Stop push messages to a browser",
+        response=None,
+        status=204,
+        error_statuses=[404],
+    )
+    def delete(self, request: Request, browser: str) -> HttpResponse:
+        do_unsubscribe_browser(self.user, browser)
+        return self.no_content()
+
+
+class PushKeyView(SignedInView):
+    @_read("notices_push_key", "Get the key that browsers subscribe with", response=PushKey)
+    def get(self, request: Request) -> HttpResponse:
+        return self.json_response(PushKey.compose(key=portal_public_key()))
+
+
+class SharedWebhooksView(SignedInView):
+    @_read("webhooks_list", "List webhooks of projects and the cluster", response=[SharedWebhook])
+    def get(self, request: Request) -> HttpResponse:
+        """Of projects that you manage; for administrators all."""
+        return self.paginated_response(shared_webhooks(self.user), SharedWebhook.represent)
+
+    @_write_shared(
+        "webhooks_set",
+        "Set a webhook of a project or the cluster",
+        body=SharedWebhookBody,
+        response=NewSharedWebhook,
+        status=201,
+        error_statuses=[404],
+        detail="Creates or replaces that of the channel. A new address of the channel webhook gets a new key.",
+    )
+    def post(self, request: Request) -> HttpResponse:
+        name, channel, url, events = (self.body[each] for each in ("project", "channel", "url", "events"))
+        owner = get_project(self.user, name) if name else None
+        hook, key = do_save_webhook(self.user, owner, Channel(channel), url, events)
+        return self.json_response(SharedWebhook.represent(hook) | {"key": key}, 201)
+
+
+class SharedWebhookView(SignedInView):
+    @_write_shared("webhooks_remove", "Remove a webhook", response=None, status=204, error_statuses=[404])
+    def delete(self, request: Request, webhook: str) -> HttpResponse:
+        hook = get_shared_webhook(self.user, webhook)
+        do_remove_webhook(self.user, hook.project, Channel(hook.channel))
+        return self.no_content()
+
+
+class SharedDeliveriesView(SignedInView):
+    @_read(
+        "webhooks_deliveries",
+        "List the deliveries to a webhook",
+        response=[NoticeDelivery],
+        error_statuses=[404],
+    )
+    def get(self, request: Request, webhook: str) -> HttpResponse:
+        """Newest first."""
+        rows = list_webhook_deliveries([get_shared_webhook(self.user, webhook)])
+        return self.paginated_response(rows, NoticeDelivery.represent)
+
+
 def _channel(name: str) -> Channel:
     if name not in set(Channel):
         raise NotFound("There is no such channel.")
@@ -259,6 +413,28 @@ ROUTES = [
     path("notices/preferences/", PreferencesView.as_view()),
     path("notices/webhooks/", WebhooksView.as_view()),
     path("notices/webhooks/<slug:channel>/", WebhookView.as_view()),
+    path("notices/browsers/", BrowsersView.as_view()),
+    path("notices/browsers/key/", PushKeyView.as_view()),
+    path("notices/browsers/<slug:browser>/", BrowserView.as_view()),
+    path("webhooks/", SharedWebhooksView.as_view()),
+    path("webhooks/<slug:webhook>/", SharedWebhookView.as_view()),
+    path("webhooks/<slug:webhook>/deliveries/", SharedDeliveriesView.as_view()),
+    action_route(
+        "webhooks/<slug:webhook>/",
+        get_shared_webhook,
+        "test",
+        "webhooks_test",
+        "Send a test to a webhook",
+        "",
+        lambda user, hook: do_test_webhook(user, hook.project, Channel(hook.channel)),
+        represent=lambda user, row, result: Notice.represent(result),
+        response=Notice,
+        base=SignedInView,
+        tag="notices",
+        scope=Scope.PROJECTS,
+        status=201,
+        error_statuses=[404, 409],
+    ),
     path("notices/channels/<slug:channel>/test/", ChannelTestView.as_view()),
     path("notices/deliveries/", DeliveriesView.as_view()),
     path("notices/deliveries/<slug:delivery>/retry/", RetryDeliveryView.as_view()),

@@ -11,15 +11,21 @@ from rest_framework import serializers
 from rest_framework.request import Request
 
 from portal.api.framework.request_parsing import StrictCharField, StrictSerializer
-from portal.api.framework.views import AdminView, operation
+from portal.api.framework.row_actions import action_route
+from portal.api.framework.views import AdminView, SignedInView, operation
 from portal.api.projects.quotas import QuotaBody
-from portal.api.serializers.effects import QuotaEffectDetail
+from portal.api.serializers.effects import QuotaEffectDetail, QuotaReplayDetail
 from portal.errors import ServiceUnavailable
+from portal.models import QuotaReplay, User
 from portal.selectors.projects.projects import get_pool, get_project
 from portal.selectors.projects.quota_effect import read_quota_effect
+from portal.selectors.projects.quota_replays import get_quota_replay, read_quota_replay
+from portal.selectors.user_requests import get_request
 from portal.services.accounts.tokens import Scope
 from portal.services.projects import quota_effect
 from portal.services.projects.quota_effect import present_values, simulate_quota_effect
+from portal.services.projects.quota_replays import do_replay_quotas
+from portal.services.user_requests import do_replay_request
 from portal.valkey import rate_limits
 
 
@@ -58,16 +64,75 @@ class QuotaEffectView(AdminView):
         "Values are without temporary additions, which stay in force. 503 if the scheduler does not respond in time.",
     )
     def post(self, request: Request) -> HttpResponse:
-        edits = []
-        for each in self.body["quotas"]:
-            project, pool = get_project(self.user, each.pop("project")), get_pool(each.pop("pool"))
-            edits.append(
-                quota_effect.QuotaEdit(project, pool, replace(present_values(project, pool)[0], **each))
-            )
-        effect = read_quota_effect(self.user, simulate_quota_effect(edits))
+        effect = read_quota_effect(self.user, simulate_quota_effect(_edits(self.user, self.body)))
         if effect is None:
             raise ServiceUnavailable("The scheduler did not respond in time.")
         return self.json_response(QuotaEffectDetail.represent(effect))
 
 
-ROUTES = [path("quotas/effect/", QuotaEffectView.as_view())]
+class QuotaReplaysView(AdminView):
+    @operation(
+        "quotas_replay",
+        "Replay the last 30 days with changed quotas",
+        tag="quotas",
+        scope=Scope.READ,
+        body=QuotaEffectBody,
+        response=QuotaReplayDetail,
+        status=202,
+        error_statuses=[404, 409],
+        detail="Begins it in the background, or returns your replay of the same quotas of the last day. All quotas "
+        "are of one pool. Read its progress and result with GET.",
+    )
+    def post(self, request: Request) -> HttpResponse:
+        row = do_replay_quotas(self.user, _edits(self.user, self.body))
+        return self.json_response(_represent_replay(self.user, row), 202)
+
+
+class QuotaReplayView(SignedInView):
+    @operation(
+        "quotas_replay_get",
+        "Get a replay of quotas",
+        tag="quotas",
+        scope=Scope.READ,
+        response=QuotaReplayDetail,
+        error_statuses=[404],
+    )
+    def get(self, request: Request, replay: str) -> HttpResponse:
+        """Your own; administrators may read all."""
+        return self.json_response(_represent_replay(self.user, get_quota_replay(self.user, replay)))
+
+
+def _edits(user: User, body: dict[str, Any]) -> list[quota_effect.QuotaEdit]:
+    edits = []
+    for each in body["quotas"]:
+        project, pool = get_project(user, each.pop("project")), get_pool(each.pop("pool"))
+        edits.append(quota_effect.QuotaEdit(project, pool, replace(present_values(project, pool)[0], **each)))
+    return edits
+
+
+def _represent_replay(user: User, row: QuotaReplay) -> dict[str, Any]:
+    return QuotaReplayDetail.represent(read_quota_replay(user, row))
+
+
+ROUTES = [
+    path("quotas/effect/", QuotaEffectView.as_view()),
+    path("quotas/replays/", QuotaReplaysView.as_view()),
+    path("quotas/replays/<slug:replay>/", QuotaReplayView.as_view()),
+    action_route(
+        "requests/<slug:request_id>/",
+        get_request,
+        "replay",
+        "requests_replay",
+        "Replay the last 30 days with a requested quota",
+        "For those who may answer the request; as quotas_replay.",
+        do_replay_request,
+        represent=lambda user, row, result: _represent_replay(user, result),
+        response=QuotaReplayDetail,
+        base=SignedInView,
+        tag="requests",
+        scope=Scope.REQUESTS,
+        status=202,
+        idempotent=False,
+        error_statuses=[404, 409],
+    ),
+]

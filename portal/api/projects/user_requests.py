@@ -29,7 +29,7 @@ from portal.errors import InvalidRequest
 from portal.models import NodePool, User, UserRequest
 from portal.selectors.jobs.jobs import get_job, visible_job_ids
 from portal.selectors.projects.quota_effect import read_quota_effect
-from portal.selectors.user_requests import get_request, list_requests
+from portal.selectors.user_requests import get_request, list_requests, request_efficiencies
 from portal.services.accounts.tokens import Scope
 from portal.services.jobs.time_limits import MIN_EXTENSION_S, do_request_extension
 from portal.services.projects.projects import MAX_MILLI
@@ -109,7 +109,8 @@ class AnswerBody(StrictSerializer):
 def represent_request(user: User, row: UserRequest) -> dict[str, Any]:
     """Return the request; jobs and projects that the user may not see are not named."""
     seen = visible_job_ids(user, [each["job"] for each in row.delays])
-    return RequestDetail.represent(row, RequestContext(seen, read_quota_effect(user, row.effect)))
+    efficiency = request_efficiencies(user, [row]).get(row.pk)
+    return RequestDetail.represent(row, RequestContext(seen, read_quota_effect(user, row.effect), efficiency))
 
 
 def _represent_result(user: User, _row: object, asked: UserRequest) -> dict[str, Any]:

@@ -76,3 +76,54 @@ class QuotaEffectDetail(ResponseSerializer):
     complete = serializers.BooleanField(
         source="is_complete", help_text="false if more than 1,000 jobs wait in a pool."
     )
+
+
+class ReplayOutcome(ResponseSerializer):
+    """What a project got in the period."""
+
+    jobs = serializers.IntegerField()
+    never_started = serializers.IntegerField(help_text="Jobs that did not start in the period.")
+    wait_p50_s = serializers.FloatField(allow_null=True, help_text="null if none started.")
+    wait_p90_s = serializers.FloatField(allow_null=True)
+    gpu_hours = serializers.FloatField()
+    served_percent = serializers.FloatField(help_text="Of the GPU-hours that its jobs needed.")
+    preemptions = serializers.IntegerField()
+
+
+class ReplayProject(ResponseSerializer):
+    """A project with the present quotas and with the changed ones."""
+
+    project = Reference()
+    before = ReplayOutcome()
+    after = ReplayOutcome()
+
+
+class Fairness(ResponseSerializer):
+    """Jain's index of the served parts of all projects; 1 is equal."""
+
+    before = serializers.FloatField(allow_null=True)
+    after = serializers.FloatField(allow_null=True)
+
+
+class ReplayResult(ResponseSerializer):
+    """What was replayed."""
+
+    begin = serializers.DateTimeField()
+    end = serializers.DateTimeField()
+    jobs = serializers.IntegerField()
+    left_out = serializers.IntegerField(help_text="Jobs that could not be replayed.")
+    fairness = Fairness()
+    projects = ReplayProject(many=True)
+    hidden_projects = serializers.IntegerField(help_text="Number of projects that you may not see.")
+
+
+class QuotaReplayDetail(ResponseSerializer):
+    """A replay of recorded jobs with changed quotas. Its limits are in docs/requests.md."""
+
+    id = serializers.CharField(source="row.public_id")
+    pool = Reference(source="row.pool")
+    state = serializers.ChoiceField(["pending", "running", "finished", "failed"])
+    progress_percent = serializers.IntegerField(source="row.progress_percent")
+    error = serializers.CharField(source="row.error", allow_blank=True)
+    created_at = serializers.DateTimeField(source="row.created_at")
+    result = ReplayResult(allow_null=True, help_text="null until it is finished, and after an error.")

@@ -11,7 +11,7 @@ from portal.selectors.scheduling.project_settings import EffectiveRule
 
 
 class IdleExemption(ResponseSerializer):
-    """An exemption of a workspace from idle suspension."""
+    """An exemption of a job from idle suspension."""
 
     id = serializers.CharField(source="public_id")
     job = Reference()
@@ -41,10 +41,10 @@ class IdleSettingDetail(ResponseSerializer):
 
 
 class IdleDetail(ResponseSerializer):
-    """Activity of a running workspace, and the action of the policy when it is idle."""
+    """Activity of a running job, and the action of the policy when it is idle."""
 
     action = serializers.ChoiceField(
-        ["off", "notify", "suspend"], help_text="Action when the workspace is idle."
+        ["off", "notify", "suspend"], help_text="Action when the job is idle; a service is scaled to zero."
     )
     idle_after_s = serializers.IntegerField()
     last_active_at = serializers.DateTimeField(
@@ -71,7 +71,7 @@ class IdleDetail(ResponseSerializer):
         help_text="End of the last snooze, possibly in the past; null if it was not snoozed.",
     )
     snoozes_left = serializers.IntegerField()
-    rules = IdleSettingDetail(many=True, help_text="Effective idle settings of the workspace.")
+    rules = IdleSettingDetail(many=True, help_text="Effective idle settings of the job.")
     exemption = IdleExemption(allow_null=True, help_text="The exemption in force; null if there is none.")
 
     @staticmethod

@@ -15,16 +15,16 @@ from rest_framework import serializers
 from portal.api.framework.responses import ResponseSerializer
 from portal.api.serializers.failures import Failure
 from portal.api.serializers.idle import IdleDetail
-from portal.api.serializers.progress import JobPhase, MeasuredLayout, ScalePoint, TaskProgress
+from portal.api.serializers.progress import JobPhase, LauncherRate, MeasuredLayout, ScalePoint, TaskProgress
 from portal.api.serializers.references import Reference, UserReference
 from portal.api.serializers.user_requests import RequestSummary
 from portal.domain.checkpoints import Validity
 from portal.domain.end_states import FailureClass
 from portal.domain.job_spec import JobRole
 from portal.domain.lost_work import LossCause
+from portal.domain.notices import JOB_EVENTS, NO_NOTICES
 from portal.domain.phases import PhaseSpan
 from portal.domain.roles import role_of_rank
-from portal.domain.scaling import ScalePoint as ScalePointRow
 from portal.domain.states import AttemptState, DesiredState, JobKind, JobState
 from portal.models import Attempt as AttemptRow
 from portal.models import AttemptProgress, JobEvent, JobVerdict, Project, UserRequest
@@ -38,7 +38,7 @@ from portal.selectors.jobs.idle import IdleStatus
 from portal.selectors.jobs.jobs import DependencyChain, attempt_energy_joules
 from portal.selectors.jobs.phases import attempt_phases
 from portal.selectors.jobs.progress import MeasuredLayout as MeasuredLayoutRow
-from portal.selectors.jobs.progress import attempt_progress
+from portal.selectors.jobs.progress import MeasuredProgram, attempt_progress
 from portal.selectors.jobs.reruns import RerunRelations
 from portal.selectors.jobs.time_limits import ends_at
 from portal.selectors.scheduling.fair_share_breakdown import FairShareBreakdown
@@ -60,7 +60,7 @@ class JobContext:
     attempts: list[AttemptRow]
     failure: IdentifiedFailure | None
     layouts: list[MeasuredLayoutRow]
-    scaling: list[ScalePointRow]
+    measured: MeasuredProgram
     preempted_attempts: list[AttemptRow]
     chain: DependencyChain
     events: list[JobEvent]
@@ -546,6 +546,7 @@ class JobDetail(Job):
         allow_blank=True, help_text="MIG profile of its GPU slices; blank for whole GPUs."
     )
     min_compute_capability = serializers.FloatField(allow_null=True)
+    allow_mixed_gpus = serializers.BooleanField(help_text="Whether its tasks may use different GPUs.")
     topology_constraint = TopologyConstraint(allow_null=True, help_text="null if unconstrained.")
     cpu_milli = serializers.IntegerField(help_text="Per task; the largest of its roles.")
     memory_mib = serializers.IntegerField(help_text="Per task; the largest of its roles.")
@@ -576,6 +577,10 @@ class JobDetail(Job):
         child=serializers.ChoiceField([each.value for each in FailureClass]),
         help_text="Failures after which it starts again.",
     )
+    notify = serializers.ListField(
+        child=serializers.ChoiceField([NO_NOTICES, *JOB_EVENTS]),
+        help_text="Events of which its owner is notified; empty: as their preferences say.",
+    )
     retry_exit_codes = serializers.ListField(
         child=serializers.IntegerField(), help_text="Exit codes that count as command_failure; empty for any."
     )
@@ -601,9 +606,9 @@ class JobDetail(Job):
     code_ref = serializers.CharField(
         allow_blank=True, help_text="Branch, tag or commit; blank: the default branch."
     )
-    code_host_key = serializers.CharField(
-        allow_blank=True, help_text="Public key of the git server, for an SSH URL."
-    )
+    code_path = serializers.CharField(allow_blank=True, help_text="In the home or in a volume.")
+    code_host_key = serializers.CharField(allow_blank=True, help_text="Of the git server, for an SSH URL.")
+    code_archive = serializers.CharField(allow_blank=True, help_text="SHA-256 of an uploaded archive.")
     checkpoint_dir = serializers.CharField(
         allow_blank=True, help_text="Folder below which its checkpoint directory is; blank for the default."
     )
@@ -645,9 +650,10 @@ class JobDetail(Job):
     )
     scaling = ScalePoint(
         many=True,
-        source="context.scaling",
+        source="context.measured.points",
         help_text="Measured numbers of GPUs of the same program, fewest first; empty unless two are known.",
     )
+    launcher_rates = LauncherRate(many=True, source="context.measured.launchers")
     preempted_jobs = PreemptedJob(
         many=True,
         source="context.preempted_attempts",
@@ -668,7 +674,9 @@ class JobDetail(Job):
         allow_null=True, help_text="When its time limit expires; null if it has no limit or is not running."
     )
     idle = IdleDetail(
-        allow_null=True, source="context.idle", help_text="null unless it is a running workspace with GPUs."
+        allow_null=True,
+        source="context.idle",
+        help_text="null unless it runs with GPUs and the policy watches its kind.",
     )
     extensions = RequestSummary(
         many=True,

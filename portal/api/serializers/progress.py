@@ -53,6 +53,22 @@ class MeasuredLayout(ResponseSerializer):
     )
 
 
+class LauncherRate(ResponseSerializer):
+    """Measured throughput of the program with one launcher on this number of GPUs, fastest launcher first.
+
+    A list of them is empty unless two launchers are known.
+    """
+
+    launcher = serializers.CharField(
+        help_text="Launcher with its variant, such as tensorflow parameter_server."
+    )
+    per_s = serializers.FloatField(help_text="Median of the attempts, in units per second.")
+    attempts = serializers.IntegerField(
+        help_text="Number of attempts that the median is calculated from; the latest ones."
+    )
+    percent = serializers.IntegerField(help_text="Throughput in percent of the fastest launcher.")
+
+
 class ScalePoint(ResponseSerializer):
     """Measured throughput of the same program of the same project on one number of GPUs."""
 

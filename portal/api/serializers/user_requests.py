@@ -14,6 +14,7 @@ from portal.api.serializers.references import Reference, UserReference
 from portal.domain.user_requests import RequestKind, RequestState
 from portal.models import UserRequest
 from portal.selectors.projects.quota_effect import QuotaEffect
+from portal.selectors.user_requests import RequestEfficiency
 
 
 class RequestSummary(ResponseSerializer):
@@ -62,12 +63,27 @@ class StartDelay(ResponseSerializer):
     by_s = serializers.FloatField(allow_null=True, help_text="Delay in seconds; null if unknown.")
 
 
+class HeldTime(ResponseSerializer):
+    """GPU time of ended attempts."""
+
+    held_gpu_hours = serializers.FloatField()
+    useful_percent = serializers.FloatField(help_text="The rest was start-up, or lost.")
+
+
+class RequestEfficiencyDetail(ResponseSerializer):
+    """How GPUs were used; null where you may see none, or none ended."""
+
+    user = HeldTime(allow_null=True)
+    project = HeldTime(allow_null=True)
+
+
 @dataclass(frozen=True)
 class RequestContext:
     """What the reader may see of a request's consequences."""
 
     visible_jobs: Collection[str]
     effect: QuotaEffect | None
+    efficiency: RequestEfficiency | None
 
 
 class RequestDetail(RequestSummary):
@@ -78,6 +94,10 @@ class RequestDetail(RequestSummary):
         allow_null=True,
         source="context.effect",
         help_text="More quota: its effect when it was requested; null if the scheduler did not respond in time.",
+    )
+
+    efficiency = RequestEfficiencyDetail(
+        allow_null=True, source="context.efficiency", help_text="More quota: of the last 30 days."
     )
 
     @staticmethod

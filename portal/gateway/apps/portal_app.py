@@ -8,6 +8,7 @@ import os
 from django.conf import settings
 
 from portal.access import AccessPolicy, access_policy
+from portal.domain.uploads import UPLOAD_TIMEOUT_S, is_upload_path
 from portal.gateway.addresses import public_scheme
 from portal.gateway.asgi_types import Headers, Receive, Scope, Send
 from portal.gateway.protocol import cookies
@@ -41,13 +42,13 @@ class PortalApp:
         self._trusted_peers = frozenset(peer.strip() for peer in trusted.split(",") if peer.strip())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_artifact = is_artifact_path(scope["raw_path"].decode("latin-1"))
+        timeout_s, max_body_bytes = _limits(scope["raw_path"].decode("latin-1"))
         proxied = ProxiedRequest(
             pool=self._upstreams.web,
             headers=self._headers(scope),
             response_headers=rules.client_response_headers,
-            response_timeout_s=ARTIFACT_TIMEOUT_S + 2 if is_artifact else RESPONSE_TIMEOUT_S,
-            max_body_bytes=settings.MAX_ARTIFACT_BYTES if is_artifact else MAX_BODY_BYTES,
+            response_timeout_s=timeout_s,
+            max_body_bytes=max_body_bytes,
         )
         try:
             if scope["type"] == "websocket":
@@ -80,3 +81,12 @@ class PortalApp:
                 if name == b"x-forwarded-for":
                     return value.decode("latin-1").rpartition(",")[2].strip() or peer
         return peer
+
+
+def _limits(path: str) -> tuple[float, int]:
+    """Return the time for an answer to a path, in seconds, and the size of its body."""
+    if is_artifact_path(path):
+        return ARTIFACT_TIMEOUT_S + 2, settings.MAX_ARTIFACT_BYTES
+    if is_upload_path(path):
+        return UPLOAD_TIMEOUT_S + 2, settings.MAX_UPLOAD_BYTES + MAX_BODY_BYTES
+    return RESPONSE_TIMEOUT_S, MAX_BODY_BYTES

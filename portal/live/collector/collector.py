@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,7 +20,15 @@ from redis.exceptions import RedisError
 
 from portal.live.collector.collector_state import CollectorState, FollowedLog, load_state
 from portal.live.collector.foreign_processes import ForeignProcessTracker
-from portal.live.collector.frames import STALE_AFTER_S, ReceivedSample, cluster_frame, job_frame, node_frame
+from portal.live.collector.frames import (
+    STALE_AFTER_S,
+    ReceivedSample,
+    RunningTask,
+    cluster_frame,
+    job_frame,
+    node_frame,
+    second_row,
+)
 from portal.live.collector.gpu_memory_overuse import OveruseTracker
 from portal.live.collector.log_publisher import LogPublisher
 from portal.live.collector.node_stream import NodeStream, OpenStream, open_stream
@@ -29,7 +37,8 @@ from portal.live.collector.rollup import Minute, NodeRollup, minute_columns
 from portal.live.collector.sample_filter import keep_own_entries
 from portal.live.subscribed_topics import subscribed_topics
 from portal.live_events import send_frame
-from portal.services.nodes.metrics_rollup import delete_expired_metrics
+from portal.models.usage import SHORT_RUN_S
+from portal.services.nodes.metrics_rollup import delete_expired_metrics, save_attempt_seconds
 from portal.valkey import sample_cache
 
 log = logging.getLogger(__name__)
@@ -41,6 +50,9 @@ DELETE_INTERVAL_S = 3600.0
 MAX_BUFFERED_MINUTES = 20_000
 """Rollups of all nodes buffered during a database outage; each node drops its oldest ones beyond its part."""
 MAX_CONCURRENT_SENDS = 64
+MAX_SHORT_ATTEMPTS = 200
+MAX_LINES_BY_SECOND = 72
+"""Tasks and GPUs of an attempt of which each second is kept: a node of eight for each of eight tasks."""
 MALFORMED_REPORT_INTERVAL_S = 20.0
 
 
@@ -56,6 +68,7 @@ class Collector:
         self._streams: dict[str, NodeStream] = {}
         self._state = CollectorState()
         self._subscribed: frozenset[str] = frozenset()
+        self._short_attempts: frozenset[tuple[str, int]] = frozenset()
         self._database_thread = ThreadPoolExecutor(1, thread_name_prefix="record")
         self._cache_thread = ThreadPoolExecutor(1, thread_name_prefix="last-samples")
         self._log_publisher = LogPublisher()
@@ -161,16 +174,22 @@ class Collector:
                 text = json.dumps(node_frame(latest, now_s), separators=(",", ":"))
                 frames[f"node.{node}"] = text
                 texts[node] = text
+        seconds: dict[tuple[str, int], str] = {}
         for job, placements in directory.tasks_by_job.items():
-            watched = f"job.{job}" in self._subscribed
-            frame = job_frame(placements, heard, now_s) if watched else None
-            if frame is not None:
+            attempt = (job, placements[0].attempt)
+            watched, is_short = f"job.{job}" in self._subscribed, attempt in self._short_attempts
+            frame = job_frame(placements, heard, now_s) if watched or is_short else None
+            if frame is not None and watched:
                 frames[f"job.{job}"] = json.dumps(frame, separators=(",", ":"))
+            if frame is not None and is_short:
+                seconds[attempt] = json.dumps(second_row(frame), separators=(",", ":"))
         known = {node: latest for node, latest in heard.items() if node in directory.nodes}
         cluster = cluster_frame(known, directory.gpu_orders, now_s)
         frames["cluster"] = texts[sample_cache.CLUSTER_KEY] = json.dumps(cluster, separators=(",", ":"))
         await self._send({topic: text for topic, text in frames.items() if topic in self._subscribed})
-        await asyncio.get_running_loop().run_in_executor(self._cache_thread, sample_cache.store_frames, texts)
+        await asyncio.get_running_loop().run_in_executor(
+            self._cache_thread, sample_cache.store_frames, texts, seconds
+        )
         self.last_tick_s = time.perf_counter() - began
 
     async def _send(self, frames: dict[str, str]) -> None:
@@ -198,6 +217,19 @@ class Collector:
                 found = self._streams[public_id] = NodeStream(node, self, self._open_stream)
                 found.start()
             found.set_logs(self._state.logs.get(public_id, ()), self._subscribed)
+        await self._update_short_attempts()
+
+    async def _update_short_attempts(self) -> None:
+        """Store the seconds of those that have ended, and drop those that have run for long."""
+        before, running = self._short_attempts, self._state.tasks_by_job
+        self._short_attempts = short_attempts(running, time.time())
+        live = {(job, tasks[0].attempt) for job, tasks in running.items()}
+        for job, attempt in before - live:
+            await self._in_database_thread(save_attempt_seconds, job, attempt)
+        if over := before - self._short_attempts:
+            await asyncio.get_running_loop().run_in_executor(
+                self._cache_thread, sample_cache.delete_attempt_seconds, over
+            )
 
     def _drop_node(self, node: str) -> None:
         """Drop what is known of a node that is no longer watched, or has another address."""
@@ -248,6 +280,20 @@ class Collector:
         await asyncio.get_running_loop().run_in_executor(self._database_thread, connections.close_all)
         self._database_thread.shutdown(wait=False)
         self._cache_thread.shutdown(wait=False)
+
+
+def short_attempts(
+    tasks_by_job: Mapping[str, Sequence[RunningTask]], now_s: float
+) -> frozenset[tuple[str, int]]:
+    """Return the attempts (job, number) of which each second is kept: not too large, and not running for long."""
+    found = [
+        (job, tasks[0].attempt)
+        for job, tasks in tasks_by_job.items()
+        if (started_s := tasks[0].started_s) is not None
+        and now_s - started_s <= SHORT_RUN_S
+        and len(tasks) + sum(len(task.gpus) for task in tasks) <= MAX_LINES_BY_SECOND
+    ]
+    return frozenset(found[-MAX_SHORT_ATTEMPTS:])
 
 
 class MalformedFrameCounter:

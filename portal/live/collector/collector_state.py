@@ -98,7 +98,8 @@ def _live_tasks() -> Any:
 def _add(state: CollectorState, task: Task, gpus_held: Sequence[tuple[str, int]]) -> None:
     job, attempt, node = task.attempt.job.public_id, task.attempt.number, task.node.public_id
     gpus = tuple(uuid for uuid, _ in gpus_held)
-    state.tasks_by_job.setdefault(job, []).append(RunningTask(job, attempt, task.rank, node, gpus))
+    started_s = task.attempt.running_at.timestamp() if task.attempt.running_at else None
+    state.tasks_by_job.setdefault(job, []).append(RunningTask(job, attempt, task.rank, node, gpus, started_s))
     if node in state.known_nodes:
         state.known_nodes[node].tasks.add((job, attempt, task.rank))
         for uuid, milli in gpus_held:

@@ -45,6 +45,8 @@ class RunningTask:
     rank: int
     node: str
     gpus: tuple[str, ...]
+    started_s: float | None = None
+    """When its attempt began to run; None: not yet."""
 
 
 def cluster_frame(
@@ -109,6 +111,17 @@ def job_frame(
     if not tasks:
         return None
     return {"kind": "sample", "at_s": round(now_s, 3), "lag_s": lag_s, "tasks": tasks}
+
+
+def second_row(frame: Frame) -> Frame:
+    """Return a frame of a job in short: at_s, cpu and memory by rank, and the measurements of each GPU by UUID.
+
+    Those of a GPU are utilization, memory, power and temperature.
+    """
+    tasks = {str(task["rank"]): [task["cpu_percent"], task["memory_mib"]] for task in frame["tasks"]}
+    names = ("utilisation_percent", "memory_used_mib", "power_watts", "temperature_c")
+    gpus = {gpu["uuid"]: [gpu[name] for name in names] for task in frame["tasks"] for gpu in task["gpus"]}
+    return {"at_s": round(frame["at_s"]), "tasks": tasks, "gpus": gpus}
 
 
 def _gpu(gpu: GpuSample) -> Frame:

@@ -1,4 +1,4 @@
-"""Reads how long a running workspace has been inactive, what keeps it, and which exemptions apply."""
+"""Reads how long a running job has been inactive, what keeps it, and which exemptions apply."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ from django.db.models import QuerySet
 from django.db.models.functions import Now
 
 from portal.access import Requester, visible_idle_exemptions
-from portal.domain.policy_settings import SettingValue
+from portal.domain.policy_settings import IDLE_SETTINGS, SettingValue
 from portal.domain.states import AttemptState, JobKind
-from portal.models import Attempt, IdleExemption, Job, WorkspaceActivity
+from portal.models import Attempt, AttemptActivity, IdleExemption, Job
 from portal.selectors.lookup import get_first
 from portal.selectors.scheduling.project_settings import PoolRules, effective_rules
 
 
-def attempt_activity(attempt: Attempt) -> WorkspaceActivity | None:
+def attempt_activity(attempt: Attempt) -> AttemptActivity | None:
     """Return the activity of an attempt, or None; the caller should have joined ``activity``."""
-    found: WorkspaceActivity | None = getattr(attempt, "activity", None)
+    found: AttemptActivity | None = getattr(attempt, "activity", None)
     return found
 
 
 @dataclass(frozen=True)
 class IdleStatus:
-    """Idle status of a running workspace with GPUs: settings, activity, exemption."""
+    """Idle status of a running job with GPUs: settings, activity, exemption."""
 
-    row: WorkspaceActivity
+    kind: JobKind
+    row: AttemptActivity
     """Unsaved if no activity is recorded."""
     settings_sheet: PoolRules
     exemption: IdleExemption | None
@@ -37,11 +38,11 @@ class IdleStatus:
     @property
     def action(self) -> str:
         """What happens when it is idle: off, notify or suspend."""
-        return str(self.settings["idle_action"])
+        return str(self.settings[IDLE_SETTINGS[self.kind][0]])
 
     @property
     def idle_after_s(self) -> int:
-        return int(self.settings["idle_after_s"])
+        return int(self.settings[IDLE_SETTINGS[self.kind][1]])
 
     @property
     def snooze_s(self) -> int:
@@ -60,16 +61,19 @@ class IdleStatus:
 def idle_status(job: Job, attempt: Attempt | None) -> IdleStatus | None:
     """Return the idle status of a job in this attempt (with its pool and ``activity``), or None.
 
-    None means that it is not monitored: not a workspace, without GPUs, or not running. Three queries.
+    None means that it is not monitored: without GPUs, not running, or by the policy. Three queries.
     """
-    if attempt is None or job.kind != JobKind.WORKSPACE.value or not job.gpus_per_task:
+    if attempt is None or not job.gpus_per_task:
         return None
     if attempt.state != AttemptState.RUNNING or attempt.stop_requested_at is not None:
         return None
     ruled = effective_rules([(attempt.pool, job.project_id)])[attempt.pool_id, job.project_id]
-    return IdleStatus(
-        attempt_activity(attempt) or WorkspaceActivity(), ruled, _unexpired().filter(job=job).first()
-    )
+    row = attempt_activity(attempt) or AttemptActivity()
+    kind = JobKind(job.kind)
+    is_off = ruled.values[IDLE_SETTINGS[kind][0]] == "off"
+    if is_off and kind is not JobKind.WORKSPACE and row.idle_notified_at is None:
+        return None
+    return IdleStatus(kind, row, ruled, _unexpired().filter(job=job).first())
 
 
 def active_exemptions(requester: Requester) -> QuerySet[IdleExemption]:

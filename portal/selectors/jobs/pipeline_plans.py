@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from django.db.models import OuterRef, Q, QuerySet, Subquery
 
+from agents.launchers import launcher_label
 from portal.access import Requester, visible_jobs, visible_plans, visible_profiles
 from portal.domain.pipeline_plans import PLAN_VARIABLE, SPLIT_VARIABLE, choice_of, predicted_rate, split_of
 from portal.models import Attempt, AttemptProgress, Job, LayerProfile, PipelinePlan, ProfileRun
@@ -59,6 +60,11 @@ class PlanRun:
     schedule: str | None
     predicted_per_s: float | None
     measured_per_s: float | None
+
+    @property
+    def launcher(self) -> str:
+        """The launcher with its variant."""
+        return launcher_label(self.job.launcher, self.job.launcher_options)
 
     @property
     def error_percent(self) -> float | None:

@@ -6,10 +6,18 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Protocol
+from typing import Any, Protocol
 
-from portal.domain.scaling import ScalePoint, scale_points
-from portal.domain.throughput import MAX_SAMPLES, Layout, compare_layouts, median_rates, workload_fingerprint
+from agents.launchers import launcher_label
+from portal.domain.scaling import LauncherRate, ScalePoint, launcher_rates, scale_points
+from portal.domain.throughput import (
+    MAX_SAMPLES,
+    Layout,
+    compare_layouts,
+    median_rates,
+    newest_rates,
+    workload_fingerprint,
+)
 from portal.models import Attempt, AttemptProgress, Environment, Job, Project
 
 MAX_ATTEMPTS_READ = 8 * MAX_SAMPLES
@@ -31,6 +39,7 @@ def job_workload_fingerprint(job: Job) -> str:
         job.mig_profile,
         job.command,
         job.env,
+        launcher_label(job.launcher, job.launcher_options),
     )
 
 
@@ -51,10 +60,16 @@ class Workload(Protocol):
     def command(self) -> Sequence[str]: ...
     @property
     def env(self) -> Mapping[str, str]: ...
+    @property
+    def launcher(self) -> str: ...
+    @property
+    def launcher_options(self) -> Mapping[str, Any]: ...
+    @property
+    def total_gpus(self) -> int: ...
 
 
 def job_scaling_fingerprint(job: Workload) -> str:
-    """Return the key that the job shares with jobs that differ only by their number of GPUs."""
+    """Return the key that the job shares with jobs that differ only by their number of GPUs and their launcher."""
     return workload_fingerprint(
         job.project.public_id,
         job.environment.public_id,
@@ -63,15 +78,28 @@ def job_scaling_fingerprint(job: Workload) -> str:
         job.mig_profile,
         job.command,
         job.env,
+        None,
     )
 
 
-def measure_scaling(job: Workload) -> list[ScalePoint]:
-    """Return the measured numbers of GPUs of the job's program; empty unless two are known. One query.
+@dataclass(frozen=True)
+class MeasuredProgram:
+    """Rates of a program: on numbers of GPUs with the job's launcher, and by launcher on its number of GPUs."""
+
+    points: list[ScalePoint]
+    launchers: list[LauncherRate]
+
+
+def measure_program(job: Workload) -> MeasuredProgram:
+    """Return the measured rates of the job's program, in one query.
 
     Only attempts on one GPU model are compared: the requested one, else that of the newest attempt.
     """
-    return scale_points((row.gpus, per_s) for row, per_s in _measured_rates(job))
+    rates, label = _measured_rates(job), launcher_label(job.launcher, job.launcher_options)
+    return MeasuredProgram(
+        scale_points((row.gpus, per_s) for row, per_s in rates if row.launcher == label),
+        launcher_rates((row.launcher, per_s) for row, per_s in rates if row.gpus == job.total_gpus),
+    )
 
 
 @dataclass(frozen=True)
@@ -87,13 +115,10 @@ class MeasuredSpeeds:
 
 
 def measure_speeds(job: Workload) -> MeasuredSpeeds:
-    """Return the measured rates of the job's program by GPUs and nodes, in one query; as ``measure_scaling``."""
-    known: dict[tuple[int, int], list[float]] = {}
-    for row, per_s in _measured_rates(job):
-        mine = known.setdefault((row.gpus, row.nodes), [])
-        if per_s > 0 and len(mine) < MAX_SAMPLES:
-            mine.append(per_s)
-    return MeasuredSpeeds({size: median(mine) for size, mine in known.items() if mine})
+    """Return the measured rates of the job's program by GPUs and nodes, in one query; as ``measure_program``."""
+    label = launcher_label(job.launcher, job.launcher_options)
+    rates = (((row.gpus, row.nodes), per_s) for row, per_s in _measured_rates(job) if row.launcher == label)
+    return MeasuredSpeeds({size: median(mine) for size, mine in newest_rates(rates).items()})
 
 
 def _measured_rates(job: Workload) -> list[tuple[AttemptProgress, float]]:

@@ -57,11 +57,12 @@ class AccountStatus(NamedTuple):
 
 
 class EnvironmentAccess(NamedTuple):
-    """Whether an environment is enabled, and for which projects; empty means all."""
+    """Whether an environment is enabled, and for which projects; empty means all. ``owner``: for this user only."""
 
     title: str
     enabled: bool
     projects: frozenset[int]
+    owner: int | None
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,9 @@ class RightsSnapshot:
                 f"The environment {offered.title} is no longer enabled.",
                 "An administrator can enable it again.",
             )
-        elif offered.projects and offered.projects.isdisjoint(line):
+        elif offered.owner not in (None, usage.owner) or (
+            offered.projects and offered.projects.isdisjoint(line)
+        ):
             yield Denial(
                 Requirement.ENVIRONMENT,
                 f"{offered.title} is not available to the project {project}.",
@@ -189,8 +192,10 @@ def read_rights(usages: Iterable[JobUsage]) -> RightsSnapshot:
         members=frozenset(members.values_list("user_id", "project_id")),
         projects={id_: (name, parent, archived) for id_, name, parent, archived in projects},
         environments={
-            id_: EnvironmentAccess(title, enabled, offered.get(id_, frozenset()))
-            for id_, title, enabled in Environment.objects.values_list("id", "title", "enabled")
+            id_: EnvironmentAccess(title, enabled, offered.get(id_, frozenset()), owner)
+            for id_, title, enabled, owner in Environment.objects.values_list(
+                "id", "title", "enabled", "owner_id"
+            )
         },
         volumes=shared,
         secrets=found,

@@ -1,10 +1,12 @@
-"""Reads all nodes for the cluster map: GPU squares, holders and problems, in four queries."""
+"""Reads all nodes for the cluster map: GPU squares, holders and problems, in five queries."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import groupby
+
+from django.db.models import QuerySet
 
 from portal.access import Requester, visible_nodes
 from portal.domain.node_breaker import MAX_CLOCK_SKEW_S, BreakerState
@@ -109,16 +111,17 @@ class ClusterMap:
 
 def cluster_map(requester: Requester, *, only: Node | None = None) -> ClusterMap:
     """Return all visible nodes, or one, by pool and name."""
-    nodes = visible_nodes(requester).select_related("pool").order_by("pool__name", "name")
+    nodes = visible_nodes(requester).prefetch_related("pool").order_by("pool__name", "name")
     if only is not None:
         nodes = nodes.filter(pk=only.pk)
     boxes = {node.pk: NodeBox(node) for node in nodes}
-    holders = _gpu_holders(requester, list(boxes))
+    holders = _gpu_holders(requester, nodes)
     names: dict[int, list[tuple[str, str]]] = defaultdict(list)
     models: dict[int, set[str]] = defaultdict(set)
-    here = Gpu.objects.filter(node_id__in=boxes, present=True)
+    here = Gpu.objects.filter(node__in=nodes, present=True)
     for gpu in gpu_display_rows(here.order_by("node_id", "index")):
-        box = boxes[gpu.node_id]
+        if (box := boxes.get(gpu.node_id)) is None:
+            continue  # its node was added since
         holder = holders.get(gpu.pk)
         square = build_square(gpu, box.node, starting=bool(holder and holder[2]), grid_index=len(box.squares))
         box.squares.append(square)
@@ -144,10 +147,10 @@ def clock_skew_message(node: Node) -> str:
     return f"Its clock is {abs(skew_s):.1f} s {'ahead of' if skew_s > 0 else 'behind'} the portal's."
 
 
-def _gpu_holders(requester: Requester, nodes: list[int]) -> dict[int, tuple[str, str, bool]]:
+def _gpu_holders(requester: Requester, nodes: QuerySet[Node]) -> dict[int, tuple[str, str, bool]]:
     """Return (holder's label, job's public id if visible, whether starting) by GPU id."""
     visibility = visibility_of(requester)
-    rows = Allocation.objects.filter(ended_at__isnull=True, gpu__node_id__in=nodes).values_list(
+    rows = Allocation.objects.filter(ended_at__isnull=True, gpu__node__in=nodes).values_list(
         "gpu_id",
         "task__attempt__job__name",
         "task__attempt__job__public_id",

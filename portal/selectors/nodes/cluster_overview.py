@@ -147,10 +147,11 @@ def free_capacity(requester: Requester, shares: Sequence[QuotaUsage] | None = No
         shares = user_quota_usage(user)
     reserved = nodes_reserved_for_others(user, {share.project.pk for share in shares})
     allowed = _allowed_gpus(shares)
-    nodes = {node.pk: node for node in visible_nodes(requester).exclude(state=NodeState.ENROLLING.value)}
-    gpus = Gpu.objects.filter(node_id__in=nodes, present=True)
+    visible = visible_nodes(requester).exclude(state=NodeState.ENROLLING.value)
+    gpus = Gpu.objects.filter(node__in=visible, present=True)
     if gpus.count() > MAX_DRAWN_GPUS:
         return _summarize(gpus, reserved, allowed)
+    nodes = {node.pk: node for node in visible}
     starting = set(
         Allocation.objects.filter(
             ended_at__isnull=True, task__attempt__state=AttemptState.CONFIGURING.value

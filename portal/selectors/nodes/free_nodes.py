@@ -8,7 +8,7 @@ from itertools import takewhile
 
 from portal.access import Requester, visible_nodes
 from portal.domain.throughput import joined_models
-from portal.models import Gpu, GpuLink, NodePool, PipelinePlan, Topology
+from portal.models import Gpu, GpuLink, Node, NodePool, PipelinePlan, Topology
 from portal.selectors.nodes.cluster_overview import ACCEPTS_WORK
 
 
@@ -31,24 +31,27 @@ class FreeNode:
 
 
 def free_nodes(requester: Requester) -> list[FreeNode]:
-    """Return the nodes with free whole GPUs, the most first. Three queries."""
+    """Return the nodes with free whole GPUs, the most first. Four queries."""
     rows = Gpu.objects.filter(
         ACCEPTS_WORK, node__in=visible_nodes(requester), present=True, used_milli=0, mig_profile=""
-    ).select_related("node__pool")
+    ).values_list("node_id", "model", "memory_mib")
     nvlink = set(GpuLink.objects.filter(kind="nvlink").values_list("gpu_a__node_id", flat=True).distinct())
     topology = Topology.objects.order_by("name").first()
-    by_node: dict[int, list[Gpu]] = {}
-    for gpu in rows:
-        by_node.setdefault(gpu.node_id, []).append(gpu)
+    levels = topology.levels if topology else []
+    by_node: dict[int, list[tuple[str, int]]] = {}
+    for node_id, model, memory_mib in rows:
+        by_node.setdefault(node_id, []).append((model, memory_mib))
+    nodes = Node.objects.filter(pk__in=by_node).values_list(
+        "pk", "name", "pool__name", "pool_id", "labels", "slow_network"
+    )
     found = []
-    for gpus in by_node.values():
-        node = gpus[0].node
-        levels = topology.levels if topology else []
-        path = tuple(takewhile(bool, (node.labels.get(level, "") for level in levels)))
+    for pk, name, pool, pool_id, labels, slow_network in nodes:
+        gpus = by_node[pk]
+        path = tuple(takewhile(bool, (labels.get(level, "") for level in levels)))
         found.append(
             FreeNode(
-                node.name, node.pool.name, node.pool_id, joined_models(gpu.model for gpu in gpus),
-                min(gpu.memory_mib for gpu in gpus), len(gpus), node.pk in nvlink, path, node.slow_network,
+                name, pool, pool_id, joined_models(model for model, _ in gpus),
+                min(memory for _, memory in gpus), len(gpus), pk in nvlink, path, slow_network,
             )
         )  # fmt: skip
     return sorted(found, key=lambda one: (-one.free, one.name))
@@ -60,7 +63,7 @@ def fitting_nodes(nodes: Iterable[FreeNode], pool_id: int | None, gpus_per_node:
 
 
 def plan_nodes(requester: Requester, plan: PipelinePlan) -> list[FreeNode]:
-    """Return nodes with enough free GPUs for a plan, in its order; fewer if there are not enough. Three queries.
+    """Return nodes with enough free GPUs for a plan, in its order; fewer if there are not enough. Four queries.
 
     They are in the smallest domain of a pool's topology that has enough, without nodes of a slow network if
     there are others. Neighbours in the domain are neighbours in the plan.

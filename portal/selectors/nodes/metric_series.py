@@ -1,4 +1,4 @@
-"""Reads metrics per minute for charts: of one node, or of the GPUs of one job."""
+"""Reads metrics per minute, or per second of a short run, for charts: of one node, or of the GPUs of one job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any
 from django.utils import timezone
 
 from portal.access import Permission, Requester, require_permission
-from portal.models import Allocation, Attempt, Job, Node, NodeMetricsMinute, Task
+from portal.models import Allocation, Attempt, AttemptSeconds, Job, Node, NodeMetricsMinute, Task
+from portal.models.usage import SHORT_RUN_S
+from portal.valkey.sample_cache import attempt_seconds
 
 MAX_SPAN = dt.timedelta(days=7)
 DEFAULT_SPAN = dt.timedelta(hours=1)
@@ -18,7 +20,7 @@ DEFAULT_SPAN = dt.timedelta(hours=1)
 
 @dataclass
 class GpuSeries:
-    """One GPU with a value per minute; None if unknown."""
+    """One GPU with a value at each time; None if unknown."""
 
     uuid: str
     node: str
@@ -41,9 +43,9 @@ class TaskSeries:
 
 @dataclass
 class MetricSeries:
-    """Minutes as Unix seconds, and the values of each."""
+    """Times in Unix seconds, a minute or a second apart, and the values at each."""
 
-    minutes_s: list[int] = field(default_factory=list)
+    times_s: list[int] = field(default_factory=list)
     gpus: list[GpuSeries] = field(default_factory=list)
     tasks: list[TaskSeries] = field(default_factory=list)
     cpu_percent: list[float | None] = field(default_factory=list)
@@ -69,7 +71,7 @@ def read_node_series(requester: Requester, node: Node) -> MetricSeries:
         ]
     )
     for row in NodeMetricsMinute.objects.filter(node=node, minute__gte=begin).order_by("minute"):
-        series.minutes_s.append(int(row.minute.timestamp()))
+        series.times_s.append(int(row.minute.timestamp()))
         series.cpu_percent.append(row.cpu_percent)
         series.memory_used_mib.append(row.node_memory_used_mib)
         places = {uuid: place for place, uuid in enumerate(row.gpu_uuids)}
@@ -79,7 +81,10 @@ def read_node_series(requester: Requester, node: Node) -> MetricSeries:
 
 
 def read_job_series(requester: Requester, job: Job, since: dt.datetime | None = None) -> MetricSeries:
-    """Return the minutes of a job's newest attempt: its GPUs while allocated, CPU and memory per rank."""
+    """Return the minutes of a job's newest attempt: its GPUs while allocated, CPU and memory per rank.
+
+    Of an attempt that has not run for long, the seconds if they are known.
+    """
     require_permission(requester, Permission.VIEW, job)
     tasks = list(
         Task.objects.filter(attempt__job=job, attempt__number=job.attempt_count)
@@ -100,13 +105,16 @@ def read_job_series(requester: Requester, job: Job, since: dt.datetime | None = 
         gpus=[GpuSeries(row.gpu.uuid, row.gpu.node.public_id, row.gpu.index, row.gpu.model) for row in held],
         tasks=[TaskSeries(task.rank, task.node.public_id) for task in tasks],
     )
+    if seconds := _read_seconds(job.public_id, tasks[0].attempt):
+        _fill_by_second(series, seconds)
+        return series
     by_minute: dict[int, dict[str, NodeMetricsMinute]] = {}
     nodes = {task.node_id for task in tasks}
     rows = NodeMetricsMinute.objects.filter(node__in=nodes, minute__gte=begin, minute__lte=end)
     for row in rows.select_related("node").order_by("minute"):
         by_minute.setdefault(int(row.minute.timestamp()), {})[row.node.public_id] = row
     for minute_s, found in sorted(by_minute.items()):
-        series.minutes_s.append(minute_s)
+        series.times_s.append(minute_s)
         for gpu in series.gpus:
             of_node = found.get(gpu.node)
             places = {uuid: place for place, uuid in enumerate(of_node.gpu_uuids)} if of_node else {}
@@ -116,6 +124,34 @@ def read_job_series(requester: Requester, job: Job, since: dt.datetime | None = 
             task.cpu_percent.append(used.get("cpu_percent"))
             task.memory_mib.append(used.get("memory_mib"))
     return series
+
+
+def _read_seconds(job: str, attempt: Attempt) -> list[dict[str, Any]]:
+    """Return the rows of each second of an attempt; empty if it ran for long, or less than two are known."""
+    if attempt.running_at is None:
+        return []
+    if ((attempt.ended_at or timezone.now()) - attempt.running_at).total_seconds() > SHORT_RUN_S:
+        return []
+    stored = AttemptSeconds.objects.filter(attempt=attempt).first()
+    rows: list[dict[str, Any]] = stored.rows if stored else attempt_seconds(job, attempt.number)
+    return rows if len(rows) > 1 else []
+
+
+def _fill_by_second(series: MetricSeries, seconds: list[dict[str, Any]]) -> None:
+    """Add the rows; a second that is missing among them becomes unknown, so that no line hides it."""
+    by_time = {row["at_s"]: row for row in seconds}
+    first_s, last_s = min(by_time), min(max(by_time), min(by_time) + 2 * int(SHORT_RUN_S))
+    for at_s in range(first_s, last_s + 1):
+        row = by_time.get(at_s, {"gpus": {}, "tasks": {}})
+        series.times_s.append(at_s)
+        for gpu in series.gpus:
+            values = [*row["gpus"].get(gpu.uuid, (None,) * 4), None]  # energy is known by minute only
+            for name, value in zip(_COLUMNS, values, strict=True):
+                getattr(gpu, name).append(value)
+        for task in series.tasks:
+            cpu_percent, memory_mib = row["tasks"].get(str(task.rank), (None, None))
+            task.cpu_percent.append(cpu_percent)
+            task.memory_mib.append(memory_mib)
 
 
 RECENT_SPAN = dt.timedelta(minutes=30)

@@ -179,7 +179,9 @@ def read_report(requester: Requester, start: dt.datetime, end: dt.datetime, by: 
         row.energy_joules += each["joules"] or 0.0
     key, name = _WAIT_COLUMNS[by]
     started = _started_jobs(requester, start, end).annotate(day=TruncDate("started_at", tzinfo=dt.UTC))
-    for each in started.filter(attempts__number=1).values(*{key, name}).annotate(**_WAITS):
+    if by is UsageGrouping.POOL:
+        started = started.filter(attempts__number=1)
+    for each in started.values(*{key, name}).annotate(**_WAITS):
         row = row_of(each[key], each[name])
         row.started_jobs = each["jobs"]
         row.wait_p50_s, row.wait_p90_s = each["p50"].total_seconds(), each["p90"].total_seconds()
@@ -195,6 +197,17 @@ def read_report(requester: Requester, start: dt.datetime, end: dt.datetime, by: 
         total.wait_p50_s, total.wait_p90_s = waits["p50"].total_seconds(), waits["p90"].total_seconds()
     currency = str(cluster.get(PRICE_CURRENCY, default_value(PRICE_CURRENCY))) if any(prices.values()) else ""
     return Report(found, total, currency, bool(co2_g_per_kwh))
+
+
+def hours_by_day(requester: Requester, start: dt.datetime, end: dt.datetime) -> list[ReportRow]:
+    """Return only the held and the idle GPU-hours of each day (UTC), in order."""
+    held = gpu_hours_by(requester, start, end, UsageGrouping.DAY)
+    rows = {used.key: ReportRow(used.key, used.name, gpu_hours=used.gpu_hours) for used in held}
+    days = visible_gpu_days(requester).filter(day__gte=start.date(), day__lte=end.date())
+    for day, idle_s in days.order_by().values_list("day").annotate(Sum("idle_gpu_s")):
+        if row := rows.get(str(day)):
+            row.idle_gpu_hours = idle_s / 3600
+    return list(rows.values())
 
 
 def waits_by_size(requester: Requester, start: dt.datetime, end: dt.datetime) -> list[WaitRow]:

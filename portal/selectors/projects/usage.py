@@ -113,8 +113,15 @@ class WorkRow:
 
     @property
     def lost_percent(self) -> float:
-        total = self.startup_gpu_hours + self.useful_gpu_hours + self.lost_gpu_hours
-        return 100.0 * self.lost_gpu_hours / total if total else 0.0
+        return 100.0 * self.lost_gpu_hours / self.held_gpu_hours if self.held_gpu_hours else 0.0
+
+    @property
+    def held_gpu_hours(self) -> float:
+        return self.startup_gpu_hours + self.useful_gpu_hours + self.lost_gpu_hours
+
+    @property
+    def useful_percent(self) -> float:
+        return 100.0 * self.useful_gpu_hours / self.held_gpu_hours if self.held_gpu_hours else 0.0
 
 
 _WORK_COLUMNS = {

@@ -75,7 +75,7 @@ def node_lanes(visibility: NameVisibility, nodes: list[Node]) -> list[TimelineLa
     def gpu_places(task: Task) -> list[int]:
         return sorted(places[one.gpu_id] for one in task.allocations.all() if one.gpu_id in places)
 
-    held = Allocation.objects.filter(ended_at__isnull=True).select_related("gpu")
+    held = Allocation.objects.filter(ended_at__isnull=True)
     tasks = (
         Task.objects.filter(node__in=lanes, container_removed=False, attempt__state__in=LIVE_ATTEMPT_STATES)
         .select_related("attempt__job__project", "attempt__job__owner")

@@ -40,6 +40,7 @@ class Scope(TextChoices):
     READ = "read", "Read everything that its owner may see, including logs."
     JOBS = "jobs", "Submit and control jobs, except workspaces."
     WORKSPACES = "workspaces", "Submit, open and control workspaces."
+    SSH = "ssh", "Open shells, commands and connections in running jobs and workspaces over SSH."
     SERVICES = "services", "Send requests to services."
     PROJECTS = "projects", "Create and change projects and their members."
     QUOTAS = "quotas", "Change quotas and undo changes."

@@ -94,11 +94,12 @@ def is_available_to(environment: Environment, project: Project) -> bool:
     """Return whether jobs of the project may use it: it is unrestricted, or shared with it or an ancestor."""
     allowed = set(environment.projects.values_list("pk", flat=True))
     line = path_to_root(project, lambda below: below.parent)
-    return not allowed or not allowed.isdisjoint(each.pk for each in line)
+    shared = environment.owner_id is None
+    return shared and (not allowed or not allowed.isdisjoint(each.pk for each in line))
 
 
 def do_allow_environment(actor: User, environment: Environment, project: Project) -> None:
-    """Let a project use a restricted environment; an unrestricted one stays so."""
+    """Let all users of a project use a restricted or private environment; an unrestricted one stays so."""
     require_admin(actor, "change environments")
     with transaction.atomic():
         row = Environment.objects.select_for_update(no_key=True).get(pk=environment.pk)
@@ -106,6 +107,8 @@ def do_allow_environment(actor: User, environment: Environment, project: Project
             return
         before = _audit_values(row)
         row.projects.add(project)
+        row.owner = None
+        row.save(update_fields=["owner"])
         record_action(actor, "environment.save", row, before=before, after=_audit_values(row))
         trigger_cycle("environment")
 
@@ -161,4 +164,5 @@ def _validate(spec: EnvironmentInput) -> None:
 
 def _audit_values(row: Environment) -> dict[str, Any]:
     shown = {key: getattr(row, key) for key in COLUMNS if key != "description"}
-    return shown | {"projects": sorted(row.projects.values_list("name", flat=True))}
+    owner = {"owner": row.owner.username} if row.owner else {}
+    return shown | owner | {"projects": sorted(row.projects.values_list("name", flat=True))}

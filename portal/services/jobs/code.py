@@ -1,4 +1,4 @@
-"""The code of a job: what an attempt checks out, and which commit its nodes report."""
+"""The code of a job: what an attempt checks out or unpacks, and which commit its nodes report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from django.db import transaction
 from django.utils import timezone
 
-from agents.launchers.checkout import CODE_DIR, Checkout
+from agents.launchers.checkout import CODE_DIR, Checkout, Code, CodeFolder
 from portal.domain.code import parse_repository
 from portal.domain.policy_settings import CODE_SIZE_LIMIT, CODE_TIME_LIMIT, SettingValue
 from portal.domain.reasons import EndReason, end_message
@@ -18,12 +18,17 @@ from portal.services.lifecycle import job_control
 from portal.services.lifecycle.state_events import record_event
 
 
-def attempt_checkout(attempt: Attempt, runtime: str, settings: Mapping[str, SettingValue]) -> Checkout | None:
-    """Return what an attempt checks out on a node; None for a job without a repository.
+def attempt_code(attempt: Attempt, runtime: str, settings: Mapping[str, SettingValue]) -> Code | None:
+    """Return what an attempt checks out or unpacks on a node, or its folder; None for a job without code.
 
     Once a task of the job has reported a commit, all later ones check out that commit.
     """
     job = attempt.job
+    folder = "" if runtime == RuntimeKind.PROCESS.value else CODE_DIR
+    if job.code_archive:
+        return CodeFolder(folder, job.code_archive, int(settings[CODE_SIZE_LIMIT]))
+    if job.code_path:
+        return CodeFolder(job.code_path)
     url = parse_repository(job.code_repository)
     if url is None:
         return None
@@ -33,7 +38,7 @@ def attempt_checkout(attempt: Attempt, runtime: str, settings: Mapping[str, Sett
         login_url=url.login_url,
         user=url.user,
         ref=known.values_list("code_commit", flat=True).first() or job.code_ref,
-        folder="" if runtime == RuntimeKind.PROCESS.value else CODE_DIR,
+        folder=folder,
         limit_s=int(settings[CODE_TIME_LIMIT]),
         limit_mib=int(settings[CODE_SIZE_LIMIT]),
         known_hosts=url.known_hosts(job.code_host_key),

@@ -9,7 +9,10 @@ from __future__ import annotations
 import difflib
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import starmap
+from typing import Any, NamedTuple
+
+from django.db.models import Count
 
 from portal.domain.feasibility import (
     WHOLE_MILLI,
@@ -42,10 +45,20 @@ class ResourceRequest(JobSpec):
         return self.total_milli if self.gang_milli is None else self.gang_milli
 
 
+class NodeSize(NamedTuple):
+    """The columns that decide: thousands of nodes are read at each preview."""
+
+    pk: int
+    name: str
+    pool_id: int
+    cpu_milli: int
+    memory_mib: int
+
+
 @dataclass
 class EmptyNodeCapacity:
-    node: Node
-    gpus: list[Gpu] = field(default_factory=list)
+    node: NodeSize
+    gpus: list[GpuKind] = field(default_factory=list)
 
     def task_count(self, request: ResourceRequest) -> int:
         return tasks_on_node(
@@ -75,7 +88,10 @@ def unsatisfiable_reason(request: ResourceRequest) -> InfeasibleReason | None:
     for capacity in capacities:
         pools[capacity.node.pool_id].append(capacity)
     placements = {
-        pool: sum(capacity.task_count(request) for capacity in held) for pool, held in pools.items()
+        pool: max(
+            sum(capacity.task_count(request) for capacity in part) for part in _gang_nodes(request, held)
+        )
+        for pool, held in pools.items()
     }
     possible = [pool for pool, count in placements.items() if count >= request.tasks]
     if not possible:
@@ -99,17 +115,21 @@ def _roles_reason(request: ResourceRequest) -> InfeasibleReason | None:
         if found := unsatisfiable_reason(alone):
             message, details = found
             return f"Role {role.name}: {message}", {**details, "role": role.name, "nearest": None}
-    pools: dict[int, list[int]] = {}
+    pools: dict[int, list[EmptyNodeCapacity]] = defaultdict(list)
     for each in _empty_nodes(request):
-        free = pools.setdefault(each.node.pool_id, [0, 0, 0])
-        for number, amount in enumerate((len(each.gpus), each.node.cpu_milli, each.node.memory_mib)):
-            free[number] += amount
+        pools[each.node.pool_id].append(each)
+    parts = [part for held in pools.values() for part in _gang_nodes(request, held)]
     cpu_milli, memory_mib = (
         sum(role.tasks * (getattr(role, name) or 0) for role in request.roles)
         for name in ("cpu_milli", "memory_mib")
     )
     gpus = -(-request.total_milli // WHOLE_MILLI)
-    if any(a >= gpus and b >= cpu_milli and c >= memory_mib for a, b, c in pools.values()):
+    if any(
+        sum(len(each.gpus) for each in part) >= gpus
+        and sum(each.node.cpu_milli for each in part) >= cpu_milli
+        and sum(each.node.memory_mib for each in part) >= memory_mib
+        for part in parts
+    ):
         return None
     message = (
         f"Its roles need {gpus} {_gpus_text(request, gpus)}, {_cores_text(cpu_milli)} and "
@@ -123,13 +143,27 @@ def _empty_nodes(request: ResourceRequest) -> list[EmptyNodeCapacity]:
     nodes = nodes.filter(runtime__in=compatible_runtimes(request.runtime))
     if request.pool is not None:
         nodes = nodes.filter(pool=request.pool)
-    capacities = {node.pk: EmptyNodeCapacity(node) for node in nodes.select_related("pool").order_by("name")}
+    sizes = starmap(NodeSize, nodes.order_by("name").values_list(*NodeSize._fields))
+    capacities = {node.pk: EmptyNodeCapacity(node) for node in sizes}
     constraints = gpu_constraints(request)
-    for gpu in Gpu.objects.filter(node_id__in=capacities, present=True).order_by("index"):
-        kind = GpuKind(gpu.model, gpu.memory_mib, gpu.mig_profile, gpu.compute_capability or 0.0)
-        if constraints.accepts(kind):
-            capacities[gpu.node_id].gpus.append(gpu)
+    gpus = Gpu.objects.filter(node__in=nodes, present=True).order_by("node_id", "model")
+    kinds = gpus.values_list("node_id", "model", "memory_mib", "mig_profile", "compute_capability")
+    for node, model, memory_mib, mig_profile, capability, count in kinds.annotate(Count("pk")):
+        kind = GpuKind(model, memory_mib, mig_profile, capability or 0.0)
+        if node in capacities and constraints.accepts(kind):
+            capacities[node].gpus += [kind] * count
     return list(capacities.values())
+
+
+def _gang_nodes(request: ResourceRequest, held: list[EmptyNodeCapacity]) -> list[list[EmptyNodeCapacity]]:
+    """Return the capacity of a pool for each GPU model, one of which a gang uses; all if it may use several."""
+    models = sorted({gpu.model for capacity in held for gpu in capacity.gpus})
+    if len(models) < 2 or request.tasks == 1 or request.allow_mixed_gpus or request.min_tasks:
+        return [held]
+    return [
+        [EmptyNodeCapacity(each.node, [gpu for gpu in each.gpus if gpu.model == model]) for each in held]
+        for model in models
+    ]
 
 
 def _nodes_elsewhere(request: ResourceRequest) -> list[EmptyNodeCapacity]:
@@ -137,12 +171,16 @@ def _nodes_elsewhere(request: ResourceRequest) -> list[EmptyNodeCapacity]:
     return _empty_nodes(replace(request, pool=None)) if request.pool else []
 
 
+def _pool_of(nodes: list[EmptyNodeCapacity]) -> NodePool | None:
+    return NodePool.objects.get(pk=nodes[0].node.pool_id) if nodes else None
+
+
 def _no_nodes_reason(request: ResourceRequest) -> InfeasibleReason:
     if not Node.objects.exclude(state=NodeState.RETIRED.value).exists():
         return "There is no node yet; an administrator must add one.", {"nearest": None}
     kind = "containers" if request.runtime in CONTAINER_RUNTIMES else "environments without a container"
     message = f"No node of {_pool_text(request)} runs {kind}."
-    pool = next((each.node.pool for each in _nodes_elsewhere(request)), None)
+    pool = _pool_of(_nodes_elsewhere(request))
     if pool is None:
         return message, {"nearest": None}
     return f"{message} The pool {pool.name} has nodes that do.", {"nearest": {"pool": pool.public_id}}
@@ -172,10 +210,12 @@ def _too_large_reason(
         what = f"{request.tasks} tasks"
         if request.gpus_per_task:
             what = f"{facts['asked_gpus']} {_gpus_text(request)} as {what} of {request.gpus_per_task}"
+        apart = any(len(_gang_nodes(request, each)) > 1 for each in pools.values())
+        together = "on GPUs of one model" if apart else "in one pool"
         where = "the largest pool" if len(pools) > 1 else _pool_text(request)
         message = (
             f"Needs {what}, each with {_cores_text(request.cpu_milli)} and {format_memory(request.memory_mib)}, "
-            f"at once in one pool; {where} fits {most}. Request at most {most} {'task' if most == 1 else 'tasks'}."
+            f"at once {together}; {where} fits {most}. Request at most {most} {'task' if most == 1 else 'tasks'}."
         )
         facts["nearest"] = {"tasks": most, "gpus_per_task": request.gpus_per_task}
     return message, facts
@@ -186,11 +226,11 @@ def _gpu_mismatch_reason(request: ResourceRequest) -> tuple[str, dict[str, objec
     where = _pool_text(request)
     unpicky = replace(request, gpu_model="", min_gpu_memory_mib=None, min_compute_capability=None)
     of_any_age = [gpu for capacity in _empty_nodes(unpicky) for gpu in capacity.gpus]
-    here = [g for g in of_any_age if (g.compute_capability or 0.0) >= (request.min_compute_capability or 0.0)]
+    here = [g for g in of_any_age if g.compute_capability >= (request.min_compute_capability or 0.0)]
     if request.mig_profile and not of_any_age:
         return _mig_profile_mismatch_reason(request)
     if of_any_age and not here:
-        newest = max(gpu.compute_capability or 0.0 for gpu in of_any_age)
+        newest = max(gpu.compute_capability for gpu in of_any_age)
         reported = f"the newest in {where} has {newest:.1f}" if newest else f"no node of {where} reports one"
         message = (
             f"Needs a GPU of compute capability {request.min_compute_capability:.1f} or more; {reported}."
@@ -202,7 +242,7 @@ def _gpu_mismatch_reason(request: ResourceRequest) -> tuple[str, dict[str, objec
     known = f"{'Models' if len(models) > 1 else 'The model'} there: {', '.join(models)}."
     accepted = [gpu for gpu in here if accepts_gpu_model(request.gpu_model, gpu.model)]
     if not accepted:
-        pool = next((each.node.pool for each in _nodes_elsewhere(request) if each.gpus), None)
+        pool = _pool_of([each for each in _nodes_elsewhere(request) if each.gpus])
         missing = f"There is no {_gpus_text(request, 1)} in {where}"
         if pool is not None:
             return f"{missing}; the pool {pool.name} has some. {known}", {"pool": pool.public_id}

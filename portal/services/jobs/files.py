@@ -1,4 +1,4 @@
-"""Files of a job on its node: what may be read, and requests that the node's actor carries out.
+"""Files of a job on its node: what may be read and changed, and requests that the node's actor carries out.
 
 A path is the one that the job sees, such as ``/home/ada/results``, encoded as nodes do (``encode_path``).
 """
@@ -10,15 +10,27 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+from django.conf import settings
 from django.db import transaction
 from django.db.models.functions import Now
 from django.utils import timezone
 from redis.exceptions import RedisError
 
 from agents.engines.interface import FileList
-from agents.node.storage.files import ARCHIVE, LIST, MAX_BYTES, MAX_ENTRIES, READ, decode_path, encode_path
+from agents.node.storage.files import (
+    ARCHIVE,
+    CHANGES,
+    CHUNK_BYTES,
+    LIST,
+    MAX_BYTES,
+    MAX_ENTRIES,
+    READ,
+    WRITE,
+    decode_path,
+    encode_path,
+)
 from portal.access import Permission, can, require_permission
 from portal.domain.states import NodeState
 from portal.domain.volumes import VolumeKind, home_mount_path
@@ -28,7 +40,7 @@ from portal.models.public_id import new_public_id
 from portal.outbox import notify_node
 from portal.services.audit import record_action
 from portal.services.projects.volumes import usable_volumes
-from portal.valkey.file_transfer import DATA, END, ERROR, RECEIVER_WAIT_S, FileReceiver
+from portal.valkey.file_transfer import DATA, END, ERROR, RECEIVER_WAIT_S, FileReceiver, FileSender
 
 READ_FILES_HINT = "files"
 OPEN_TIMEOUT = dt.timedelta(seconds=10)
@@ -46,6 +58,7 @@ class FileRoot:
 
     target: str
     title: str
+    read_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,6 +70,12 @@ class Download:
     chunks: FileChunks
 
 
+class Readable(Protocol):
+    """A body or a file that is uploaded."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
 # -- what may be read ------------------------------------------------------------------------------
 
 
@@ -65,10 +84,13 @@ def file_roots(user: User, job: Job) -> list[FileRoot]:
     roots = []
     if user.pk == job.owner_id:
         roots.append(FileRoot(home_mount_path(job.owner.username), "Home"))
-    names = {each["volume"]: each["target"] for each in job.volumes}
+    names = {each["volume"]: (each["target"], each["read_only"]) for each in job.volumes}
     if names:
         rows = usable_volumes(job.project).filter(name__in=names).exclude(kind=VolumeKind.SCRATCH.value)
-        roots += [FileRoot(names[row.name], row.name) for row in rows.order_by("name")]
+        roots += [
+            FileRoot(names[row.name][0], row.name, names[row.name][1] or row.read_only)
+            for row in rows.order_by("name")
+        ]
     return roots
 
 
@@ -88,8 +110,10 @@ def split_path(roots: Sequence[FileRoot], path: str) -> tuple[FileRoot, str]:
 def may_read_target(request: FileRequest) -> bool:
     """Return True if the request is still permitted; its node checks before it reads."""
     job = request.task.attempt.job
-    targets = {root.target for root in file_roots(request.user, job)}
-    return can(request.user, Permission.READ_FILES, job) and request.target in targets
+    changes = request.action in CHANGES
+    targets = {root.target for root in file_roots(request.user, job) if not (changes and root.read_only)}
+    permission = Permission.CONTROL if changes else Permission.READ_FILES
+    return can(request.user, permission, job) and request.target in targets
 
 
 def file_task(job: Job, rank: int) -> Task:
@@ -139,10 +163,51 @@ def read_preview(user: User, job: Job, path: str, *, rank: int = 0, limit: int =
     return content[:limit]
 
 
-def _request(user: User, job: Job, path: str, action: str, rank: int, offset: int = 0) -> FileRequest:
-    """Write the request and wake up its node; reading files of others is audited."""
-    require_permission(user, Permission.READ_FILES, job)
+def do_change_files(user: User, job: Job, path: str, action: str, *, rank: int = 0) -> None:
+    """Create a directory (``MAKE``), or ``DELETE`` a file or directory with its content, as the job's account."""
+    _receive_header(_request(user, job, path, action, rank))
+
+
+def do_write_file(
+    user: User, job: Job, path: str, source: Readable, *, rank: int = 0, overwrite: bool = False
+) -> None:
+    """Write a file as the account of the job. Raise Conflict ``file_exists`` unless it may be overwritten."""
+    request = _request(user, job, path, WRITE, rank, overwrite=overwrite)
+    size = 0
+    try:
+        sender = FileSender(content_key(request))
+        while piece := source.read(CHUNK_BYTES):
+            size += len(piece)
+            if size > settings.MAX_UPLOAD_BYTES:
+                sender.send_error("too_large", upload_limit_text())
+            if size > settings.MAX_UPLOAD_BYTES or not sender.send_data(piece):
+                break
+        else:
+            sender.send_end()
+    except (RedisError, OSError) as error:
+        raise ServiceUnavailable("Valkey does not answer. Try again in a moment.") from error
+    _receive_header(request, RECEIVER_WAIT_S)
+
+
+def content_key(request: FileRequest) -> str:
+    """Return the name under which the content of an upload is sent to the node's actor."""
+    return f"{request.public_id}:content"
+
+
+def upload_limit_text() -> str:
+    return f"An uploaded file has at most {settings.MAX_UPLOAD_BYTES // 2**20} MiB."
+
+
+def _request(
+    user: User, job: Job, path: str, action: str, rank: int, offset: int = 0, *, overwrite: bool = False
+) -> FileRequest:
+    """Write the request and wake up its node; changes, and reading files of others, are audited."""
+    require_permission(user, Permission.CONTROL if action in CHANGES else Permission.READ_FILES, job)
     root, rest = split_path(file_roots(user, job), path)
+    if action in CHANGES and root.read_only:
+        raise Conflict(f"{root.title} is mounted read only.", code="read_only")
+    if action in CHANGES and not rest:
+        raise InvalidRequest(fields={"path": f"Name a file or directory below {root.target}."})
     task = file_task(job, rank)
     with transaction.atomic():
         request = FileRequest.objects.create(
@@ -153,16 +218,17 @@ def _request(user: User, job: Job, path: str, action: str, rank: int, offset: in
             path=rest,
             action=action,
             offset=offset,
+            overwrite=overwrite,
         )
-        if user.pk != job.owner_id:
+        if user.pk != job.owner_id or action in CHANGES:
             record_action(user, f"files.{action}", job, after={"path": path[:1000], "rank": rank})
         notify_node(task.node.public_id, READ_FILES_HINT)
     return request
 
 
-def _receive_header(request: FileRequest) -> dict[str, Any]:
+def _receive_header(request: FileRequest, within_s: float = HEADER_WAIT_S) -> dict[str, Any]:
     try:
-        answer = FileReceiver(request.public_id).receive(HEADER_WAIT_S)
+        answer = FileReceiver(request.public_id).receive(within_s)
     except (RedisError, OSError) as error:
         raise ServiceUnavailable("Valkey does not answer. Try again in a moment.") from error
     if answer is None:

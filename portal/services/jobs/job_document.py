@@ -12,6 +12,8 @@ from typing import Any
 import yaml
 
 from portal.domain.job_spec import JobRole, job_fields, json_value, roles_as_json
+from portal.domain.kubernetes import kubernetes_resources
+from portal.domain.states import RuntimeKind
 from portal.domain.template_parameters import field_error
 from portal.errors import InvalidRequest
 from portal.services.jobs.submission import JobRequest
@@ -70,8 +72,29 @@ def _role_body(request: JobRequest, role: JobRole) -> dict[str, Any]:
     }
 
 
+class _BlockDumper(yaml.SafeDumper):
+    """Writes texts of several lines, such as programs, as they are instead of with ``\\n``."""
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    is_block = "\n" in text and text.replace("\n", "").isprintable()
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if is_block else None)
+
+
+_BlockDumper.add_representer(str, _represent_text)
+
+
 def to_yaml(body: Mapping[str, Any]) -> str:
-    return yaml.safe_dump(dict(body), sort_keys=False, allow_unicode=True, width=100)
+    return yaml.dump(dict(body), Dumper=_BlockDumper, sort_keys=False, allow_unicode=True, width=100)
+
+
+def kubernetes_yaml(request: JobRequest) -> str:
+    """Return a job as YAML for kubectl, with a comment on what is left out. Raise NotExportable."""
+    environment = request.environment
+    image = environment.image if environment.runtime != RuntimeKind.PROCESS.value else ""
+    resources, missing = kubernetes_resources(request, image or None)
+    remark = f"# Without counterpart, not exported: {', '.join(missing)}.\n" if missing else ""
+    return remark + "---\n".join(map(to_yaml, resources))
 
 
 def command_line(path: str, body: Mapping[str, Any]) -> str:

@@ -152,6 +152,8 @@ def _candidate_changes(request: JobRequest) -> Iterator[Change]:
     yield from _other_models(request)
     if request.pool is not None:
         yield Change("any_pool", f"in any pool instead of {request.pool.name}", {"pool": None})
+    if request.tasks > 1 and not request.allow_mixed_gpus:
+        yield Change("mixed_gpus", "with different GPUs", {"allow_mixed_gpus": True})
     if not request.preemptible:
         yield Change("preemptible", "as a preemptible job", {"preemptible": True})
 

@@ -6,6 +6,7 @@ import datetime as dt
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 from typing import Any
 
 from django.contrib.auth.hashers import UNUSABLE_PASSWORD_PREFIX
@@ -30,6 +31,7 @@ from portal.domain.reasons import EndReason
 from portal.domain.roles import role_errors
 from portal.domain.secrets import VARIABLE_NAME
 from portal.domain.states import TERMINAL_JOB_STATES, JobKind, JobState, NodeState, RuntimeKind
+from portal.domain.volumes import home_mount_path
 from portal.engine_client import query_would_start
 from portal.errors import Conflict, Forbidden, InvalidRequest, Unsatisfiable
 from portal.models import (
@@ -47,6 +49,7 @@ from portal.models import (
 from portal.selectors.jobs.rights import Requirement, job_denial, read_rights, usage_from_columns
 from portal.services.audit import record_action
 from portal.services.jobs import checkpoints, feasibility
+from portal.services.jobs.code_archives import record_use, stored_size
 from portal.services.jobs.dependencies import dependency_errors, lock_dependencies
 from portal.services.jobs.gang_rules import launcher_error, launcher_options_error, no_gang_network_reason
 from portal.services.lifecycle import job_control, suspension
@@ -110,8 +113,8 @@ def validate_of_owner(user: User, request: JobRequest) -> None:
         wrong["volumes"] = fault
     if not {"volumes", "checkpoint_dir", "resume_from"} & wrong.keys():
         wrong |= _checkpoint_errors(user, request)
-    if not {"code_repository", "code_host_key"} & wrong.keys():
-        wrong |= _code_errors(request)
+    if not {"code_repository", "code_host_key", "code_archive", "code_path", "volumes"} & wrong.keys():
+        wrong |= _code_errors(user, request)
     wrong |= dependency_errors(user, request.dependencies, any_end=request.ignore_dependency_failure)
     if wrong:
         raise InvalidRequest(fields=wrong)
@@ -198,16 +201,36 @@ def _checkpoint_errors(user: User, request: JobRequest) -> dict[str, str]:
     return wrong
 
 
-def _code_errors(request: JobRequest) -> dict[str, str]:
-    """Return what is wrong with the code repository: its login, host key, and the mount of its folder."""
+def _code_errors(user: User, request: JobRequest) -> dict[str, str]:
+    """Return what is wrong with the code: its login and host key, archive, path, and the mount of its folder."""
     files = {str(each["file"]) for each in request.secrets if each.get("file")}
     wrong = code_errors(
         request.code_repository, request.code_ref, request.code_host_key, files, KEY_FILE, TOKEN_FILE
     )
-    targets = [each["target"] for each in volumes.normalize_volume_references(request.volumes)]
-    if request.code_repository and any(f"{each}/".startswith(f"{CODE_DIR}/") for each in targets):
+    sources = [name for name in ("code_repository", "code_archive", "code_path") if getattr(request, name)]
+    if len(sources) > 1:
+        wrong[sources[1]] = "A job has one source of code: a git repository, an archive or a path."
+    if request.code_archive and stored_size(request.project, request.code_archive) is None:
+        wrong["code_archive"] = f"{request.project.name} has no such archive. Upload it first."
+    references = volumes.normalize_volume_references(request.volumes)
+    if request.code_path and (fault := _code_path_error(user, request.code_path, references)):
+        wrong["code_path"] = fault
+    targets = [each["target"] for each in references]
+    if (request.code_repository or request.code_archive) and any(
+        f"{each}/".startswith(f"{CODE_DIR}/") for each in targets
+    ):
         wrong["volumes"] = f"{CODE_DIR} is the folder of the code; mount the volume elsewhere."
     return wrong
+
+
+def _code_path_error(user: User, path: str, references: Sequence[Mapping[str, Any]]) -> str | None:
+    folder = PurePosixPath(home_mount_path(user.username), path)
+    if ".." in folder.parts:
+        return "Must not contain .. as a part."
+    inside = any(folder.is_relative_to(each["target"]) for each in references)
+    if inside or not path.startswith("/") or folder.is_relative_to(home_mount_path(user.username)):
+        return None
+    return f"{path} is neither in the home nor in a volume of the job."
 
 
 def preview_start(user: User, request: JobRequest, *, replaces: str = "") -> dict[str, Any] | None:
@@ -265,6 +288,7 @@ def create_jobs(user: User, requests: Sequence[JobRequest], *, image_digest: str
             )
             for each in requests
         )
+        record_use(jobs)
         for job, request, depends_on in zip(jobs, requests, dependencies, strict=True):
             if job.resume_from:
                 checkpoints.pin_for_resume(user, job.resume_from)
@@ -382,6 +406,7 @@ def job_columns(request: JobRequest) -> dict[str, Any]:
         "volumes": volumes.normalize_volume_references(request.volumes),
         "secrets": secrets.normalize_secret_references(request.secrets),
         "retry_on": list(request.retry_on),
+        "notify": list(request.notify),
         "retry_exit_codes": list(request.retry_exit_codes),
         "roles": roles_as_json(request.roles),
         "role_gpus": total_gpus(request.roles) if request.roles else None,

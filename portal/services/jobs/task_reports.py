@@ -15,6 +15,7 @@ from django.db.models import Q
 from django.utils import timezone
 
 from agents.engines.interface import Container
+from agents.launchers import launcher_label
 from portal.domain.formatting import format_memory
 from portal.domain.reasons import EndReason, end_message
 from portal.domain.states import LIVE_ATTEMPT_STATES
@@ -185,6 +186,7 @@ def _start_progress(attempt: Attempt, rank: int, completed_units: float, at: dt.
     work = {
         "workload_fingerprint": alone or job_workload_fingerprint(job),
         "scaling_fingerprint": alone or job_scaling_fingerprint(job),
+        "launcher": launcher_label(job.launcher, job.launcher_options),
         "gpus": job.total_gpus,
     }
     # another node of the gang may have created the row first

@@ -35,8 +35,7 @@ def start_notice(attempt: Attempt) -> list[NoticeDraft]:
 def state_notice(job: Job, before: JobState, actor: str) -> list[NoticeDraft]:
     """Return the notice of a job that moved to its present state, unless its owner did it."""
     state = JobState(job.state)
-    if actor and actor == job.owner.username and state is not JobState.FAILED:
-        return []
+    by_owner = bool(actor) and actor == job.owner.username and state is not JobState.FAILED
     if state in _END_TITLES:
         kind, title = _END_TITLES[state]
     elif before is JobState.RUNNING and state is JobState.PENDING and job.reason != EndReason.SUSPENDED:
@@ -47,7 +46,8 @@ def state_notice(job: Job, before: JobState, actor: str) -> list[NoticeDraft]:
         return []
     if _is_managed(job) and kind is not NoticeKind.JOB_FAILED:
         return []
-    return [NoticeDraft(kind, job.owner_id, title.format(job.name), job.message, job=job)]
+    recipient = None if by_owner else job.owner_id  # webhooks of the project get it all the same
+    return [NoticeDraft(kind, recipient, title.format(job.name), job.message, job=job)]
 
 
 def warn_of_reclaim(stops: Iterable[tuple[Attempt, str, str]]) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 from django.db import connection, transaction
 from django.utils import timezone
 
-from portal.models import Node, NodeMetricsMinute
+from portal.models import Attempt, AttemptSeconds, Node, NodeMetricsMinute
+from portal.valkey.sample_cache import attempt_seconds
 
 RETENTION_DAYS = 90
 _PER_GPU = ("utilisation_percent", "memory_used_mib", "power_watts", "temperature_c")
@@ -86,10 +87,18 @@ def delete_expired_metrics() -> int:
     today = timezone.now().replace(hour=0, minute=0, second=0, microsecond=0)
     edge = today - dt.timedelta(days=RETENTION_DAYS)
     expired = NodeMetricsMinute.objects.filter(minute__lt=edge)
-    gone = 0
+    gone = AttemptSeconds.objects.filter(attempt__ended_at__lt=edge).delete()[0]
     while (oldest := expired.order_by("minute").values_list("minute", flat=True).first()) is not None:
         gone += expired.filter(minute__gte=oldest, minute__lt=oldest + dt.timedelta(days=1)).delete()[0]
     return gone
+
+
+def save_attempt_seconds(job: str, number: int) -> None:
+    """Store the samples of each second of an attempt (job's public id) that has just ended."""
+    attempt = Attempt.objects.filter(job__public_id=job, number=number).first()
+    rows = attempt_seconds(job, number)
+    if attempt is not None and len(rows) > 1:
+        AttemptSeconds.objects.update_or_create(attempt=attempt, defaults={"rows": rows})
 
 
 def _merge_minute(earlier: NodeMetricsMinute, later: NodeMetricsMinute) -> None:

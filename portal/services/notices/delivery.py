@@ -8,6 +8,7 @@ If it dies after the server accepted the message, the message is sent again with
 from __future__ import annotations
 
 import datetime as dt
+import json
 import logging
 import smtplib
 import threading
@@ -29,18 +30,21 @@ from django.db.models.functions import Now
 from portal.database.pool_middleware import release_connection
 from portal.domain.end_states import backoff_s
 from portal.domain.notices import (
+    EVENTS,
     MAIL_CHANNELS,
     MAX_DELIVERY_ATTEMPTS,
     RETRY_BASE_S,
     RETRY_MAX_S,
     Channel,
     DeliveryState,
+    NoticeKind,
 )
 from portal.failpoints import failpoint
 from portal.models import NoticeDelivery, NoticeWebhook
 from portal.services.encryption import DecryptionError, decrypt
 from portal.services.notices.messages import build_email, build_webhook_body, signature
-from portal.services.notices.webhook_client import WebhookError, post_json
+from portal.services.notices.web_push import BrowserKeys, encrypt_push, push_headers
+from portal.services.notices.webhook_client import WebhookError, post_body
 from portal.services.notices.webhooks import allows_private_addresses, encryption_context
 
 log = logging.getLogger(__name__)
@@ -52,6 +56,8 @@ PASS_LIMIT_S = 60.0
 """Messages that are not begun by then are returned for the next pass."""
 SMTP_TIMEOUT_S = 15.0
 THREADS = 8
+EXPIRED_STATUSES = (404, 410)
+"""A push service answers so when the browser has unsubscribed."""
 _SMTP_BACKEND = "django.core.mail.backends.smtp.EmailBackend"
 
 _pass_lock = threading.Lock()
@@ -64,6 +70,8 @@ class Outcome:
     delivery: NoticeDelivery
     error: str | None = ""
     permanent: bool = False
+    is_expired: bool = False
+    """The push service no longer knows the browser, whose row is deleted."""
 
 
 Report = Callable[[Outcome], None]
@@ -127,7 +135,7 @@ def _claim() -> list[NoticeDelivery]:
         NoticeDelivery.objects.filter(pk__in=ids).update(
             claimed_until=claim, attempt_count=F("attempt_count") + 1
         )
-    rows = NoticeDelivery.objects.filter(pk__in=ids).order_by("id")
+    rows = NoticeDelivery.objects.filter(pk__in=ids).order_by("id").select_related("webhook")
     return list(rows.select_related("notice__recipient", "notice__job", "notice__node", "notice__project"))
 
 
@@ -146,36 +154,33 @@ def _record(outcome: Outcome) -> None:
         values = {"due_at": Now() + wait, "last_error": error[:300]}
     claimed = Q(pk=row.pk, state=DeliveryState.PENDING.value, attempt_count=row.attempt_count)
     NoticeDelivery.objects.filter(claimed).update(claimed_until=None, **values)
+    if outcome.is_expired and row.webhook_id:
+        NoticeWebhook.objects.filter(pk=row.webhook_id).delete()
 
 
 def _groups(rows: Iterable[NoticeDelivery]) -> list[Group]:
-    """Return functions that may run at the same time: one for all e-mails, one for each webhook."""
+    """Return functions that may run at the same time: one for all e-mails, one for each address."""
     mails: list[list[NoticeDelivery]] = []
     digests: dict[int, list[NoticeDelivery]] = defaultdict(list)
-    posts: dict[tuple[int, str], list[NoticeDelivery]] = defaultdict(list)
+    posts: dict[int | None, list[NoticeDelivery]] = defaultdict(list)
     for row in rows:
         if row.channel == Channel.EMAIL:
             mails.append([row])
         elif row.channel == Channel.DIGEST:
-            digests[row.notice.recipient_id].append(row)
+            digests[row.notice.recipient_id or 0].append(row)
         else:
-            posts[row.notice.recipient_id, row.channel].append(row)
+            posts[row.webhook_id].append(row)
     groups: list[Group] = []
     messages = [*mails, *digests.values()]
     if messages:
         groups.append(lambda deadline_s, report: _send_mails(messages, deadline_s, report))
-    hooks = {
-        (hook.user_id, hook.channel): hook
-        for hook in NoticeWebhook.objects.filter(user__in={user for user, _ in posts})
-    }
     private = bool(posts) and allows_private_addresses()
-    for key, mine in posts.items():
-        groups.append(_poster(hooks.get(key), mine, private))
+    groups += [_poster(mine, private) for mine in posts.values()]
     return groups
 
 
-def _poster(hook: NoticeWebhook | None, rows: Sequence[NoticeDelivery], allow_private: bool) -> Group:
-    return lambda deadline_s, report: _post(hook, rows, allow_private, deadline_s, report)
+def _poster(rows: Sequence[NoticeDelivery], allow_private: bool) -> Group:
+    return lambda deadline_s, report: _post(rows, allow_private, deadline_s, report)
 
 
 # -- in threads, without the database ---------------------------------------------------------------
@@ -213,8 +218,8 @@ def _smtp_password() -> tuple[str | None, str]:
 def _send_mail(server: BaseEmailBackend, rows: Sequence[NoticeDelivery]) -> tuple[str, bool, bool]:
     """Return the error, whether it is permanent, and whether the server is lost for the others."""
     recipient = rows[0].notice.recipient
-    address = recipient.email
-    if not (address and recipient.is_active):
+    address = recipient.email if recipient else ""
+    if not (recipient and address and recipient.is_active):
         return "The account is inactive or has no e-mail address.", True, False
     try:
         server.open()
@@ -236,39 +241,50 @@ def _send_mail(server: BaseEmailBackend, rows: Sequence[NoticeDelivery]) -> tupl
 
 
 def _post(
-    hook: NoticeWebhook | None,
     rows: Sequence[NoticeDelivery],
     allow_private: bool,
     deadline_s: float,
     report: Report,
 ) -> None:
     """Post to one address, oldest first. After a failure the others wait for the next attempt, too."""
-    gone = hook is None or not rows[0].notice.recipient.is_active
-    failure = "The webhook was removed, or the account is inactive." if gone else ""
+    hook, recipient = rows[0].webhook, rows[0].notice.recipient
+    gone = hook is None or (recipient is not None and not recipient.is_active)
+    failure = "The address was removed, or the account is inactive." if gone else ""
+    expired = False
     for row in rows:
         error: str | None = failure
         if hook is not None and not failure:
             if time.monotonic() > deadline_s:
                 error = None
             else:
-                error = failure = _post_one(hook, row, allow_private)
-        report(Outcome(row, error, permanent=gone))
+                failure, status = _post_one(hook, row, allow_private)
+                error, expired = failure, hook.channel == Channel.PUSH and status in EXPIRED_STATUSES
+        report(Outcome(row, error, permanent=gone or expired, is_expired=expired))
 
 
-def _post_one(hook: NoticeWebhook, row: NoticeDelivery, allow_private: bool) -> str:
+def _post_one(hook: NoticeWebhook, row: NoticeDelivery, allow_private: bool) -> tuple[str, int | None]:
+    """Return the error, and the status of a response that caused it."""
     try:
+        url = decrypt(hook.encrypted_url, encryption_context(hook, "encrypted_url"))
         body = build_webhook_body(row)
         headers = {"Fairway-Delivery": row.public_id}
         if hook.encrypted_secret:
             secret = decrypt(hook.encrypted_secret, encryption_context(hook, "encrypted_secret"))
-            headers["Fairway-Signature"] = signature(secret, body)
-        url = decrypt(hook.encrypted_url, encryption_context(hook, "encrypted_url"))
-        post_json(url, body, headers, allow_private=allow_private)
+            if hook.channel == Channel.PUSH:
+                keys = BrowserKeys(**json.loads(secret))
+                event = EVENTS.get(NoticeKind(row.notice.kind))
+                headers |= push_headers(url, keys, urgent=event is None or event.urgent)
+                body = encrypt_push(body, keys)
+            else:
+                headers["Fairway-Signature"] = signature(secret, body)
+        post_body(url, body, headers, allow_private=allow_private)
     except DecryptionError as why:
-        return f"The address cannot be decrypted: {why}. Enter it again."
+        return f"The address cannot be decrypted: {why}. Enter it again.", None
     except WebhookError as problem:
-        return str(problem)
-    return ""
+        return str(problem), problem.status
+    except ValueError as problem:
+        return str(problem), None
+    return "", None
 
 
 def _text(reply: bytes | str) -> str:

@@ -24,9 +24,15 @@ from portal.live_events import publish_on_commit
 from portal.models import Notice, NoticeDelivery, NoticePreferences, User
 from portal.outbox import enqueue_task
 from portal.selectors.lookup import get_first
+from portal.selectors.notices import shared_webhooks
 from portal.selectors.scheduling.settings import cluster_settings
 from portal.services.audit import record_action
-from portal.services.notices.write import NoticeDraft, available_channels, recipients, write_notices
+from portal.services.notices.write import (
+    NoticeDraft,
+    available_channels,
+    recipients,
+    write_notices,
+)
 
 UNREAD_RETENTION = dt.timedelta(days=365)
 MAX_DELETED = 20_000
@@ -91,12 +97,16 @@ def do_send_test(user: User, channel: Channel) -> Notice:
 
 
 def do_retry_delivery(user: User, public_id: str) -> None:
-    """Try a delivery of one's own again that failed, now; a claim of a sender stays. Raise NotFound."""
+    """Try a failed delivery again now: one's own, or to a webhook that one manages. Raise NotFound.
+
+    A claim of a sender stays.
+    """
+    deliveries = NoticeDelivery.objects.filter(
+        Q(notice__recipient=user) | Q(webhook__in=shared_webhooks(user).values("pk"))
+    )
     with transaction.atomic():
-        own = NoticeDelivery.objects.select_for_update(of=("self",), no_key=True).filter(
-            notice__recipient=user
-        )
-        failed = own.exclude(state=DeliveryState.SENT.value).exclude(last_error="")
+        locked = deliveries.select_for_update(of=("self",), no_key=True)
+        failed = locked.exclude(state=DeliveryState.SENT.value).exclude(last_error="")
         row = get_first(failed.filter(public_id=public_id), "There is no such delivery to try again.")
         row.state, row.due_at, row.finished_at = DeliveryState.PENDING.value, timezone.now(), None
         row.save(update_fields=["state", "due_at", "finished_at"])

@@ -64,7 +64,7 @@ def _generic(notice: Notice, url: str) -> dict[str, Any]:
         "title": notice.title,
         "message": notice.message,
         "url": url,
-        "recipient": notice.recipient.username,
+        "recipient": notice.recipient.username if notice.recipient else None,
         "job": notice.job.public_id if notice.job else None,
         "node": notice.node.public_id if notice.node else None,
         "project": notice.project.public_id if notice.project else None,
@@ -97,7 +97,12 @@ def _teams(notice: Notice, url: str) -> dict[str, Any]:
     return {"type": "message", "attachments": [attachment]}
 
 
-_PAYLOADS = {Channel.WEBHOOK: _generic, Channel.SLACK: _slack, Channel.TEAMS: _teams}
+def _push(notice: Notice, url: str) -> dict[str, Any]:
+    """Return what the service worker shows; short, because push services take at most 4 KiB."""
+    return {"id": notice.public_id, "title": notice.title, "message": notice.message[:500], "url": url}
+
+
+_PAYLOADS = {Channel.WEBHOOK: _generic, Channel.SLACK: _slack, Channel.TEAMS: _teams, Channel.PUSH: _push}
 
 
 def signature(secret: str, body: bytes) -> str:

@@ -1,4 +1,4 @@
-"""Posts JSON to an address that a user entered, without reaching the inside of the network.
+"""Posts to an address that a user entered, without reaching the inside of the network.
 
 The name is resolved once, every address is checked, and the connection is made to a checked address. Redirects are
 not followed, and the whole exchange has one time limit.
@@ -26,7 +26,14 @@ IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class WebhookError(Exception):
-    """The message was not accepted, or the address must not be used; the text is for the user."""
+    """The message was not accepted, or the address must not be used; the text is for the user.
+
+    ``status`` is that of the response, if there was one.
+    """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 def parse_url(url: str) -> SplitResult:
@@ -62,7 +69,7 @@ def check_address(address: IpAddress, *, allow_private: bool) -> None:
         raise WebhookError(f"{address} is not a public address; administrators can allow private ones.")
 
 
-def post_json(url: str, body: bytes, headers: Mapping[str, str], *, allow_private: bool) -> None:
+def post_body(url: str, body: bytes, headers: Mapping[str, str], *, allow_private: bool) -> None:
     """Post ``body``. Raise WebhookError unless the server answers with a status of 200 to 299 in time."""
     parts = parse_url(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -86,7 +93,7 @@ def post_json(url: str, body: bytes, headers: Mapping[str, str], *, allow_privat
     if 300 <= status < 400:
         raise WebhookError(f"{host} answered with status {status}; redirects are not followed.")
     if not 200 <= status < 300:
-        raise WebhookError(f"{host} answered with status {status}.")
+        raise WebhookError(f"{host} answered with status {status}.", status)
 
 
 def _exchange(

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import datetime as dt
 import zoneinfo
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from django.conf import settings
-from django.contrib.postgres.expressions import ArraySubquery
-from django.db.models import OuterRef, QuerySet
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from portal.domain.notices import (
     DEFAULT_DIGEST_AT,
-    DELIVERED_CHANNELS,
     EVENTS,
+    JOB_EVENTS,
     MAIL_CHANNELS,
     Channel,
     NoticeKind,
     QuietHours,
     delivery_time,
-    subscribed_channels,
+    job_channels,
 )
+from portal.domain.project_tree import path_to_root
 from portal.live_events import publish_all_on_commit
 from portal.models import (
     Job,
@@ -44,7 +44,7 @@ class NoticeDraft:
     """A notice to a user (primary key). ``times`` replace their names in braces, in the user's time zone."""
 
     kind: NoticeKind
-    recipient: int
+    recipient: int | None
     title: str
     message: str = ""
     job: Job | None = None
@@ -56,18 +56,20 @@ class NoticeDraft:
 def write_notices(drafts: Sequence[NoticeDraft], only: Channel | None = None) -> list[Notice]:
     """Write notices in the current transaction; open pages and the sender learn of them after commit.
 
-    ``only``: use this channel instead of those that the user chose. Inactive users get none.
+    ``only``: use this channel instead of those that the user chose. Inactive users get none. Webhooks of projects
+    and the cluster get each event once, also one without a recipient.
     """
     if not drafts:
         return []
-    users = {user.pk: user for user in recipients().filter(pk__in={draft.recipient for draft in drafts})}
+    people = {draft.recipient for draft in drafts if draft.recipient is not None}
+    users = {user.pk: user for user in recipients().filter(pk__in=people)}
     now = timezone.now()
     notices: list[Notice] = []
     deliveries: list[NoticeDelivery] = []
     news: list[tuple[str, dict[str, Any]]] = []
     for draft in drafts:
-        user = users.get(draft.recipient)
-        channels = _channels(user, draft.kind) if only is None and user else {only}
+        user = users.get(draft.recipient or 0)
+        channels = _channels(user, draft) if only is None and user else {only}
         if user is None or not channels:
             continue
         notice = _notice(draft, user, in_inbox=Channel.INBOX in channels or only is not None)
@@ -75,8 +77,14 @@ def write_notices(drafts: Sequence[NoticeDraft], only: Channel | None = None) ->
         due = {channel: _due_at(channel, draft.kind, user, now) for channel in channels if channel}
         deliveries += [
             NoticeDelivery(notice=notice, channel=channel.value, due_at=due[channel])
-            for channel in DELIVERED_CHANNELS
-            if channel in due
+            for channel in sorted(MAIL_CHANNELS & due.keys())
+        ]
+        deliveries += [
+            NoticeDelivery(
+                notice=notice, channel=hook.channel, due_at=due[Channel(hook.channel)], webhook=hook
+            )
+            for hook in user.notice_webhooks.all()
+            if hook.channel in due
         ]
         on_desktop = Channel.DESKTOP in channels and _due_at(Channel.EMAIL, draft.kind, user, now) == now
         frame = {
@@ -86,6 +94,11 @@ def write_notices(drafts: Sequence[NoticeDraft], only: Channel | None = None) ->
             "message": notice.message,
         }
         news.append((f"inbox.{user.public_id}", frame | {"desktop": on_desktop}))
+    for notice, hooks in _webhook_notices(drafts):
+        notices.append(notice)
+        deliveries += [
+            NoticeDelivery(notice=notice, channel=hook.channel, due_at=now, webhook=hook) for hook in hooks
+        ]
     Notice.objects.bulk_create(notices)
     NoticeDelivery.objects.bulk_create(deliveries)
     publish_all_on_commit(news)
@@ -102,6 +115,24 @@ def notify_job_owner(
         write_notices([NoticeDraft(kind, recipient or job.owner_id, title, message, job=job)])
 
 
+def set_up_webhooks(owner: User | Project | None) -> QuerySet[NoticeWebhook]:
+    """Return the webhooks of a user, a project, or the cluster (None), without browsers."""
+    rows = NoticeWebhook.objects.exclude(channel=Channel.PUSH.value)
+    if isinstance(owner, User):
+        return rows.filter(user=owner)
+    return rows.filter(user=None, project=owner)
+
+
+def write_test(hook: NoticeWebhook, title: str, message: str) -> Notice:
+    """Write a test for a webhook of a project or the cluster."""
+    draft = NoticeDraft(NoticeKind.TEST, None, title, message, project=hook.project)
+    notice = _notice(draft, None, in_inbox=False)
+    notice.save()
+    NoticeDelivery.objects.create(notice=notice, channel=hook.channel, due_at=timezone.now(), webhook=hook)
+    enqueue_task("scheduler.deliver_notices", [], "nodes")
+    return notice
+
+
 def notify_users_of_nodes(
     nodes: Sequence[Node], title: str, message: str, times: Mapping[str, dt.datetime] | None = None
 ) -> None:
@@ -111,15 +142,14 @@ def notify_users_of_nodes(
     node = nodes[0] if len(nodes) == 1 else None
     kind = NoticeKind.NODE_MAINTENANCE
     write_notices(
-        [NoticeDraft(kind, owner, title, message, node=node, times=times or {}) for owner in owners]
+        [NoticeDraft(kind, owner, title, message, node=node, times=times or {}) for owner in (*owners, None)]
     )
 
 
 def recipients() -> QuerySet[Any]:
     """Return the active users with their preferences, and with the channels of their webhooks."""
-    hooks = NoticeWebhook.objects.filter(user=OuterRef("pk")).values("channel")
     rows = User.objects.filter(is_active=True).select_related("notice_preferences")
-    return rows.annotate(webhook_channels=ArraySubquery(hooks))
+    return rows.prefetch_related("notice_webhooks")
 
 
 def preferences_of(user: User) -> NoticePreferences:
@@ -134,13 +164,38 @@ def can_mail(user: User) -> bool:
 
 def available_channels(user: Any) -> set[Channel]:
     """Return the channels that work for a row of ``recipients``."""
-    channels = {Channel.INBOX, Channel.DESKTOP} | {Channel(name) for name in user.webhook_channels}
+    channels = {Channel.INBOX, Channel.DESKTOP} | {
+        Channel(hook.channel) for hook in user.notice_webhooks.all()
+    }
     return channels | MAIL_CHANNELS if can_mail(user) else channels
 
 
-def _channels(user: User, kind: NoticeKind) -> set[Channel]:
-    chosen = preferences_of(user).channels.get(kind.value)
-    return subscribed_channels(kind, chosen) & available_channels(user)
+def _channels(user: User, draft: NoticeDraft) -> set[Channel]:
+    chosen = preferences_of(user).channels.get(draft.kind.value)
+    notify = draft.job.notify if draft.job and draft.kind in JOB_EVENTS else ()
+    return job_channels(draft.kind, chosen, notify) & available_channels(user)
+
+
+def _webhook_notices(drafts: Sequence[NoticeDraft]) -> Iterator[tuple[Notice, list[NoticeWebhook]]]:
+    """Return a notice of each event that webhooks of the project, of one above it, or of the cluster get."""
+    hooks = list(NoticeWebhook.objects.filter(user=None, events__has_any_keys=[d.kind.value for d in drafts]))
+    if not hooks:
+        return
+    parents: dict[int, int | None] = {}
+    if any(hook.project_id for hook in hooks):
+        parents = dict(Project.objects.values_list("id", "parent_id"))
+    seen = set()
+    for draft in drafts:
+        subject = (draft.kind, draft.title, draft.job and draft.job.pk, draft.project and draft.project.pk)
+        if subject in seen:  # to another user
+            continue
+        seen.add(subject)
+        direct = draft.project.pk if draft.project else None
+        project: int | None = draft.job.project_id if draft.job else direct
+        line = {None, *path_to_root(project, parents.get)}
+        mine = [hook for hook in hooks if draft.kind in hook.events and hook.project_id in line]
+        if mine:
+            yield _notice(draft, None, in_inbox=False), mine
 
 
 def _due_at(channel: Channel, kind: NoticeKind, user: User, now: dt.datetime) -> dt.datetime:
@@ -153,10 +208,11 @@ def _due_at(channel: Channel, kind: NoticeKind, user: User, now: dt.datetime) ->
     return delivery_time(channel, urgent, local_now, quiet, preferences.digest_at).astimezone(dt.UTC)
 
 
-def _notice(draft: NoticeDraft, user: User, *, in_inbox: bool) -> Notice:
+def _notice(draft: NoticeDraft, user: User | None, *, in_inbox: bool) -> Notice:
     title, message = draft.title, draft.message
     for name, at in draft.times.items():
-        text = f"{at.astimezone(zoneinfo.ZoneInfo(user.timezone)):%d %b %H:%M}"
+        zone = zoneinfo.ZoneInfo(user.timezone) if user else dt.UTC
+        text = f"{at.astimezone(zone):%d %b %H:%M}{'' if user else ' UTC'}"
         title, message = title.replace(f"{{{name}}}", text), message.replace(f"{{{name}}}", text)
     return Notice(
         recipient=user,

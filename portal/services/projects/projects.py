@@ -231,7 +231,8 @@ def notify_of_quota(
     title, kind = f"Quota of {project.name} in {quota.pool.name} changed", NoticeKind.QUOTA_CHANGED
     members = Membership.objects.filter(project=project).exclude(user=actor).values_list("user_id", flat=True)
     drafts = [
-        NoticeDraft(kind, member, title, message, project=project, times=times or {}) for member in members
+        NoticeDraft(kind, member, title, message, project=project, times=times or {})
+        for member in (*members, None)
     ]
     write_notices(drafts)
 

@@ -40,10 +40,16 @@ def simulate_quota_effect(edits: Sequence[QuotaEdit]) -> dict[str, Any] | None:
 
     Must not run in a transaction. Raise InvalidRequest for values that could not be saved.
     """
+    return query_quota_effect(engine_quotas(edits)) if edits else None
+
+
+def engine_quotas(edits: Sequence[QuotaEdit]) -> list[dict[str, Any]]:
+    """Return the quotas as the scheduler reads them, with the additions in force.
+
+    Raise InvalidRequest for values that could not be saved.
+    """
     for edit in edits:
         validate_quota(edit.values)
-    if not edits:
-        return None
     wanted = Q()
     for edit in edits:
         wanted |= Q(project=edit.project, pool=edit.pool)
@@ -51,13 +57,11 @@ def simulate_quota_effect(edits: Sequence[QuotaEdit]) -> dict[str, Any] | None:
         (row.project_id, row.pool_id): row.extra_milli
         for row in with_effective_quota(Quota.objects.filter(wanted))
     }
-    return query_quota_effect(
-        [
-            {
-                "project": edit.project.public_id,
-                "pool": edit.pool.public_id,
-                **asdict(add_milli(edit.values, extra.get((edit.project.pk, edit.pool.pk), 0))),
-            }
-            for edit in edits
-        ]
-    )
+    return [
+        {
+            "project": edit.project.public_id,
+            "pool": edit.pool.public_id,
+            **asdict(add_milli(edit.values, extra.get((edit.project.pk, edit.pool.pk), 0))),
+        }
+        for edit in edits
+    ]

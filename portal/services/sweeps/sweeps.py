@@ -61,8 +61,6 @@ def check_sweep(
         wrong["name"] = f"The name of a sweep has at most {MAX_NAME_LENGTH} characters."
     if request.dependencies:
         wrong["dependencies"] = "The trials of a sweep cannot have dependencies."
-    if request.roles:
-        wrong["roles"] = "The trials of a sweep have equal tasks, without roles."
     if request.held:
         wrong["held"] = "Trials cannot be held; pause the sweep."
     if not wrong and request.template and request.template.parameters:
@@ -72,7 +70,8 @@ def check_sweep(
     if not wrong:
         names = points[0] if points else parameters
         use = {"reads_environment": spec.reads_environment}
-        if fault := parameter_use_error(request.command, request.env.values(), names, **use):
+        command = [word for role in request.roles for word in role.command] or request.command
+        if fault := parameter_use_error(command, request.env.values(), names, **use):
             wrong["parameters"] = fault
     if wrong:
         raise InvalidRequest(fields=wrong)

@@ -45,6 +45,7 @@ def trial_request(
         base,
         name=f"{base.name}-{number}",
         command=fill_command(base.command, parameters),
+        roles=[replace(role, command=fill_command(role.command, parameters)) for role in base.roles],
         env={**base.env, **trial_variables(number, parameters, max_steps)},
         parameters={**base.parameters, **parameters} if base.template else {},
         resume_from=checkpoint.public_id if checkpoint else base.resume_from,

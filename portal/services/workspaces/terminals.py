@@ -12,7 +12,7 @@ from django.db.models.functions import Now
 from portal.access import Permission, require_permission
 from portal.domain.states import AttemptState, DesiredState
 from portal.errors import Conflict
-from portal.models import Job, Node, Task, Terminal, User
+from portal.models import ApiToken, Job, Node, Task, Terminal, User
 from portal.models.public_id import new_public_id
 from portal.outbox import notify_node
 from portal.selectors.lookup import get_first
@@ -38,14 +38,24 @@ IS_OPEN = Q(closed_at__isnull=True, error="") & (
 # -- requested by web ------------------------------------------------------------------------------
 
 
-def do_open_terminal(user: User, job: Job, rank: int, session_key: str, *, cols: int, rows: int) -> Terminal:
+def do_open_terminal(
+    user: User,
+    job: Job,
+    rank: int,
+    session_key: str,
+    *,
+    cols: int = 80,
+    rows: int = 24,
+    token: ApiToken | None = None,
+) -> Terminal:
     """Request a terminal from the task's node; it listens once the row has a port.
 
-    Raise NotFound or Forbidden for other users, Conflict without such a running task.
+    It belongs to a portal session; with a token, it is the node's side of an SSH connection. Raise NotFound or
+    Forbidden for other users, Conflict without such a running task.
     """
     require_permission(user, Permission.ENTER, job)
     task = running_task(job, rank)
-    if not session_key:
+    if not session_key and token is None:
         raise Conflict("Sign in again, then open it.", code="session_ended")
     if Terminal.objects.filter(IS_OPEN, user=user).count() >= MAX_TERMINALS_PER_USER:
         message = f"You have {MAX_TERMINALS_PER_USER} open terminals. Close one first."
@@ -56,13 +66,15 @@ def do_open_terminal(user: User, job: Job, rank: int, session_key: str, *, cols:
             public_id=name,
             task=task,
             user=user,
-            session_key=session_id(session_key),
+            session_key=session_id(session_key) if token is None else "",
+            token=token,
             secret=encrypt(secrets.token_urlsafe(32), _encryption_context(name)),
             cols=min(max(cols, TERMINAL_SIZE.start), TERMINAL_SIZE.stop - 1),
             rows=min(max(rows, TERMINAL_SIZE.start), TERMINAL_SIZE.stop - 1),
         )
         after = {"terminal": name, "rank": rank, "node": task.node.name}
-        record_action(user, "terminal.open", job, after=after)
+        after |= {} if token is None else {"token": token.name}
+        record_action(user, f"{_audit_name(terminal)}.open", job, after=after)
         notify_node(task.node.public_id, OPEN_TERMINAL_HINT)
     return terminal
 
@@ -154,7 +166,11 @@ def _close(rows: QuerySet[Terminal], reason: str) -> None:
             seconds = round((until - since).total_seconds()) if until else 0
             after = {"terminal": terminal.public_id, "rank": terminal.task.rank, "seconds": seconds}
             job = terminal.task.attempt.job
-            record_action(terminal.user, "terminal.close", job, after=after, reason=reason)
+            record_action(terminal.user, f"{_audit_name(terminal)}.close", job, after=after, reason=reason)
+
+
+def _audit_name(terminal: Terminal) -> str:
+    return "terminal" if terminal.token_id is None else "ssh"
 
 
 def _encryption_context(public_id: str) -> EncryptionContext:

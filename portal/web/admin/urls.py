@@ -6,7 +6,7 @@ from django.urls import path
 
 from portal.web.admin import audit
 from portal.web.admin.nodes import alerts, node_operations, nodes, recovery, topologies
-from portal.web.admin.projects import projects, quotas, users
+from portal.web.admin.projects import projects, quotas, users, webhooks
 from portal.web.admin.resources import announcements, environments, failure_rules, registries, volumes
 from portal.web.admin.scheduling import policy, reservations, scheduler
 
@@ -14,6 +14,8 @@ urlpatterns = [
     path("quotas/", quotas.quotas, name="quotas"),
     path("quotas/save/", quotas.save_quotas, name="save-quotas"),
     path("quotas/effect/", quotas.simulate_quotas, name="quota-effect"),
+    path("quotas/replay/", quotas.replay_quotas, name="replay-quotas"),
+    path("quotas/replays/<slug:public_id>/", quotas.quota_replay, name="quota-replay"),
     path("quotas/add/", quotas.add_quota, name="add-quota"),
     path("quotas/additions/<slug:public_id>/end/", quotas.end_addition, name="end-quota-addition"),
     path("quotas/undo/<int:change_id>/", quotas.undo_quota_change, name="undo-quota"),
@@ -26,6 +28,8 @@ urlpatterns = [
     path("projects/<slug:public_id>/idle/", projects.save_idle, name="save-project-idle"),
     path("projects/<slug:public_id>/members/", projects.set_member, name="set-member"),
     path("projects/<slug:public_id>/invite/", projects.invite_into, name="invite-into"),
+    path("projects/<slug:public_id>/webhooks/", webhooks.project_webhooks, name="project-webhooks"),
+    path("webhooks/", webhooks.cluster_webhooks, name="cluster-webhooks"),
     path("users/", users.user_list, name="users"),
     path("users/invite/", users.invite, name="invite"),
     path("users/<slug:public_id>/change/", users.change_user, name="change-user"),

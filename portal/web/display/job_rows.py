@@ -19,7 +19,7 @@ from portal.domain.states import (
     JobKind,
     JobState,
 )
-from portal.models import Attempt, Gpu, Job, JobVerdict, Task, User, WorkspaceActivity
+from portal.models import Attempt, AttemptActivity, Gpu, Job, JobVerdict, Task, User
 from portal.selectors.jobs.idle import attempt_activity
 from portal.selectors.jobs.time_limits import ends_at
 from portal.web.display.formatting import NBSP, duration, gpu_amount, memory, plural, short_gpu_model
@@ -99,7 +99,7 @@ class JobRow:
         return self.may_control and runs and not self.suspended and not self.job.is_placeholder
 
     @property
-    def idle(self) -> WorkspaceActivity | None:
+    def idle(self) -> AttemptActivity | None:
         """Its idle countdown, once users are notified of it."""
         found = attempt_activity(self.attempt) if self.attempt and not self.stopping else None
         return found if found and found.idle_notified_at else None

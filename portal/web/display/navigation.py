@@ -62,6 +62,7 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
                 "job-help",
                 "job-rerun",
                 "job-notebooks",
+                "job-save-environment",
                 "job-shares",
                 "job-switch",
                 "job-change",
@@ -178,7 +179,7 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
             "project",
             "p",
             help="jobs#rights-of-the-owner",
-            active_views=("project", "add-project", "set-member", "invite-into"),
+            active_views=("project", "add-project", "set-member", "invite-into", "project-webhooks"),
         ),
         NavItem(
             "Requests",
@@ -188,7 +189,14 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
             help="requests",
             active_views=("make-request", "revoke-exemption"),
         ),
-        NavItem("Scheduling policy", "policy", "gear", "k", help="policy", active_views=("save-policy",)),
+        NavItem(
+            "Scheduling policy",
+            "policy",
+            "gear",
+            "k",
+            help="policy",
+            active_views=("save-policy", "cluster-webhooks"),
+        ),
         NavItem(
             "Users",
             "users",

@@ -118,6 +118,7 @@ def _list_context(request: HttpRequest, project: Project, search: str) -> dict[s
         "rows": [run_row(run, params, metrics, numbers.get(run.id, 0)) for run in found.runs],
         "older": f"?{older.urlencode()}" if found.next_token else "",
         "compared": [run_row(run, params, metrics, number) for number, run in enumerate(runs, start=1)],
+        "compared_jobs": list(dict.fromkeys(run.job for run in runs if run.job)),
         "differences": parameter_differences(runs),
         "chart_query": _chart_query(project, runs),
         "parallel": build_parallel_coordinates(found.runs, numbers, metrics) if runs else None,

@@ -14,6 +14,7 @@ from portal.errors import InvalidRequest
 from portal.models import User, UserRequest
 from portal.selectors.jobs.idle import get_exemption
 from portal.selectors.jobs.jobs import get_job
+from portal.services.jobs.idle import do_exempt_from_idle, do_revoke_exemption, do_snooze
 from portal.services.jobs.queue_order import MOVES, do_move_job
 from portal.services.jobs.retries import do_retry_with_fix
 from portal.services.jobs.signals import do_send_signal
@@ -26,7 +27,6 @@ from portal.services.jobs.submission import (
 )
 from portal.services.jobs.time_limits import do_request_extension
 from portal.services.workspaces import access
-from portal.services.workspaces.idle import do_exempt_from_idle, do_revoke_exemption, do_snooze
 from portal.web.display.formatting import duration
 from portal.web.parsing import parse_duration_s
 from portal.web.views import action, refusals_as_messages

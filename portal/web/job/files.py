@@ -1,29 +1,35 @@
-"""The files of a job on its node: directories, previews and downloads; read only."""
+"""The files of a job on its node: directories, previews, downloads, uploads and deletions."""
 
 from __future__ import annotations
 
 import datetime as dt
 from typing import Any
 
+from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
-from django.shortcuts import render
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.utils.http import urlencode
 
-from agents.node.storage.files import MAX_PAGE
-from portal.access import AccessPolicy, Permission, require_permission
+from agents.node.storage.files import DELETE, MAKE, MAX_PAGE, encode_path
+from portal.access import AccessPolicy, Permission, can, require_permission
 from portal.artifact_download import attachment_name
-from portal.errors import FairwayError, InvalidRequest
+from portal.errors import Conflict, FairwayError, InvalidRequest
 from portal.file_download import ARCHIVE_TYPE, FILE_TYPE, FileResponse
 from portal.models import Job, User
 from portal.selectors.jobs.jobs import get_job
 from portal.services.jobs.files import (
     LIMIT_TEXT,
     MAX_PREVIEW_BYTES,
+    do_change_files,
+    do_write_file,
     file_roots,
     open_download,
     read_directory,
     read_preview,
     split_path,
+    upload_limit_text,
 )
 from portal.web.display.formatting import parse_whole_number
 from portal.web.job.file_preview import (
@@ -35,7 +41,7 @@ from portal.web.job.file_preview import (
     is_notebook,
 )
 from portal.web.job.overview import job_page_context
-from portal.web.views import page
+from portal.web.views import action, page, refusals_as_messages
 
 
 @page(AccessPolicy.SIGNED_IN)
@@ -77,6 +83,53 @@ def image(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     return HttpResponse(data, content_type=kind, headers=headers)
 
 
+@action(AccessPolicy.SIGNED_IN)
+def upload(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    """Write the posted files into a directory; those before one that is refused stay."""
+    found, (path, rank) = get_job(user, public_id), _posted_place(request)
+    overwrite = request.POST.get("overwrite") == "on"
+    with refusals_as_messages(request):
+        require_permission(user, Permission.CONTROL, found)
+        if not (given := request.FILES.getlist("files")):
+            raise InvalidRequest("Choose a file.")
+        for each in given:
+            name = encode_path((each.name or "").encode())
+            try:
+                do_write_file(user, found, f"{path}/{name}", each, rank=rank, overwrite=overwrite)
+            except Conflict as refusal:
+                if refusal.code != "file_exists":
+                    raise
+                hint = "To replace it, choose it again and select Replace files of the same name."
+                raise Conflict(f"{name} exists already. {hint}") from refusal
+            messages.success(request, f"{name} is uploaded.")
+    return _directory(public_id, path, rank)
+
+
+@action(AccessPolicy.SIGNED_IN)
+def change_files(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    """Create a directory, or delete an entry: ``name`` in ``path``."""
+    found, (path, rank) = get_job(user, public_id), _posted_place(request)
+    name, verb = request.POST.get("name", ""), request.POST.get("act", "")
+    with refusals_as_messages(request):
+        require_permission(user, Permission.CONTROL, found)
+        if verb not in (MAKE, DELETE) or not name:
+            raise InvalidRequest("Enter a name.")
+        name = encode_path(name.encode()) if verb == MAKE else name
+        do_change_files(user, found, f"{path}/{name}", verb, rank=rank)
+        messages.success(request, f"{name} is {'created' if verb == MAKE else 'deleted'}.")
+    return _directory(public_id, path, rank)
+
+
+def _posted_place(request: HttpRequest) -> tuple[str, int]:
+    return request.POST.get("path", "").rstrip("/"), parse_whole_number(request.POST.get("rank", "")) or 0
+
+
+def _directory(public_id: str, path: str, rank: int) -> HttpResponse:
+    return redirect(
+        f"{reverse('job-files', args=[public_id])}?{urlencode([('rank', str(rank)), ('path', path)])}"
+    )
+
+
 def _readable_job(request: HttpRequest, user: User, public_id: str) -> tuple[Job, dict[str, Any]]:
     """Return the job, and which of its files the query names. Raise Forbidden or NotFound."""
     found = get_job(user, public_id)
@@ -87,7 +140,7 @@ def _readable_job(request: HttpRequest, user: User, public_id: str) -> tuple[Job
         "rank": parse_whole_number(request.GET.get("rank", "")) or 0,
         "offset": parse_whole_number(request.GET.get("offset", "")) or 0,
         "roots": file_roots(user, found),
-        "limits": LIMIT_TEXT,
+        "limits": f"{LIMIT_TEXT} {upload_limit_text()}",
     }
 
 
@@ -98,6 +151,7 @@ def _read(user: User, found: Job, place: dict[str, Any]) -> dict[str, Any]:
     parts = rest.split("/") if rest else []
     crumbs = [(part, "/".join([root.target, *parts[:number]])) for number, part in enumerate(parts, 1)]
     shown: dict[str, Any] = {"root": root, "crumbs": crumbs, "listed": listed}
+    shown["may_change"] = not (root.read_only or listed.is_file) and can(user, Permission.CONTROL, found)
     if not listed.is_file:
         rows = [
             (each, f"{path}/{each.name}", dt.datetime.fromtimestamp(each.saved_s, dt.UTC))

@@ -44,7 +44,7 @@ def node_series(request: HttpRequest, user: User, public_id: str) -> JsonRespons
     minutes = read_node_series(user, find_row(visible_nodes(user), public_id=public_id))
     names = {gpu.uuid: f"GPU {gpu.index}" for gpu in minutes.gpus}
     lines = {"gpu": {names[gpu.uuid]: gpu.utilisation_percent for gpu in minutes.gpus}}
-    return JsonResponse({"at": minutes.minutes_s, "gpus": names, "lines": lines})
+    return JsonResponse({"at": minutes.times_s, "gpus": names, "lines": lines})
 
 
 def chart_data(job: Job, minutes: MetricSeries) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def chart_data(job: Job, minutes: MetricSeries) -> dict[str, Any]:
     names = {gpu.uuid: f"{nodes.get(gpu.node, gpu.node)} GPU {gpu.index}" for gpu in minutes.gpus}
     memory = Gpu.objects.filter(uuid__in=names).values_list("memory_mib", flat=True)
     return {
-        "at": minutes.minutes_s,
+        "at": minutes.times_s,
         "gpus": names,
         "labels": {task.rank: job.task_label(task.rank) for task in minutes.tasks},
         "lines": {

@@ -44,7 +44,7 @@ from portal.selectors.jobs.jobs import (
     visible_related_jobs,
 )
 from portal.selectors.jobs.phases import attempt_phases, pending_phases
-from portal.selectors.jobs.progress import attempt_progress, compare_job_layouts, measure_scaling
+from portal.selectors.jobs.progress import attempt_progress, compare_job_layouts, measure_program
 from portal.selectors.jobs.reruns import rerun_relations
 from portal.selectors.jobs.time_limits import extension_allowance_s, job_extensions, warning_lead_s
 from portal.selectors.nodes.cluster_overview import GpuSquare, build_square
@@ -118,7 +118,7 @@ def overview_context(user: User, found: Job) -> dict[str, Any]:
     visible = visible_related_jobs(user, attempts[:1], preempted_jobs, chain)
     events = list(job_events(found).order_by("-id")[:TIMELINE_EVENTS])
     idle = idle_status(found, last)
-    scaling = measure_scaling(found)
+    measured = measure_program(found)
     waits_for = verdict if found.state == JobState.PENDING and not found.held else None
     return context | {
         "phases": job_phases(row, last),
@@ -136,15 +136,16 @@ def overview_context(user: User, found: Job) -> dict[str, Any]:
         "failure": build_failure_summary(found, last, identified_failure(user, found, last)),
         "limit": job_time_limit(user, row, last),
         "idle": idle,
-        "idle_rule": idle_rule_text(idle.settings_sheet) if idle else None,
+        "idle_rule": idle_rule_text(idle.settings_sheet, idle.kind) if idle else None,
         "may_revoke": bool(idle and idle.exemption) and can(user, Permission.MANAGE, found.project),
         "progress": attempt_progress(last) if last else None,
         "stalled_at": stalled_since(last) if last else None,
         "service": service_of_job(user, found) if found.kind == JobKind.SERVICE.value else None,
         "notebook": find_notebook_run(user, found),
         "layouts": compare_job_layouts(found),
-        "scaling": scaling,
-        "scale_point": point_of(scaling, found.total_gpus),
+        "scaling": measured.points,
+        "scale_point": point_of(measured.points, found.total_gpus),
+        "launcher_rates": measured.launchers,
         "task_rows": task_rows(last),
         "events": dedupe_events(events),
         "default_log_task": _default_log_task(last),

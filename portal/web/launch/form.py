@@ -31,9 +31,10 @@ from portal.domain.template_parameters import (
     read_template_parameters,
     shell_error,
 )
-from portal.errors import InvalidRequest
+from portal.errors import FairwayError, InvalidRequest
 from portal.models import Environment, Gpu, Job, NodePool, Project, Template, Topology, User
 from portal.selectors.templates import list_templates
+from portal.services.jobs.code_archives import do_store_archive
 from portal.services.jobs.dependencies import unknown_job_message
 from portal.services.jobs.submission import JobRequest
 from portal.services.jobs.templates import check_template_version
@@ -191,6 +192,12 @@ class LaunchForm(DataForm):
         help_text="Separated by spaces. The id is in the URL of a job.",
     )  # fmt: skip
 
+    code_upload = forms.FileField(
+        label="Upload an archive", required=False, allow_empty_file=True,
+        widget=forms.ClearableFileInput({"class": "form-control", "accept": ".zip,.tar,.tar.gz,.tgz"}),
+        help_text="A zip, tar or tar.gz archive with files and folders. It is stored for the project.",
+    )  # fmt: skip
+
     sweep_parameters = forms.CharField(
         label="Parameters", max_length=65536, required=False,
         widget=text_area(4, spellcheck="false", placeholder="lr = 1e-5..1e-3 log"),
@@ -205,8 +212,10 @@ class LaunchForm(DataForm):
         help_text="Of the registry of the project. Without a command, MLflow serves it.",
     )  # fmt: skip
 
-    def __init__(self, user: User, data: Any = None, *, initial: dict[str, Any] | None = None) -> None:
-        super().__init__(data, initial=initial, label_suffix="")
+    def __init__(
+        self, user: User, data: Any = None, files: Any = None, *, initial: dict[str, Any] | None = None
+    ) -> None:
+        super().__init__(data, files, initial=initial, label_suffix="")
         self.fields |= build_spec_fields(self.request_type) | build_launcher_fields()
         self.fields |= build_spec_fields(SweepSpec)
         self.fields["searcher"] = forms.ChoiceField(
@@ -274,7 +283,7 @@ class LaunchForm(DataForm):
     @property
     def opens_code(self) -> bool:
         """True if the folded section has a repository or an error."""
-        return any(field.value() or field.errors for field in self.code_fields)
+        return any(field.value() or field.errors for field in (*self.code_fields, self["code_upload"]))
 
     @property
     def limit_fields(self) -> list[forms.BoundField]:
@@ -388,6 +397,7 @@ class LaunchForm(DataForm):
         trains = data.get("kind") == JobKind.TRAINING.value
         self._clean_sweep(data)
         self._clean_template(data)
+        self._store_code(data)
         data["topology_constraint"] = near if len(topologies) == 1 and trains else None
         data["roles"] = []
         if self.roles.is_bound and trains:
@@ -397,6 +407,21 @@ class LaunchForm(DataForm):
                 self.add_error(None, self.roles.first_error())
         self._fill_parameters(data)
         return data
+
+    def _store_code(self, data: dict[str, Any]) -> None:
+        """Store an uploaded archive, and show its hash in the form; it need not be uploaded again."""
+        uploaded, project = data.get("code_upload"), data.get("project")
+        if not uploaded or project is None or data.get("kind") == JobKind.WORKSPACE.value:
+            return
+        try:
+            data["code_archive"] = do_store_archive(self.user, project, uploaded).sha256
+        except FairwayError as refusal:
+            fields = refusal.fields if isinstance(refusal, InvalidRequest) else {}
+            self.add_error("code_upload", " ".join(fields.values()) or refusal.message)
+            return
+        shown: Any = self.data
+        self.data = shown.copy()
+        self.data["code_archive"] = data["code_archive"]  # type: ignore[index]
 
     def _clean_template(self, data: dict[str, Any]) -> None:
         """Check the version of the template, and read the values of its parameters, without those of a sweep."""
@@ -533,8 +558,10 @@ class LaunchForm(DataForm):
         if values["gpus_per_task"] != 1 or values["mig_profile"]:
             values["milli_per_gpu"] = WHOLE_MILLI
         if values["kind"] != JobKind.TRAINING.value:
-            kept = ("kind", "command") if values["kind"] == JobKind.SERVICE.value else ("kind",)
             rules = job_fields(self.request_type).values()
+            kept = {"kind"}
+            if values["kind"] == JobKind.SERVICE.value:
+                kept |= {"command"} | {rule.name for rule in rules if rule.section == "code"}
             values |= {rule.name: rule.default for rule in rules if rule.jobs_only and rule.name not in kept}
             if not values["command"] and values["kind"] == JobKind.SERVICE.value and data["model_name"]:
                 values["command"] = mlflow_command(data["model_name"], data["model_version"])

@@ -203,7 +203,9 @@ def _preview_from_free_gpus(request: JobRequest, strips: list[GpuModelSummary]) 
         return LaunchPreview("unknown", "Needs no GPU", "It starts when a node has the CPU and memory free.")
     fitting = [strip for strip in strips if accepts_gpu_model(request.gpu_model, strip.model)]
     space = max((strip.largest_free for strip in fitting), default=0)
-    free = sum(strip.free for strip in fitting)
+    one_model = request.tasks > 1 and not (request.allow_mixed_gpus or request.min_tasks)
+    by_model = [strip.free for strip in fitting]
+    free = max(by_model, default=0) if one_model else sum(by_model)
     if space >= request.gpus_per_task and free >= needed:
         fits = "fits" if total <= 1000 else "fit"
         message = f"{gpu_words(total)} {fits} on the free GPUs; the next cycle decides."

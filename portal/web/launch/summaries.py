@@ -18,7 +18,9 @@ def step_summaries(request: JobRequest) -> dict[str, str]:
     limit = f"time limit {duration(request.time_limit_s)}" if request.time_limit_s else "no time limit"
     attempts = plural(request.max_attempts, "attempt")
     return {
-        "environment": _join(request.environment.title, launcher, command, request.code_repository),
+        "environment": _join(
+            request.environment.title, launcher, command, request.code_repository, request.code_path
+        ),
         "data": _join("your home", volumes, secrets),
         "limits": _join(
             limit,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from portal.access import (
 from portal.domain.feasibility import accepts_gpu_model
 from portal.domain.formatting import format_gpu_models
 from portal.domain.job_spec import JobSpec, job_fields, placement_fields
+from portal.domain.kubernetes import NotExportable
 from portal.domain.project_tree import path_to_root
 from portal.domain.scaling import cheaper_size, point_of
 from portal.domain.services import ServiceSpec
@@ -32,7 +34,7 @@ from portal.errors import FairwayError, InvalidRequest, Unsatisfiable
 from portal.models import Environment, Job, NodePool, Schedule, Service, Sweep, User
 from portal.selectors.environments import LaunchableEnvironment, launchable_environments
 from portal.selectors.jobs.jobs import get_job
-from portal.selectors.jobs.progress import measure_scaling
+from portal.selectors.jobs.progress import MeasuredProgram, measure_program
 from portal.selectors.nodes import cluster_overview
 from portal.selectors.nodes.cluster_overview import GpuModelSummary
 from portal.selectors.nodes.resources_per_gpu import (
@@ -45,7 +47,14 @@ from portal.selectors.services import get_service
 from portal.selectors.templates import gallery_templates, list_templates
 from portal.selectors.volumes import list_volumes
 from portal.services.jobs.gang_rules import gang_network_text
-from portal.services.jobs.job_document import JOBS_PATH, command_line, curl_command, request_body, to_yaml
+from portal.services.jobs.job_document import (
+    JOBS_PATH,
+    command_line,
+    curl_command,
+    kubernetes_yaml,
+    request_body,
+    to_yaml,
+)
 from portal.services.jobs.launching import preview_ranks
 from portal.services.jobs.right_size import right_size_advice
 from portal.services.jobs.submission import JobRequest, do_submit_job, validate_request
@@ -122,7 +131,7 @@ def launch(request: HttpRequest, user: User) -> HttpResponse:
         context = _context(user, form, shown, shares)
         context |= {"last_launch": last, "opens_schedule": "repeat" in request.GET}
         return render(request, "launch/page.html", context)
-    form = LaunchForm(user, request.POST)
+    form = LaunchForm(user, request.POST, request.FILES)
     refusal: LaunchPreview | None = None
     if form.is_valid():
         try:
@@ -270,7 +279,8 @@ def _environment_choices(user: User) -> list[EnvironmentChoice]:
     shown = []
     for offer in launchable_environments(user):
         allowed = [project for project, line in lines.items() if offer.is_offered_to(line)]
-        if offer.environment.enabled and (allowed or not offer.projects):
+        usable = offer.environment.enabled and offer.environment.owner_id in (None, user.pk)
+        if usable and (allowed or not offer.projects):
             shown.append(EnvironmentChoice(offer, allowed if offer.projects else None))
     return shown
 
@@ -308,7 +318,7 @@ def _preview_context(user: User, form: LaunchForm, *, ask: bool = False) -> dict
         ]
         message = " ".join(said) or "Fill in the missing fields."
         found = LaunchPreview("wrong", "Not ready yet", message, field_errors=wrong)
-    scaling = measure_scaling(request) if request and found.kind != "wrong" else []
+    measured = measure_program(request) if request and found.kind != "wrong" else MeasuredProgram([], [])
     requested = request.total_milli if request else 0
     path, body = _example(request, form) if request else ("", {})
     model, count = str(value("gpu_model") or ""), str(value("gpus_per_task") or "")
@@ -317,8 +327,9 @@ def _preview_context(user: User, form: LaunchForm, *, ask: bool = False) -> dict
         "request_now": request,
         "advice": _advice(user, request, strips) if request and found.kind != "wrong" else None,
         "summaries": step_summaries(request) if request else {},
-        "scale_point": point_of(scaling, request.total_gpus) if request else None,
-        "cheaper": cheaper_size(scaling, request.total_gpus) if request else None,
+        "scale_point": point_of(measured.points, request.total_gpus) if request else None,
+        "cheaper": cheaper_size(measured.points, request.total_gpus) if request else None,
+        "launcher_rates": measured.launchers,
         "network": gang_network_text(request.tasks, elastic=request.is_elastic, pool=request.pool)
         if request
         else "",
@@ -333,7 +344,7 @@ def _preview_context(user: User, form: LaunchForm, *, ask: bool = False) -> dict
             for share in shares
             if _applies_to(share, request, strips)
         ],
-        "scripts": _scripts(path, body) if request else [],
+        "scripts": _scripts(request, path, body) if request else [],
         "is_job": path == JOBS_PATH,
         "portal_url": settings.PORTAL_URL,
         "ranks": preview_ranks(request, PREVIEW_RANKS) if request else [],
@@ -406,13 +417,16 @@ def _tightest_limit(share: QuotaUsage) -> int | None:
     return min((n for n in (share.limit_milli, share.user_limit_milli) if n is not None), default=None)
 
 
-def _scripts(path: str, body: dict[str, Any]) -> list[tuple[str, str, str]]:
+def _scripts(request: JobRequest, path: str, body: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Return key, label and text of each notation of a request."""
-    return [
+    found = [
         ("yaml", "YAML", to_yaml(body)),
         ("cli", "Command line", command_line(path, body)),
         ("rest", "REST", curl_command(path, body)),
     ]
+    with suppress(NotExportable):
+        found += [("kubernetes", "Kubernetes", kubernetes_yaml(request))] if path == JOBS_PATH else []
+    return found
 
 
 def _example(request: JobRequest, form: LaunchForm) -> tuple[str, dict[str, Any]]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from scheduler.core.actions.backfill import BackfillReservations, late_gangs
 from scheduler.core.actions.scheduling_session import SchedulingSession
 from scheduler.core.model.snapshot import HeldSlots, PoolId, RunningTask
-from scheduler.core.session.gang import Gang, GangTask, GangTaskState, total_demand
+from scheduler.core.session.gang import ACTIVE_STATES, Gang, GangTask, GangTaskState, total_demand
 from scheduler.core.session.gang_placement import GangPlacer, Statement
 from scheduler.core.session.job_queue import JobQueue
 from scheduler.core.session.pool import PoolState
@@ -95,11 +95,35 @@ class AllocateAction:
                 for task in tasks:
                     statement.evict(task)
                 closed = pool_state.is_quota_blocked(gang, total_demand(tasks))
-                if not closed and GangPlacer(statement, nominate=False).place(gang, tasks):
+                if not closed and (
+                    GangPlacer(statement, nominate=False).place(gang, tasks)
+                    or self._start_in_exchange(statement, gang, tasks)
+                ):
                     # nominated by an earlier plan
                     gang.pinned = bool(gang.pending_row and gang.pending_row.nominated_tasks)
                 else:
                     statement.rollback()
+
+    @staticmethod
+    def _start_in_exchange(statement: Statement, gang: Gang, tasks: Sequence[GangTask]) -> bool:
+        """Start tasks also on free slots that are nominated for ranks of elastic gangs, if these fit elsewhere."""
+        growing = [
+            (each, ranks)
+            for _, each in sorted(statement.pool_state.gangs.items())
+            if each is not gang and each.dirty and each.root.is_satisfied
+            if (ranks := [t for t in each.tasks if t.state is GangTaskState.NOMINATED and not t.held])
+            if len(ranks) < sum(task.state in ACTIVE_STATES for task in each.tasks)
+        ]
+        mark = statement.checkpoint()
+        for _, ranks in growing:
+            for task in ranks:
+                statement.evict(task)
+        if growing and GangPlacer(statement, nominate=False).place(gang, tasks):
+            nominate = GangPlacer(statement, nominate=True)
+            if all(nominate.place(each, [task]) for each, ranks in growing for task in ranks):
+                return True
+        statement.rollback(mark)
+        return False
 
     def reserve(self) -> None:
         """Reserve the earliest possible slots for gangs that have waited too long."""

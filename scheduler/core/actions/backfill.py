@@ -95,7 +95,11 @@ class ReservationPlanner:
         ``within`` lists sets of nodes, one of which must hold the whole gang.
         """
         nodes = self._placer.nodes
-        shapes = [shape] if within is None else [_restricted_to(shape, mask, nodes) for mask in within]
+        shapes = [
+            each if mask is None else _restricted_to(each, mask, nodes)
+            for each in self._placer.hardware.restricted_shapes(shape)
+            for mask in ([None] if within is None else within)
+        ]
         taken = [one for earlier in self.reservations for one in earlier.held]
         moment = self._first_release_time(taken, shapes, tasks)
         if moment is None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
 
 from scheduler.core.actions.backfill import BackfillReservations
+from scheduler.core.capacity.gang_hardware import GangHardware
 from scheduler.core.model.plan import EvictionReason
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.project_tree import ProjectTree
@@ -17,7 +18,7 @@ from scheduler.core.model.snapshot import JobId, PendingRow, PoolId, ProjectId, 
 from scheduler.core.model.validation import check_snapshot
 from scheduler.core.session.admin_reservations import AdminReservations
 from scheduler.core.session.cache import DecisionCache
-from scheduler.core.session.gang import Gang, GangTask, add_pending_tasks, build_pending_gang
+from scheduler.core.session.gang import Gang, GangTask, GangTaskState, add_pending_tasks, build_pending_gang
 from scheduler.core.session.job_queue import effective_submit_s
 from scheduler.core.session.pool import PoolState, projects_with_user_limits
 
@@ -136,6 +137,11 @@ class SchedulingSession:
         if runs_in is None:
             return build_pending_gang(row, self.tree.leaf_of[row.project], pool_state.smallest_gpu_mib)
         gang = pool_state.gangs[row.job]
+        if row.needs_same_gpus:
+            held = (
+                place for task in gang.tasks if task.state is GangTaskState.RUNNING for place in task.held
+            )
+            row = _join_hardware(row, pool_state.available.hardware.used_by(held))
         add_pending_tasks(gang, row, pool_state.smallest_gpu_mib)
         gang.mark_changed()
         self.pool_of[row.job] = runs_in
@@ -202,6 +208,15 @@ class SchedulingSession:
             return False
         self.steps_used += 1
         return True
+
+
+def _join_hardware(row: PendingRow, used: Set[GangHardware]) -> PendingRow:
+    """Return the row of ranks that join running ones on ``used``; a gang on mixed hardware stays mixed."""
+    if len(used) != 1:
+        return row
+    (hardware,) = used
+    avoid = (*row.avoid_nodes, *hardware.other_fabrics)
+    return replace(row, gpu_model=hardware.model or row.gpu_model, avoid_nodes=avoid)
 
 
 def _is_time_dependent(row: PendingRow) -> bool:

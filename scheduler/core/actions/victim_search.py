@@ -103,11 +103,17 @@ class VictimSearch:
             return self._search_with_rescheduling(request, statement)
         if not request.gang.homogeneous or self._candidates.has_surplus:
             return self._search_in_order(request, statement)
-        eviction_set = self._search_by_cost(request, statement)
-        if eviction_set is not None or self.truncated or not self._rejected_by_rules:
-            return eviction_set
-        statement.rollback()
-        return self._search_with_rescheduling(request, statement)
+        placer, rejected_by_rules = self._pool_state.idle_and_releasing, False
+        shapes = placer.hardware.restricted_shapes(request.wanted[0].shape)
+        for shape in sorted(
+            shapes, key=placer.fit_count, reverse=True
+        ):  # the hardware that misses least first
+            eviction_set = self._search_by_cost(request, shape, statement)
+            if eviction_set is not None or self.truncated:
+                return eviction_set
+            statement.rollback()
+            rejected_by_rules |= self._rejected_by_rules
+        return self._search_with_rescheduling(request, statement) if rejected_by_rules else None
 
     def _reschedules_victims(self, reason: EvictionReason) -> bool:
         return reason is EvictionReason.MIGRATED or self._policy.semantics.reschedules_victims
@@ -133,10 +139,11 @@ class VictimSearch:
                 return eviction_set
         return None
 
-    def _search_by_cost(self, request: SearchRequest, statement: Statement) -> EvictionSet | None:
-        """Evict node by node, where one more task of the gang costs the least lost work."""
+    def _search_by_cost(
+        self, request: SearchRequest, shape: TaskShape, statement: Statement
+    ) -> EvictionSet | None:
+        """Evict node by node, where one more task of the gang, of ``shape``, costs the least lost work."""
         pool_state, wanted, candidates = self._pool_state, request.wanted, request.candidates
-        shape = wanted[0].shape
         prices = self._costs_of(request, shape)
         self._rejected_by_rules = False
         steps: list[list[GangTask]] = []

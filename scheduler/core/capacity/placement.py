@@ -19,6 +19,7 @@ from scheduler.core.capacity.fragmentation import (
     Fragmentation,
     typical_mix,
 )
+from scheduler.core.capacity.gang_hardware import PoolHardware
 from scheduler.core.capacity.node_capacity import Bools, Ints, NodeCapacity, SharedGpuCapacity
 from scheduler.core.capacity.throughput import (
     UNKNOWN_LAYOUT,
@@ -74,6 +75,7 @@ class NodePlacer(NodeCapacity):
     ) -> None:
         super().__init__(nodes, empty=empty)
         self.strategy = strategy
+        self.hardware = PoolHardware(self.nodes, self.gpus)
         self.topologies = tuple(topologies)
         self._topology = None if strategy == "spread" else default_topology(self.topologies, self.nodes)
         self._islands = [
@@ -147,7 +149,12 @@ class NodePlacer(NodeCapacity):
         return self._current_scores(shape, measured).capacity
 
     def fit_count(self, shape: TaskShape) -> int:
-        """Return how many tasks of ``shape`` all nodes together could take now."""
+        """Return how many tasks of ``shape`` all nodes together could take now.
+
+        With ``same_gpus`` only nodes with one kind of hardware count, those that could take most.
+        """
+        if shape.same_gpus:
+            return max(map(self.fit_count, self.hardware.restricted_shapes(shape)))
         if shape.tenant is not None and shape.gpus == 1 and self._tenants.is_exclusive:
             return self._shared_capacity(shape._replace(tenant=None)).fit_count(
                 self._tenants.id_of(shape.tenant)

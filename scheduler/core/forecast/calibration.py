@@ -4,12 +4,13 @@ The residual of a wait ``w`` with simulated median ``m`` is ``log((w + c) / (m +
 ``c`` and a difference below, since a wait simulated as zero may still take a while. The interval is the
 middle 80 % of these residuals around a new median (split conformal prediction; Papadopoulos et al. 2002).
 
+Until residuals are known, a prior stands for them: most waits are within a factor of 3 of the simulation. It
+counts as much as the residuals of ``PRIOR_HOURS`` hours. In the same way the residuals of all jobs stand for those
+of a job size until there are enough of that size.
+
 A short memory does not work: jobs submitted together wait alike, so the latest thousand are often one batch,
 and unfinished waits are missing. So the memory is long and decays: the weight of a residual halves every week
-since its forecast. A batch counts more than one job but less than all of them: forecasts of the same hour are
-weighted by one over the square root of their number. A job size uses its own residuals once they come from
-several hours; until then those of all sizes from its own up (in doublings of GPUs), then from half its size
-up, and so on.
+since its forecast. All forecasts of one hour weigh as much as one.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Sequence
 from itertools import accumulate
+from operator import itemgetter
+from statistics import NormalDist
 from typing import NamedTuple
-
-from scheduler.core.model.snapshot import WHOLE_MILLI
 
 LOW, HIGH = 0.1, 0.9
 ALPHA = 0.2
@@ -29,15 +30,16 @@ ALPHA = 0.2
 SCORED_FROM_S = 60.0
 """Shorter waits are neither scored nor learned from."""
 
-SOFT_S = 1_000.0
+SOFT_S = 200.0
 """``c`` in the module docstring."""
 HALF_LIFE_HOURS = 7 * 24
 MAX_RESIDUALS = 20_000
-MIN_HOURS = 9
 HOUR_S = 3_600.0
 
-DEFAULT_QUANTILES = (math.log(0.2), 0.0, math.log(5.0))
-"""Residual quantiles used while nothing was learned yet."""
+PRIOR_HOURS = 24.0
+_POINTS = tuple((i + 0.5) / 9 for i in range(9))
+_PRIOR = tuple(NormalDist(0.0, 0.75).inv_cdf(part) for part in _POINTS)
+"""Residuals at ``_POINTS`` of their distribution while none is known; they alone give -1.2 to 1.2."""
 
 
 class WaitInterval(NamedTuple):
@@ -55,39 +57,23 @@ def interval_score(low: float, high: float, actual: float) -> float:
 
 
 class WaitCalibration:
-    """Residuals of waits against simulated medians, for each job size and from each size up."""
+    """Residuals of waits against simulated medians, of all jobs and by job size."""
 
     def __init__(self) -> None:
+        self._all = _Residuals()
         self._of_size: dict[int, _Residuals] = {}
-        self._from_size_up: dict[int, _Residuals] = {}  # by doublings of GPUs
 
     def learn(self, milli: int, made_s: float, median_s: float, waited_s: float) -> None:
         """Add a wait of ``waited_s`` from ``made_s``, when the forecast of a job of ``milli`` was made."""
         residual = math.log((max(0.0, waited_s) + SOFT_S) / (median_s + SOFT_S))
-        self._of_size.setdefault(milli, _Residuals()).add(made_s, residual)
-        for doublings in _down_from(milli):
-            self._from_size_up.setdefault(doublings, _Residuals()).add(made_s, residual)
+        for residuals in (self._all, self._of_size.setdefault(milli, _Residuals())):
+            residuals.add(made_s, residual)
 
     def interval(self, milli: int, median_s: float) -> WaitInterval:
         """Return the interval around a simulated median for a job of ``milli``."""
-        low, middle, high = next(
-            (found for each in self._alike(milli) if (found := each.quantiles())), DEFAULT_QUANTILES
-        )
-        return WaitInterval(_wait_s(low, median_s), _wait_s(middle, median_s), _wait_s(high, median_s))
-
-    def _alike(self, milli: int) -> Iterator[_Residuals]:
-        """Yield the residuals to use for jobs of this size, most specific first."""
-        if milli in self._of_size:
-            yield self._of_size[milli]
-        for doublings in _down_from(milli):
-            if doublings in self._from_size_up:
-                yield self._from_size_up[doublings]
-
-
-def _down_from(milli: int) -> range:
-    """Return the doublings up to a size, descending: 3, 2, 1, 0 for 5 to 8 GPUs, 0 for one GPU or a share."""
-    gpus = -(-milli // WHOLE_MILLI)
-    return range(max(0, gpus - 1).bit_length(), -1, -1)
+        of_all = self._all.quantiles(_PRIOR, _POINTS)
+        of_size = self._of_size.get(milli, _Residuals()).quantiles(of_all, (LOW, 0.5, HIGH))
+        return WaitInterval(*(_wait_s(residual, median_s) for residual in of_size))
 
 
 def _wait_s(residual: float, median_s: float) -> float:
@@ -102,7 +88,7 @@ class _Residuals:
         self._ordered: list[float] = []
         self._hours: list[int] = []  # in the order of ``_ordered``
         self._in_hour: Counter[int] = Counter()
-        self._found: tuple[float, ...] | None = None
+        self._found: tuple[object, tuple[float, ...]] | None = None
 
     def add(self, made_s: float, residual: float) -> None:
         """Add a residual, and drop the oldest if there are too many."""
@@ -123,19 +109,20 @@ class _Residuals:
         if not self._in_hour[hour]:
             del self._in_hour[hour]
 
-    def quantiles(self) -> tuple[float, ...] | None:
-        """Return the weighted 10th, 50th and 90th percentile; None while they come from too few hours."""
-        if len(self._in_hour) < MIN_HOURS:
-            return None
-        if self._found is None:
-            newest = max(self._in_hour)
+    def quantiles(self, prior: Sequence[float], parts: Sequence[float]) -> tuple[float, ...]:
+        """Return quantiles of the residuals with ``prior``, equally likely values for what is not known."""
+        if self._found is None or self._found[0] != (prior, parts):
+            newest = max(self._in_hour, default=0)
             weight = {
-                hour: math.exp2((hour - newest) / HALF_LIFE_HOURS) / math.sqrt(number)
+                hour: math.exp2((hour - newest) / HALF_LIFE_HOURS) / number
                 for hour, number in self._in_hour.items()
             }
-            below = list(accumulate(map(weight.__getitem__, self._hours)))
-            last = len(below) - 1
-            self._found = tuple(
-                self._ordered[min(last, bisect_left(below, part * below[-1]))] for part in (LOW, 0.5, HIGH)
+            known = zip(self._ordered, map(weight.__getitem__, self._hours), strict=True)
+            weighted = sorted(
+                [*known, *((each, PRIOR_HOURS / len(prior)) for each in prior)], key=itemgetter(0)
             )
-        return self._found
+            below = list(accumulate(map(itemgetter(1), weighted)))
+            last = len(below) - 1
+            found = (weighted[min(last, bisect_left(below, part * below[-1]))][0] for part in parts)
+            self._found = (prior, parts), tuple(found)
+        return self._found[1]

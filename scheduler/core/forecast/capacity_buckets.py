@@ -74,7 +74,9 @@ class BucketBuilder:
     ) -> None:
         self._placer = NodePlacer(nodes, "pack")
         self._placer.load_tenants(sharing)
-        shapes = list(dict.fromkeys(shape._replace(tenant=None) for shape in shapes))
+        alike = dict.fromkeys(shape._replace(tenant=None) for shape in shapes)
+        restricted = (self._placer.hardware.restricted_shapes(shape) for shape in alike)
+        shapes = list(alike | dict.fromkeys(each for mine in restricted if len(mine) > 1 for each in mine))
         self._width = self._placer.free_milli.shape[1]
         empty = NodePlacer(self._placer.nodes, "pack", empty=True)
         opens = [
@@ -110,6 +112,18 @@ class BucketBuilder:
         """Return the request of a task of one of the shapes."""
         bucket_types = self._types_of[shape._replace(tenant=None)]
         return BucketRequest(shape.gpus, shape.milli, bucket_types, self._placer.tenant_id(shape))
+
+    def hardware_types(self, shapes: Collection[TaskShape]) -> tuple[frozenset[int], ...]:
+        """Return for each hardware that a gang of these shapes may use its bucket types; empty for any."""
+        choices = self._placer.hardware.choices(shapes)
+        return tuple(
+            frozenset(
+                bucket_type
+                for shape in shapes
+                for bucket_type in self._types_of[hardware.restrict(shape)._replace(tenant=None)]
+            )
+            for hardware in (choices if len(choices) > 1 else ())
+        )
 
     def slots_of(self, tasks: Iterable[RunningTask]) -> tuple[BucketSlots, ...]:
         """Return what running tasks will release, without GPUs that no pending task may use."""

@@ -69,6 +69,7 @@ class JobClass(NamedTuple):
     positions: Sequence[int]
     not_before_s: float = 0.0  # earliest start, in seconds from now
     closures: tuple[Closure, ...] = ()
+    hardware: tuple[frozenset[int], ...] = ()  # sets of bucket types, one of which a gang uses; empty is any
 
 
 class SimulationInput:
@@ -118,7 +119,8 @@ class SimulationInput:
                 self.held_milli[number] += job.owner.amounts.gpu_milli
         kinds: dict[object, list[int]] = {}
         for number, job_class in enumerate(job_classes):
-            kinds.setdefault((job_class.requests, job_class.closures), []).append(number)
+            alike = (job_class.requests, job_class.closures, job_class.hardware)
+            kinds.setdefault(alike, []).append(number)
         self.fit_classes = [job_classes[numbers[0]] for numbers in kinds.values()]
         """One job class of each fit class."""
         self.fit_class_of = [0] * len(job_classes)
@@ -224,7 +226,7 @@ class _Simulation:
         )
         """The same for its first request, as 0 and 1."""
         self._unplaceable: set[int] = set()
-        """Fit classes whose different tasks do not fit together, until capacity is released or opened."""
+        """Fit classes whose tasks do not fit together, until capacity is released or opened."""
         for kind in range(len(simulation_input.fit_classes)):
             self._update_open_types(kind)
         self._remaining = _positions_to_simulate(simulation_input, targets)
@@ -359,12 +361,15 @@ class _Simulation:
         simulation_input = self._input
         space = np.add.reduce(self._open * self._occupancy.fit_counts[simulation_input.size_of], axis=1)
         kinds: list[int] = ((space >= simulation_input.count_of) & self._ready).nonzero()[0].tolist()
+        classes = simulation_input.fit_classes
         return [
-            kind for kind in kinds if len(simulation_input.fit_classes[kind].requests) < 2 or self._fits(kind)
+            kind
+            for kind in kinds
+            if (len(classes[kind].requests) < 2 and not classes[kind].hardware) or self._fits(kind)
         ]
 
     def _fits(self, kind: int) -> bool:
-        """Return True if the different tasks of the class fit together."""
+        """Return True if the tasks of the class fit together."""
         if kind not in self._unplaceable:
             places = self._allocate_gang(kind)
             if places is not None:
@@ -393,10 +398,18 @@ class _Simulation:
 
     def _allocate_gang(self, kind: int) -> list[BucketSlots] | None:
         """Allocate slots for the whole gang; return None and take nothing if they do not fit."""
+        for bucket_types in self._input.fit_classes[kind].hardware or (None,):
+            if (places := self._allocate_within(kind, bucket_types)) is not None:
+                return places
+        return None
+
+    def _allocate_within(self, kind: int, within: frozenset[int] | None) -> list[BucketSlots] | None:
         places: list[BucketSlots] = []
         for (request, count), bucket_types in zip(
             self._input.fit_classes[kind].requests, self._bucket_types[kind], strict=True
         ):
+            if within is not None:
+                bucket_types = [each for each in bucket_types if each in within]
             for _ in range(count):
                 place = self._occupancy.allocate(request, bucket_types)
                 if place is None:

@@ -206,7 +206,7 @@ class QueueForecast:
 
     def _demand(self, row: PendingRow) -> GangDemand:
         """Return the demand of a job with the fewest tasks that it starts with."""
-        asked = (row.task_requests, row.task_request, row.tasks, row.min_tasks)
+        asked = (row.task_requests, row.task_request, row.tasks, row.min_tasks, row.needs_same_gpus)
         key = (asked, row.project, row.avoid_nodes, row.node_affinity)
         if (known := self._demands.get(key)) is not None:
             return known
@@ -216,7 +216,10 @@ class QueueForecast:
         for ask, count in Counter(
             (row.task_requests or (row.task_request,) * row.tasks)[: row.min_tasks]
         ).items():
-            shape, each = build_task_shape(ask, row.project, avoid, row.node_affinity, self._smallest_gpu_mib)
+            shape, each = build_task_shape(
+                ask, row.project, avoid, row.node_affinity, self._smallest_gpu_mib,
+                same_gpus=row.needs_same_gpus,
+            )  # fmt: skip
             amounts = amounts.add(each.multiply(count))
             if ask.gpus:
                 found[shape] += count
@@ -228,7 +231,8 @@ class QueueForecast:
         for position, (row, (tasks, amounts)) in enumerate(zip(rows, asked, strict=True)):
             needs = tuple((self._bucket_builder.request_for(shape), count) for shape, count in tasks)
             from_s = max(0.0, (row.not_before_s or 0.0) - self._now_s)
-            line = JobClass(self._owner(row, amounts), needs, (), from_s, self._closures(row))
+            hardware = self._bucket_builder.hardware_types([shape for shape, _ in tasks])
+            line = JobClass(self._owner(row, amounts), needs, (), from_s, self._closures(row), hardware)
             positions.setdefault(line, []).append(position)
         return [line._replace(positions=mine) for line, mine in positions.items()]
 

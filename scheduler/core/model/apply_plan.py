@@ -55,6 +55,7 @@ def apply_plan(snapshot: Snapshot, plan: Plan) -> Snapshot:
                 min_tasks=row.min_tasks,
                 submitted_s=row.submitted_s,
                 topology_constraint=row.topology_constraint,
+                allow_mixed_gpus=row.allow_mixed_gpus,
                 **gpu_constraints(row)._asdict(),
             )
         )

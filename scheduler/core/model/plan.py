@@ -51,6 +51,7 @@ class AlternativeKind(StrEnum):
 
     FEWER_GPUS = "fewer_gpus"
     FEWER_TASKS = "fewer_tasks"
+    MIXED_GPUS = "mixed_gpus"
     OTHER_MODEL = "other_model"
     OTHER_POOL = "other_pool"
     PREEMPTIBLE = "preemptible"

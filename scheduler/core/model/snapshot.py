@@ -248,6 +248,12 @@ class RunningRow:
     """The part of ``avoid_nodes`` excluded by network isolation."""
     mig_profile: str | None = None
     min_compute_capability: float | None = None
+    allow_mixed_gpus: bool = False
+
+    @property
+    def needs_same_gpus(self) -> bool:
+        """Whether its tasks must use GPUs of one model on one fabric."""
+        return not self.allow_mixed_gpus and (len(self.tasks) > 1 or self.min_tasks is not None)
 
 
 class JobDependency(NamedTuple):
@@ -319,6 +325,12 @@ class PendingRow:
     preferred_nodes: tuple[str, ...] = ()
     """The name of a node for each rank; used if they can take all its tasks. Empty is no preference."""
     queue_rank: int = 0  # order among jobs of its user, project and priority; smaller goes first
+    allow_mixed_gpus: bool = False  # its tasks may use GPUs of different models, on different fabrics
+
+    @property
+    def needs_same_gpus(self) -> bool:
+        """Whether its tasks, with those that run already, must use GPUs of one model on one fabric."""
+        return not self.allow_mixed_gpus and (self.tasks > 1 or bool(self.ranks))
 
     @property
     def task_request(self) -> TaskRequest:
@@ -399,6 +411,7 @@ class TaskShape(NamedTuple):
     mig_profile: str | None = None
     min_compute_capability: float | None = None
     tenant: ProjectId | None = None  # the project of a share; only its shares may use the same GPU
+    same_gpus: bool = False  # all such tasks of a gang use GPUs of one model on one fabric
 
     @property
     def uses_whole_gpus(self) -> bool:

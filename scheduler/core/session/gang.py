@@ -284,6 +284,8 @@ def build_task_shape(
     avoid_nodes: tuple[NodeId, ...],
     node_affinity: NodeId | None,
     smallest_gpu_mib: int,
+    *,
+    same_gpus: bool,
 ) -> tuple[TaskShape, ResourceVector]:
     """Return the shape and the demand of a task of ``project``.
 
@@ -301,6 +303,7 @@ def build_task_shape(
         node_affinity=node_affinity,
         **gpu_constraints(request)._asdict(),
         tenant=project if request.is_fractional else None,
+        same_gpus=same_gpus and request.gpus > 0,
     )
     return shape, ResourceVector(
         request.gpus * milli if request.gpus else 0, request.cpu_milli, request.memory_mib
@@ -338,7 +341,9 @@ def add_pending_tasks(gang: Gang, row: PendingRow, smallest_gpu_mib: int) -> Non
     shapes: dict[TaskRequest, tuple[TaskShape, ResourceVector]] = {}
     for i, ask in enumerate(asks):
         if ask not in shapes:
-            shapes[ask] = build_task_shape(ask, row.project, avoid, row.node_affinity, smallest_gpu_mib)
+            shapes[ask] = build_task_shape(
+                ask, row.project, avoid, row.node_affinity, smallest_gpu_mib, same_gpus=row.needs_same_gpus
+            )
         shape, amounts = shapes[ask]
         group = gang.groups[row.group_of_rank[i]] if row.group_of_rank else gang.root
         task = GangTask(gang, row.ranks[i] if row.ranks else i, group, shape, amounts)
@@ -361,7 +366,9 @@ def build_running_gang(
         rank = rank + 1 if stands.rank is None else stands.rank
         milli = stands.gpus[0].milli if stands.gpus else WHOLE_MILLI
         request = TaskRequest(len(stands.gpus), milli, stands.cpu_milli, stands.memory_mib, **constraints)
-        shape, _ = build_task_shape(request, row.project, avoid, row.node_affinity, smallest_gpu_mib=1)
+        shape, _ = build_task_shape(
+            request, row.project, avoid, row.node_affinity, smallest_gpu_mib=1, same_gpus=row.needs_same_gpus
+        )
         amounts = ResourceVector(
             sum(share.milli for share in stands.gpus), stands.cpu_milli, stands.memory_mib
         )

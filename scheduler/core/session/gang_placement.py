@@ -6,10 +6,12 @@ back if the action fails. Nothing else changes the state of a task.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from scheduler.core.capacity.gang_hardware import ANY_HARDWARE, GangHardware
 from scheduler.core.capacity.node_capacity import Bools
 from scheduler.core.capacity.placement import NodePlacer
 from scheduler.core.model.snapshot import HeldSlots, TaskShape
@@ -104,6 +106,8 @@ class GangPlacer:
         self._statement = statement
         self._pool_state = statement.pool_state
         self._nominate = nominate
+        self._hardware = ANY_HARDWARE
+        """Hardware that tasks with ``same_gpus`` use."""
 
     def place(self, gang: Gang, tasks: Sequence[GangTask], allowed_nodes: Bools | None = None) -> bool:
         """Place every task on nodes of ``allowed_nodes``; return False and change nothing if that fails.
@@ -112,11 +116,56 @@ class GangPlacer:
         """
         mark = self._statement.checkpoint()
         preferred = self._on_preferred_nodes(gang, tasks, allowed_nodes)
-        for within in (preferred, DomainCandidate(allowed_nodes)):
-            if within is not None and self._place_group(gang.root, tasks, within):
-                return True
-            self._statement.rollback(mark)
+        places = [each for each in (preferred, DomainCandidate(allowed_nodes)) if each is not None]
+        for hardware in self._hardware_choices(gang, tasks):
+            self._hardware = hardware
+            for within in places:
+                if self._place_group(gang.root, tasks, within) and self._is_on_same_gpus(gang, tasks):
+                    return True
+                self._statement.rollback(mark)
         return False
+
+    def _hardware_choices(self, gang: Gang, tasks: Sequence[GangTask]) -> Iterator[GangHardware]:
+        """Yield the hardware to try for these tasks, best first.
+
+        Tasks join the hardware of the others of their gang. Else the nodes that are best for any hardware come
+        first, and then the hardware with the least capacity that holds all tasks.
+        """
+        placer = self._placer()
+        counts = Counter(task.shape for task in tasks)
+        choices = placer.hardware.choices(counts)
+        if len(choices) == 1:
+            yield choices[0]
+            return
+        if joined := self._joined_hardware(gang, tasks):
+            yield joined.pop() if len(joined) == 1 else ANY_HARDWARE
+            return
+        yield ANY_HARDWARE
+        capacity = {each: [placer.fit_count(each.restrict(shape)) for shape in counts] for each in choices}
+        for each in sorted(choices, key=lambda hardware: sum(capacity[hardware])):
+            if all(fits >= count for fits, count in zip(capacity[each], counts.values(), strict=True)):
+                yield each
+
+    def _is_on_same_gpus(self, gang: Gang, tasks: Sequence[GangTask]) -> bool:
+        """Return False if tasks that were placed on any hardware use several kinds, but must not."""
+        return (
+            self._hardware is not ANY_HARDWARE
+            or len(self._placer().hardware.choices(task.shape for task in tasks)) == 1
+            or len(self._joined_hardware(gang, tasks)) > 1
+            or len(self._used_hardware(tasks)) == 1
+        )
+
+    def _joined_hardware(self, gang: Gang, tasks: Sequence[GangTask]) -> set[GangHardware]:
+        """Return the hardware of the gang's tasks other than ``tasks``."""
+        mine = set(tasks)
+        return self._used_hardware(task for task in gang.tasks if task not in mine)
+
+    def _used_hardware(self, tasks: Iterable[GangTask]) -> set[GangHardware]:
+        """Return the hardware that active tasks which need the same GPUs use, or will."""
+        active = [task for task in tasks if task.state in ACTIVE_STATES and task.shape.same_gpus]
+        return self._placer().hardware.used_by(
+            place for task in active for place in ((task.nominated,) if task.nominated else task.held)
+        )
 
     def _on_preferred_nodes(
         self, gang: Gang, tasks: Sequence[GangTask], allowed_nodes: Bools | None
@@ -148,7 +197,7 @@ class GangPlacer:
             return self._place_members(group, tasks, within)
         standing = [task for task in group.all_tasks() if task.state in ACTIVE_STATES]
         for choice in self._pool_state.domains.candidates(
-            group.topology_constraint, self._placer(), _by_shape(tasks), standing, within.nodes
+            group.topology_constraint, self._placer(), self._by_shape(tasks), standing, within.nodes
         ):
             mark = self._statement.checkpoint()
             preferred_domains = choice.preferred_domains or within.preferred_domains
@@ -167,7 +216,7 @@ class GangPlacer:
                 for child, part in zip(group.children, parts, strict=True)
                 if (mine := [task for task in tasks if task in part])
             )
-        return all(self._place_by_domain(shape, run, within) for shape, run in _by_shape(tasks))
+        return all(self._place_by_domain(shape, run, within) for shape, run in self._by_shape(tasks))
 
     def _place_by_domain(self, shape: TaskShape, tasks: Sequence[GangTask], within: DomainCandidate) -> bool:
         """Place tasks of one shape, filling one preferred domain after the other."""
@@ -220,10 +269,9 @@ class GangPlacer:
             assign(task, place)
         return True
 
-
-def _by_shape(tasks: Iterable[GangTask]) -> list[tuple[TaskShape, list[GangTask]]]:
-    """Group tasks by shape, in order of first occurrence."""
-    runs: dict[TaskShape, list[GangTask]] = {}
-    for task in tasks:
-        runs.setdefault(task.shape, []).append(task)
-    return list(runs.items())
+    def _by_shape(self, tasks: Iterable[GangTask]) -> list[tuple[TaskShape, list[GangTask]]]:
+        """Group tasks by shape on the chosen hardware, in order of first occurrence."""
+        runs: dict[TaskShape, list[GangTask]] = {}
+        for task in tasks:
+            runs.setdefault(task.shape, []).append(task)
+        return [(self._hardware.restrict(shape), run) for shape, run in runs.items()]

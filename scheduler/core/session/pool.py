@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from operator import attrgetter
 from typing import Any
@@ -328,7 +328,10 @@ class PoolState:
             asked = Counter(
                 task.shape._replace(avoid_nodes=ineligible_nodes(job)) for task in gang.next_tasks
             )
-            return all(placer.fit_count(shape) >= count for shape, count in asked.items())
+            return any(
+                all(placer.fit_count(each.restrict(shape)) >= count for shape, count in asked.items())
+                for each in placer.hardware.choices(asked)
+            )
         if not job.task_requests:
             return (
                 self.domains.max_tasks_together(job.topology_constraint, placer, self.unrestricted_shape(job))
@@ -345,6 +348,14 @@ class PoolState:
         shapes = self.shape_counts(job, avoid)
         if job.required_tasks < job.tasks or job.ranks:
             return all(placer.fit_count(shape) >= 1 for shape in shapes)
+        return any(
+            self._may_fit_on_hardware(job, placer, {each.restrict(shape): n for shape, n in shapes.items()})
+            for each in placer.hardware.choices(shapes)
+        )
+
+    def _may_fit_on_hardware(
+        self, job: PendingRow, placer: NodePlacer, shapes: Mapping[TaskShape, int]
+    ) -> bool:
 
         def fits(shape: TaskShape, tasks: int) -> bool:
             return self.domains.max_tasks_together(job.topology_constraint, placer, shape) >= tasks
@@ -362,21 +373,32 @@ class PoolState:
         return True
 
     def shape_counts(self, job: PendingRow, avoid: tuple[NodeId, ...]) -> Counter[TaskShape]:
-        """Return the shapes of a job with different tasks, with the number of tasks of each."""
-        asked = Counter(job.task_requests).items()
+        """Return the shapes of a job's tasks, with the number of tasks of each."""
+        asked = Counter(job.task_requests or {job.task_request: job.tasks}).items()
         return Counter(
             {
-                build_task_shape(ask, job.project, avoid, job.node_affinity, self.smallest_gpu_mib)[0]: count
+                build_task_shape(
+                    ask,
+                    job.project,
+                    avoid,
+                    job.node_affinity,
+                    self.smallest_gpu_mib,
+                    same_gpus=job.needs_same_gpus,
+                )[0]: count
                 for ask, count in asked
             }
         )
 
     def fits_when_empty(self, job: PendingRow) -> bool:
         """Return True if the gang fits on its allowed nodes of the empty pool; groups are ignored."""
+        return self.tasks_fit(job, self.empty)
+
+    def tasks_fit(self, job: PendingRow, placer: NodePlacer) -> bool:
+        """Return True if the gang fits on its allowed nodes by their capacity; groups are ignored."""
         if job.task_requests:
-            return self._may_fit_together(job, self.empty, tuple(sorted(job.avoid_nodes)))
+            return self._may_fit_together(job, placer, tuple(sorted(job.avoid_nodes)))
         return (
-            self.domains.max_tasks_together(job.topology_constraint, self.empty, self.task_shape(job))
+            self.domains.max_tasks_together(job.topology_constraint, placer, self.task_shape(job))
             >= job.required_tasks
         )
 
@@ -391,8 +413,9 @@ class PoolState:
         """Return the shape and demand of one task of a job with equal tasks."""
         avoid = tuple(sorted(job.avoid_nodes))
         return build_task_shape(
-            job.task_request, job.project, avoid, job.node_affinity, self.smallest_gpu_mib
-        )
+            job.task_request, job.project, avoid, job.node_affinity, self.smallest_gpu_mib,
+            same_gpus=job.needs_same_gpus,
+        )  # fmt: skip
 
     def demand(self, job: PendingRow) -> ResourceVector:
         """Return the demand of the tasks that must start together."""

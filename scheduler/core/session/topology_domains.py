@@ -119,7 +119,13 @@ class TopologyDomains:
     def max_tasks_together(
         self, constraint: TopologyConstraint | None, placer: NodePlacer, shape: TaskShape
     ) -> int:
-        """Return how many tasks of a shape fit within one required domain, or on all nodes without one."""
+        """Return how many tasks of a shape fit within one required domain, or on all nodes without one.
+
+        With ``same_gpus``, on one kind of hardware.
+        """
+        if shape.same_gpus:
+            shapes = placer.hardware.restricted_shapes(shape)
+            return max(self.max_tasks_together(constraint, placer, each) for each in shapes)
         capacity = placer.capacity(shape)
         within = self.required_domains(constraint)
         if within is None:

@@ -76,8 +76,8 @@ class AlternativeSearch:
         return known
 
     def _variants_of(self, job: PendingRow) -> Iterator[RequestVariant]:
-        """Yield other models, other pools, relaxed topology, preemptible, fewer tasks, fewer GPUs."""
-        if job.gpu_model is not None:
+        """Yield other models, other pools, relaxed topology, mixed GPUs, preemptible, fewer tasks, fewer GPUs."""
+        if job.gpu_model is not None and not job.ranks:  # ranks join those that run
             for model in self._models(job):
                 yield RequestVariant(AlternativeKind.OTHER_MODEL, {"gpu_model": model}, {})
         for pool in self._pool_states:
@@ -85,6 +85,12 @@ class AlternativeSearch:
                 yield RequestVariant(AlternativeKind.OTHER_POOL, {"pools": (pool,)}, {})
         if job.topology_constraint is not None and job.topology_constraint.required is not None:
             yield RequestVariant(AlternativeKind.RELAX_TOPOLOGY, {"topology_constraint": None}, {})
+        if (
+            job.needs_same_gpus
+            and not job.ranks
+            and any(self._has_hardware_choice(job, pool) for pool in job.pools)
+        ):
+            yield RequestVariant(AlternativeKind.MIXED_GPUS, {"allow_mixed_gpus": True}, {})
         if not job.preemptible:
             yield RequestVariant(AlternativeKind.PREEMPTIBLE, {"preemptible": True}, {})
         if job.task_requests:  # its tasks differ, so there is no single number to lower
@@ -116,6 +122,8 @@ class AlternativeSearch:
             case AlternativeKind.RELAX_TOPOLOGY:
                 level = job.topology_constraint.required if job.topology_constraint else None
                 how = f"without the constraint to one {format_level(level or '')}"
+            case AlternativeKind.MIXED_GPUS:
+                how = "with different GPUs"
             case AlternativeKind.PREEMPTIBLE:
                 how = "as a preemptible job"
             case AlternativeKind.FEWER_TASKS:
@@ -127,6 +135,10 @@ class AlternativeSearch:
                     f"{format_gpu_count(job.task_milli)}"
                 )
         return Alternative(variant.kind, how, fields)
+
+    def _has_hardware_choice(self, job: PendingRow, pool: PoolId) -> bool:
+        pool_state = self._pool_states[pool]
+        return len(pool_state.available.hardware.choices(pool_state.shape_counts(job, ()))) > 1
 
     def _models(self, job: PendingRow) -> list[str]:
         """Return the other GPU models of the job's pools."""
@@ -151,6 +163,8 @@ def _vary(batch: BatchRequest, job: PendingRow, variant: RequestVariant) -> Batc
             return batch._replace(shape=shape._replace(gpu_model=value))
         case AlternativeKind.RELAX_TOPOLOGY:
             return batch._replace(topology_constraint=None)
+        case AlternativeKind.MIXED_GPUS:
+            return batch._replace(shape=shape._replace(same_gpus=False))
         case AlternativeKind.PREEMPTIBLE:
             return batch._replace(preemptible=True)
         case AlternativeKind.FEWER_TASKS:
@@ -167,4 +181,5 @@ def request_key(job: PendingRow) -> tuple[object, ...]:
     return (
         job.task_request, tuple(sorted(job.avoid_nodes)), job.node_affinity, job.tasks, job.required_tasks,
         job.share_mib, job.task_requests, job.project, job.preemptible, job.topology_constraint,
+        job.needs_same_gpus,
     )  # fmt: skip

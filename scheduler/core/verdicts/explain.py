@@ -33,6 +33,7 @@ from scheduler.core.verdicts.formatting import (
     format_closed_nodes,
     format_cpu_and_memory,
     format_drivers_too_old,
+    format_free_gpus,
     format_gib,
     format_gpu_count,
     format_isolation,
@@ -217,7 +218,7 @@ class Explainer:
             message = (
                 f"No node of {self._pool_names(job)} can run it: each lacks the runtime of its environment, "
                 "has too old a driver, does not enforce the network policy of its project, or lacks a volume that "
-                "it mounts"
+                "it mounts or the image that its environment was saved as"
                 + (", or lacks MPS, which shares of a GPU require there." if self._needs_mps(job) else ".")
             )
         elif job.gpus_per_task and total == 0:
@@ -232,6 +233,8 @@ class Explainer:
                 if where
                 else f"the largest node of {self._pool_names(job)} has {largest}."
             )
+        elif counts := next(filter(None, (self._hardware_counts(job, each) for each in pool_states)), ""):
+            message = f"Needs {need} at once; {counts}."
         elif job.task_requests:
             message = f"Needs {need} at once, more than {where or self._pool_names(job)} can hold."
             del numbers["tasks_possible"]
@@ -451,12 +454,11 @@ class Explainer:
         for gpus, nodes in placer.free_gpu_histogram(shape).items():
             numbers[f"nodes_with_{gpus}_free"] = nodes
         closed = placer.closed_node_counts()
+        counts = self._hardware_counts(job, pool_state, free=True)
         if closed is not None:
             text = format_closed_nodes(*closed)
         elif job.task_requests:
-            text = self._free_capacity_of_parts(job, pool_state) or (
-                f"{free} {'is' if free == 1 else 'are'} free now, the largest node has {largest} free"
-            )
+            text = self._free_capacity_of_parts(job, pool_state) or counts or format_free_gpus(free, largest)
             del numbers["tasks_possible"]
         elif (
             job.topology_constraint
@@ -470,6 +472,8 @@ class Explainer:
                 if together
                 else f"no {level} fits any of its tasks now"
             )
+        elif counts:
+            text = counts
         elif job.gpus_per_task == 0:
             text = f"{self._node_or_no_node(job)} {format_cpu_and_memory(job)} free now"
         elif not shape.uses_whole_gpus:
@@ -487,16 +491,34 @@ class Explainer:
                 f"{'it' if free == 1 else 'them'} together with {format_cpu_and_memory(job)}"
             )
         else:
-            text = f"{free} {'is' if free == 1 else 'are'} free now, the largest node has {largest} free"
+            text = format_free_gpus(free, largest)
             if job.required_tasks > 1 and possible_tasks:
                 text += f": enough for {possible_tasks} of its {job.required_tasks} tasks"
-        too_few = closed is None and free * WHOLE_MILLI < job.required_milli
+        most = max(placer.free_gpus(each)[0] for each in placer.hardware.restricted_shapes(shape))
+        too_few = closed is None and most * WHOLE_MILLI < job.required_milli
         message = f"Needs {format_request(job)}; {text}{self._in_pool(pool_state)}."
         if job.required_cuda:
             message += format_skipped_drivers(job.required_cuda, placer.nodes)
         message += format_isolation(len(placer.index_of.keys() & set(job.isolation_excluded_nodes)))
         message += format_missing_requirements(job, placer.nodes)
         return FreeCapacity(message, numbers, too_few)
+
+    def _hardware_counts(self, job: PendingRow, pool_state: PoolState, *, free: bool = False) -> str:
+        """Return what each GPU model or fabric has (free), if a gang would fit only on several; else blank."""
+        placer = pool_state.available if free else pool_state.empty
+        kinds = placer.hardware.choices(pool_state.shape_counts(job, ()))
+        if len(kinds) == 1 or pool_state.tasks_fit(job, placer):
+            return ""
+        if not pool_state.tasks_fit(replace(job, allow_mixed_gpus=True), placer):
+            return ""
+        shape, single = pool_state.task_shape(job), f"no single {placer.hardware.distinction}"
+        gpus = [placer.free_gpus(each.restrict(shape))[0] for each in kinds]
+        needed = -(-job.required_milli // WHOLE_MILLI)
+        if max(gpus) < needed:
+            has = (f"{count} of {each.name}" for count, each in zip(gpus, kinds, strict=True))
+            return f"{single} has {needed}{' free' if free else ''} GPUs: {', '.join(has)}"
+        tasks = (f"{placer.fit_count(each.restrict(shape))} on {each.name}" for each in kinds)
+        return f"{single} fits its {job.required_tasks} tasks{' now' if free else ''}: {', '.join(tasks)}"
 
     def _free_capacity_of_parts(self, job: PendingRow, pool_state: PoolState) -> str:
         """Return how many of the equal tasks of a job fit now, for the first that do not; blank if all do."""

@@ -23,6 +23,13 @@ def format_gpu_count(milli: float) -> str:
     return f"{milli / WHOLE_MILLI:.3f}".rstrip("0").rstrip(".")
 
 
+def format_free_gpus(free: int, largest: int) -> str:
+    """Return such as ``none is free now``; ``largest`` are those of the node with the most."""
+    if free <= 1:
+        return f"{free or 'none'} is free now"
+    return f"{free} are free now, at most {largest} on one node"
+
+
 def format_request(job: PendingRow) -> str:
     """Return such as ``8 GPUs``, ``1 GPU + 4 × 2 GPUs``, ``0.5 of a GPU``, ``4 CPUs and 8 GiB``."""
     asked = " + ".join(_format_equal_tasks(part) for part in equal_parts(job))

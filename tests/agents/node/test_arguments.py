@@ -483,3 +483,19 @@ def test_a_task_never_ends_before_its_start() -> None:
     row = {"Name": "fw", "Config": {"Labels": labels}, "State": {"Status": "exited", "ExitCode": 7, **times}}
     found = parse_container(row)
     assert found is not None and found.started_s == found.ended_s == pytest.approx(1795449600.8669808)
+
+
+def test_a_saved_image_gets_the_settings_of_its_own_image() -> None:
+    task = {"Env": ["MODE=secret", "TOKEN=secret", "SAME=1", "LINES=secret", "HOME=/home/ada"]}
+    base = {"Env": [r'MODE=a "b" $c \d', "SAME=1", "LINES=a\nb"], "Cmd": ["serve"], "User": "1000"}
+    words = arguments.commit("fw-lab-j-1-0", "localhost/x:latest", task, base)
+    changes = {word.removeprefix("--change=") for word in words if word.startswith("--change=")}
+    expected = {r'ENV MODE=a "b" $c \d', "ENV TOKEN=", "ENV LINES=", "USER 1000", 'CMD ["serve"]'}
+    assert expected <= changes
+    assert not [each for each in changes if "secret" in each or "SAME" in each or "HOME" in each]
+    assert words[-2:] == ["fw-lab-j-1-0", "localhost/x:latest"] and "--pause=false" in words
+    words = arguments.import_image("localhost/x:latest", base)
+    assert {r'--change=ENV MODE="a \"b\" \$c \\d"', '--change=ENV SAME="1"', '--change=ENV LINES=""'} <= set(
+        words
+    )
+    assert words[0] == "import" and words[-2:] == ["-", "localhost/x:latest"]

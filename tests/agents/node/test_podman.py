@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import hashlib
+import io
 import json
 import os
 import signal
 import subprocess
 import time
 import urllib.request
+import zipfile
 from typing import Any
 
 import pytest
@@ -105,6 +108,27 @@ def test_a_container_has_its_settings_and_is_isolated(podman_node: LoneNode) -> 
     assert wait_for(link, "exited", job="jlook")["exit_code"] == 0
     (row,) = [row for row in link.request("list", timeout_s=20)["containers"] if row["job"] == "jserve"]
     assert row["state"] == "running" and row["ports"] == {"8888": port}
+
+
+def test_code_is_unpacked_into_a_container_as_its_account(podman_node: LoneNode) -> None:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("src/train.py", "import os; print(os.getcwd(), os.stat('src/train.py').st_uid)")
+    content = packed.getvalue()
+    sha256, link = hashlib.sha256(content).hexdigest(), podman_node.open()
+    code = {
+        "code_archive": {"sha256": sha256, "target": "/code", "limit_mib": 10},
+        "mounts": [{"kind": "scratch", "source": "fairway.code", "target": "/code"}],
+        "workdir": "/code",
+    }
+    with pytest.raises(AgentError, match="not on this node"):
+        start(link, podman_node, "jcode", "python3", "src/train.py", **code)
+    link.request("load", timeout_s=20, upload=sha256, offset=0, data_b64=base64.b64encode(content).decode())
+    start(link, podman_node, "jcode", "python3", "src/train.py", **code)
+    assert "/code 2001" in log_with(link, "jcode", "2001")
+    code["code_archive"] |= {"target": "/home"}  # type: ignore[operator]
+    with pytest.raises(AgentError, match="not a scratch folder"):
+        start(link, podman_node, "jother", "true", **code)
 
 
 def test_repeats_kills_and_limits(podman_node: LoneNode) -> None:
@@ -336,3 +360,60 @@ def test_images_are_loaded_in_parts_and_checked(podman_node: LoneNode, tiny_imag
     with pytest.raises(AgentError) as caught:
         link.request("pull", timeout_s=60, image="127.0.0.1:9/none/none:1")
     assert caught.value.code == "image_missing"
+
+
+def test_a_running_task_is_saved_without_mounts_variables_and_command(podman_node: LoneNode) -> None:
+    node = podman_node
+    volume = node.folder / "data"
+    volume.mkdir(mode=0o777)
+    volume.chmod(0o777)
+    node.configure(allowed_mount_roots=[str(node.folder)])
+    link = node.open()
+    program = (
+        "import os, time; open('/tmp/installed', 'w').write('kept');"
+        "open('/home/ada/private', 'w').write('in-the-home'); open('/data/rows', 'w').write('in-a-volume');"
+        "print('written', flush=True); time.sleep(600)  # in-the-command"
+    )
+    start(
+        link,
+        node,
+        "jsave",
+        "python3",
+        "-c",
+        program,
+        env={"TOKEN": "in-a-variable", "PATH": "/usr/local/bin:/usr/bin:/bin:/extra"},
+        secret_files={"token": "in-a-secret"},
+        mounts=[
+            {"kind": "home", "source": "ada", "target": "/home/ada"},
+            {"kind": "host_path", "source": str(volume), "target": "/data"},
+        ],
+    )
+    log_with(link, "jsave", "written")
+    asked = {"job": "jsave", "attempt": 1, "task": 0, "image": "localhost/fairway-saved/x:latest"}
+    with pytest.raises(AgentError) as caught:
+        link.request("save_image", timeout_s=60, **asked, max_mib=0)
+    assert caught.value.code == "too_large" and "at most 0 MiB" in caught.value.message
+    saved = link.request("save_image", timeout_s=60, **asked, max_mib=100)
+    assert saved["changed_mib"] == 1 and "localhost/fairway-saved/x:latest" in saved["image"]["refs"]
+    facts = node.podman("image", "inspect", asked["image"]).stdout  # type: ignore[attr-defined]
+    base = json.loads(node.podman("image", "inspect", node.image).stdout)[0]["Config"]  # type: ignore[attr-defined]
+    config = json.loads(facts)[0]["Config"]
+    variables = dict(each.split("=", 1) for each in config["Env"])
+    assert (
+        variables["TOKEN"] == "" and variables["PATH"] == dict(e.split("=", 1) for e in base["Env"])["PATH"]
+    )
+    assert not [word for word in ("in-the-", "in-a-") if word in facts]
+    assert config["Labels"]["fairway.cluster"] == "" and config.get("Cmd") == base.get("Cmd")
+    archive = node.folder / "saved.tar"
+    node.podman("save", "--output", str(archive), asked["image"])  # type: ignore[attr-defined]
+    content = archive.read_bytes()
+    for text in (b"in-a-secret", b"in-the-home", b"in-a-volume", b"in-a-variable"):
+        assert text not in content, text
+    assert b"kept" in content
+    spec = node.spec("jnew", "cat", "/tmp/installed", runtime="podman", image=saved["image"]["image_id"])
+    link.request("start", timeout_s=30, epoch=1, spec=spec)
+    log_with(link, "jnew", "kept")
+    link.request("stop", timeout_s=20, epoch=1, job="jsave", attempt=1, grace_s=0)
+    with pytest.raises(AgentError) as caught:
+        link.request("save_image", timeout_s=60, **asked, max_mib=100)
+    assert caught.value.code == "no_such_container"

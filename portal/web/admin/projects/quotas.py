@@ -21,10 +21,11 @@ from django.utils import timezone
 
 from portal.access import AccessPolicy, visible_projects
 from portal.errors import Conflict, InvalidRequest, NotFound, PreconditionFailed
-from portal.models import NodePool, Project, QuotaAddition, QuotaChange, User
+from portal.models import NodePool, Project, QuotaAddition, QuotaChange, QuotaReplay, User
 from portal.selectors.projects.quota_additions import get_quota_addition, list_quota_additions
 from portal.selectors.projects.quota_effect import read_quota_effect
 from portal.selectors.projects.quota_grid import QuotaGrid, QuotaGridRow, pools_with_gpus, quota_grid
+from portal.selectors.projects.quota_replays import get_quota_replay, read_quota_replay
 from portal.services.projects.projects import (
     DEFAULT_QUOTA_VALUES,
     QuotaValues,
@@ -34,6 +35,7 @@ from portal.services.projects.projects import (
 )
 from portal.services.projects.quota_additions import do_add_quota, do_end_quota_addition
 from portal.services.projects.quota_effect import QuotaEdit, simulate_quota_effect
+from portal.services.projects.quota_replays import do_replay_quotas
 from portal.web.admin.projects.tree_pagination import (
     MAX_SEARCH_LENGTH,
     MIN_ROWS_FOR_SEARCH,
@@ -183,6 +185,38 @@ def save_quotas(request: HttpRequest, user: User) -> HttpResponse:
 @action(AccessPolicy.ADMIN)
 def simulate_quotas(request: HttpRequest, user: User) -> HttpResponse:
     """Show what the changed cells of one pool would do to the present queue, without saving them."""
+    edits, problem = _posted_edits(request, user)
+    effect = None if problem else read_quota_effect(user, simulate_quota_effect(edits))
+    return render(request, "partials/quota_effect.html", {"effect": effect, "problem": problem})
+
+
+@action(AccessPolicy.ADMIN)
+def replay_quotas(request: HttpRequest, user: User) -> HttpResponse:
+    """Replay the jobs of the last 30 days with the changed cells of one pool, without saving them."""
+    edits, problem = _posted_edits(request, user)
+    if problem:
+        return render(request, "partials/quota_replay.html", {"problem": problem})
+    return render_replay(request, user, lambda: do_replay_quotas(user, edits))
+
+
+@page(AccessPolicy.SIGNED_IN)
+def quota_replay(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    """Show the progress or the result of a replay."""
+    row = get_quota_replay(user, public_id)
+    return render(request, "partials/quota_replay.html", {"view": read_quota_replay(user, row)})
+
+
+def render_replay(request: HttpRequest, user: User, begin: Callable[[], QuotaReplay]) -> HttpResponse:
+    """Begin a replay and show it, or why not."""
+    try:
+        context: dict[str, Any] = {"view": read_quota_replay(user, begin())}
+    except (InvalidRequest, Conflict) as refusal:
+        context = {"problem": refusal.message}
+    return render(request, "partials/quota_replay.html", context)
+
+
+def _posted_edits(request: HttpRequest, user: User) -> tuple[list[QuotaEdit], str]:
+    """Return the changed quotas of the posted sheet, and what is wrong with them."""
     pool = find_row(NodePool.objects, name=request.POST.get("pool", ""))
     edits, problem = [], ""
     for line in _apply_posted(request, build_posted_sheet(quota_grid(user, pool), request.POST)):
@@ -194,8 +228,7 @@ def simulate_quotas(request: HttpRequest, user: User) -> HttpResponse:
             problem = f"{line.row.project.name}: {refusal.message}"
     if not edits and not problem:
         problem = "Change a number first."
-    effect = None if problem else read_quota_effect(user, simulate_quota_effect(edits))
-    return render(request, "partials/quota_effect.html", {"effect": effect, "problem": problem})
+    return edits, problem
 
 
 @action(AccessPolicy.ADMIN)

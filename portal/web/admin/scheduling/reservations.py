@@ -12,6 +12,7 @@ from django.utils import timezone
 from portal.access import AccessPolicy
 from portal.errors import Conflict, FairwayError, InvalidRequest, PreconditionFailed
 from portal.models import Node, NodePool, Reservation, User
+from portal.selectors.projects.quota_additions import list_quota_additions
 from portal.selectors.scheduling.reservations import (
     ReservationPhase,
     filter_by_phase,
@@ -35,6 +36,7 @@ from portal.web.views import action, page, posted_values, refusals_as_messages, 
 
 FIELDS = ("name", "pool", "nodes", "projects", "starts_at", "ends_at", "reason", "drain_at_start")
 PAST_LIMIT = 20
+ADDITION_LIMIT = 50
 PHASE_TITLES = {
     ReservationPhase.CURRENT: "Now",
     ReservationPhase.UPCOMING: "Upcoming",
@@ -171,6 +173,7 @@ def _render(
             (phase.value, name, [each for each in shown if each.phase is phase])
             for phase, name in PHASE_TITLES.items()
         ],
+        "additions": list_quota_additions(user, ended=False).order_by("starts_at", "id")[:ADDITION_LIMIT],
         "any": bool(shown),
         "editing": row,
         "pools": NodePool.objects.order_by("name"),

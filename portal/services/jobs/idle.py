@@ -1,4 +1,4 @@
-"""Idle workspaces: countdowns that the scheduler starts and ends, snoozes and exemptions by users.
+"""Idle jobs: countdowns that the scheduler starts and ends, snoozes and exemptions by users.
 
 The gateway records tool activity, the scheduler GPU activity and countdowns; each writes its own columns.
 Every step locks the row and checks that it has not changed since the decision. Times are the database's.
@@ -13,11 +13,12 @@ from django.db import connection, transaction
 from django.db.models.functions import Now
 
 from portal.access import Permission, can, require_permission
+from portal.domain.checkpoints import Validity
 from portal.domain.formatting import format_duration
 from portal.domain.notices import NoticeKind
-from portal.domain.states import AttemptState, DesiredState
+from portal.domain.states import AttemptState, DesiredState, JobKind
 from portal.errors import Conflict, Forbidden, InvalidRequest
-from portal.models import Attempt, IdleExemption, Job, User, WorkspaceActivity
+from portal.models import Attempt, AttemptActivity, IdleExemption, Job, User
 from portal.selectors.scheduling.project_settings import effective_rules
 from portal.services.audit import record_action
 from portal.services.lifecycle import suspension
@@ -49,7 +50,7 @@ def record_tool_activity(used_ago_s: Mapping[int, float | None]) -> None:
         return
     with connection.cursor() as cursor:
         cursor.execute(
-            "INSERT INTO portal_workspaceactivity AS stored"
+            "INSERT INTO portal_attemptactivity AS stored"
             " (attempt_id, tool_polled_since, tool_polled_at, tool_active_at, snooze_count)"
             " SELECT attempt.id, clock_timestamp(), clock_timestamp(),"
             "        clock_timestamp() - make_interval(secs => told.ago_s), 0"
@@ -68,9 +69,9 @@ def record_tool_activity(used_ago_s: Mapping[int, float | None]) -> None:
 
 
 def start_countdown(
-    decided: WorkspaceActivity, inactive_since: dt.datetime, suspend_in_s: float | None
+    decided: AttemptActivity, inactive_since: dt.datetime, suspend_in_s: float | None
 ) -> bool:
-    """Notify the users of an idle workspace, and schedule its suspension; None: only notify."""
+    """Notify the users of an idle job, and schedule its suspension; None: only notify."""
     with transaction.atomic():
         row = _lock_if_unchanged(decided)
         if row is None:
@@ -80,20 +81,36 @@ def start_countdown(
         row.suspend_at = None if suspend_in_s is None else now + dt.timedelta(seconds=suspend_in_s)
         row.save(update_fields=["idle_notified_at", "inactive_since", "suspend_at"])
         quiet = format_duration(_minutes((now - inactive_since).total_seconds()))
-        message = f"It has been idle for {quiet}: its GPUs and its tool are inactive."
+        job = row.attempt.job
+        unused = {
+            JobKind.WORKSPACE: "its GPUs and its tool are inactive",
+            JobKind.TRAINING: "its GPUs are inactive",
+        }
+        unused[JobKind.SERVICE] = "its GPUs are inactive, and no requests arrive"
+        message = f"It has been idle for {quiet}: {unused[JobKind(job.kind)]}."
         if suspend_in_s is not None:
             message += (
-                f" It will be suspended in {format_duration(suspend_in_s)} "
-                "unless it is used or exempted; its files are kept."
+                f" It will be {_suspended_text(job)[0]} in {format_duration(suspend_in_s)} "
+                f"unless it is used or exempted; {_suspended_text(job)[1]}."
             )
         ends = {"suspend_at": row.suspend_at.isoformat()} if row.suspend_at else {}
         record_owner_event(row.attempt, "idle", message, details=ends)
-        job = row.attempt.job
         notify_job_owner(job, NoticeKind.IDLE_WARNING, f"{job.name} is idle", message)
         return True
 
 
-def end_countdown(decided: WorkspaceActivity, reason: str) -> bool:
+def _suspended_text(job: Job) -> tuple[str, str]:
+    """Return what happens to an idle job at the end of its countdown, and how it continues."""
+    if job.kind == JobKind.SERVICE.value:
+        return "scaled to zero", "the next request starts it again"
+    if job.kind == JobKind.WORKSPACE.value:
+        return "suspended", "its files are kept"
+    saved = job.checkpoints.filter(validity=Validity.VALID.value).exists()
+    again = "it continues from its newest checkpoint" if saved else "it has no checkpoint, so it begins again"
+    return "suspended", f"{again} when it is resumed"
+
+
+def end_countdown(decided: AttemptActivity, reason: str) -> bool:
     """End a countdown because the workspace is used, kept, or not known to be idle."""
     with transaction.atomic():
         row = _lock_if_unchanged(decided)
@@ -104,28 +121,34 @@ def end_countdown(decided: WorkspaceActivity, reason: str) -> bool:
         return True
 
 
-def suspend_idle(decided: WorkspaceActivity) -> bool:
-    """Suspend a workspace whose countdown has ended; return False if anything changed since the decision."""
+def suspend_idle(decided: AttemptActivity) -> bool:
+    """Suspend a job whose countdown has ended; return False if anything changed since the decision."""
     with transaction.atomic():
-        row = _lock_if_unchanged(decided)
-        now = _now()
-        if row is None or row.suspend_at is None or row.suspend_at > now or row.inactive_since is None:
+        row, message = lock_ended_countdown(decided)
+        if row is None:
             return False
-        if IdleExemption.objects.filter(
-            job=row.attempt.job, revoked_at__isnull=True, expires_at__gt=now
-        ).exists():
-            return False
-        quiet = format_duration(_minutes((now - row.inactive_since).total_seconds()))
-        message = f"Suspended after {quiet} without use; its files are kept."
         job = suspension.suspend_job(row.attempt.job_id, actor="", message=message, only_attempt=row.pk)
         return job.desired_state == DesiredState.SUSPENDED
+
+
+def lock_ended_countdown(decided: AttemptActivity) -> tuple[AttemptActivity | None, str]:
+    """Return the locked row and the message of the suspension; None if anything changed since the decision."""
+    row, now = _lock_if_unchanged(decided), _now()
+    if row is None or row.suspend_at is None or row.suspend_at > now or row.inactive_since is None:
+        return None, ""
+    job = row.attempt.job
+    if IdleExemption.objects.filter(job=job, revoked_at__isnull=True, expires_at__gt=now).exists():
+        return None, ""
+    quiet = format_duration(_minutes((now - row.inactive_since).total_seconds()))
+    word, again = _suspended_text(job)
+    return row, f"{word.capitalize()} after {quiet} without use; {again}."
 
 
 # -- user actions -------------------------------------------------------------------------------------
 
 
-def do_snooze(user: User, job: Job) -> WorkspaceActivity:
-    """Postpone the suspension of an idle workspace, a limited number of times until it is used again.
+def do_snooze(user: User, job: Job) -> AttemptActivity:
+    """Postpone the suspension of an idle job, a limited number of times until it is used again.
 
     Raise Conflict without a countdown, or if the snooze limit is reached.
     """
@@ -159,7 +182,7 @@ def do_snooze(user: User, job: Job) -> WorkspaceActivity:
 
 
 def do_exempt_from_idle(user: User, job: Job, reason: str) -> IdleExemption:
-    """Exempt a workspace from idle suspension for a reason that others can read; audited.
+    """Exempt a job from idle suspension for a reason that others can read; audited.
 
     Raise InvalidRequest if the reason is too short, Conflict if an exemption is in force or exemptions are
     disabled, Forbidden if one of this job was revoked: from then on only administrators may.
@@ -180,7 +203,7 @@ def do_exempt_from_idle(user: User, job: Job, reason: str) -> IdleExemption:
         if earlier.filter(revoked_at__isnull=True, expires_at__gt=now).exists():
             raise Conflict("It is already exempt.", code="already_exempt")
         if not user.is_admin and earlier.filter(revoked_at__isnull=False).exists():
-            message = "An exemption of this workspace was revoked; only administrators can grant another."
+            message = "An exemption of this job was revoked; only administrators can grant another."
             raise Forbidden(message)
         exemption = IdleExemption.objects.create(
             job=job,
@@ -243,7 +266,7 @@ def _policy_settings(attempt: Attempt) -> Mapping[str, float | str]:
     return effective_rules([(pool, project)])[pool.pk, project].values
 
 
-def _lock_if_unchanged(decided: WorkspaceActivity) -> WorkspaceActivity | None:
+def _lock_if_unchanged(decided: AttemptActivity) -> AttemptActivity | None:
     """Return the locked row if its attempt runs and it is unchanged since the decision."""
     row = _lock_activity(decided.pk)
     if row is None or any(getattr(row, name) != getattr(decided, name) for name in _DECISION_FIELDS):
@@ -251,25 +274,25 @@ def _lock_if_unchanged(decided: WorkspaceActivity) -> WorkspaceActivity | None:
     return row
 
 
-def _lock_running_activity(job: Job) -> WorkspaceActivity | None:
+def _lock_running_activity(job: Job) -> AttemptActivity | None:
     """Return the locked row of the job's running attempt; create it if missing."""
     live = Attempt.objects.filter(
         job=job, state=AttemptState.RUNNING.value, stop_requested_at__isnull=True
     ).first()
     if live is None:
         return None
-    WorkspaceActivity.objects.bulk_create([WorkspaceActivity(attempt=live)], ignore_conflicts=True)
+    AttemptActivity.objects.bulk_create([AttemptActivity(attempt=live)], ignore_conflicts=True)
     return _lock_activity(live.pk)
 
 
-def _lock_activity(attempt_id: int) -> WorkspaceActivity | None:
+def _lock_activity(attempt_id: int) -> AttemptActivity | None:
     """Return the locked row of an attempt if it runs."""
-    rows = WorkspaceActivity.objects.select_for_update(of=("self",), no_key=True).filter(
+    rows = AttemptActivity.objects.select_for_update(of=("self",), no_key=True).filter(
         pk=attempt_id, attempt__state=AttemptState.RUNNING.value, attempt__stop_requested_at__isnull=True
     )
     return rows.select_related("attempt__job__owner", "attempt__pool").first()
 
 
-def _clear_countdown(row: WorkspaceActivity) -> None:
+def _clear_countdown(row: AttemptActivity) -> None:
     row.idle_notified_at = row.suspend_at = row.inactive_since = None
     row.save(update_fields=["idle_notified_at", "suspend_at", "inactive_since"])
