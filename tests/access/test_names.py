@@ -192,6 +192,7 @@ OTHERS: dict[str, str] = {
     "Template": "kind category scope",
     "TemplateVersion": "kind",
     "SchedulerCounters": "counts",
+    "AttemptSeconds": "rows",
     "OrphanContainer": "name job gpus ports decision",
     "NodeMetricsMinute": "gpu_uuids utilisation_percent memory_used_mib power_watts temperature_c energy_joules "
     "holders tasks",
@@ -207,6 +208,7 @@ OTHERS: dict[str, str] = {
     "QuotaReplay": "quotas digest error result",
     "Terminal": "session_key secret error",
     "NotebookListing": "notebooks problem",
+    "SavedImage": "problem",
 }
 
 

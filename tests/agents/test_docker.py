@@ -242,7 +242,7 @@ time.sleep(600)"""
 def test_the_terminal_command_opens_a_shell_and_prints_its_pid(node: RigNode, link: Link, start: Any) -> None:
     start("jshell", "sleep", "600")
     engine = arguments.EngineOptions("docker", "127.77.0.1", False, (), LOG_MIB)
-    words = ["docker", *arguments.shell(engine, "fw-rig-jshell-1-0")]
+    words = ["docker", *arguments.shell(engine, "fw-rig-jshell-1-0", terminal=True)]
     spawn = "import json, pty, sys; pty.spawn(json.loads(sys.argv[1]))"
     typed = "id -u; echo $((40+2)); exit\n"
     said = node.execute("python3", "-c", spawn, json.dumps(words), text_in=typed).stdout

@@ -100,6 +100,7 @@ def test_without_an_engine_no_start_is_predicted():
         "nodes": [],
         "victims": [],
         "scaling": [],
+        "launcher_rates": [],
         "alternatives": [],
         "cheaper": None,
         "right_size": None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
@@ -57,3 +58,15 @@ def _is_silent(handler: ast.ExceptHandler) -> bool:
 def test_files_have_at_most_700_lines() -> None:
     long = {name for name, text in MODULES.items() if len(text.splitlines()) > LONGEST_CHAPTER_LINES}
     assert long == set()
+
+
+def test_test_files_named_in_the_documentation_exist() -> None:
+    """Documents name test files with the path below ``tests``, in italics or with ``tests/`` before it."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    named = {
+        (page.name, path)
+        for page in pages
+        for path in re.findall(r"(?<![\w/])(?:tests/)?((?:[a-z_]+/)+test_[a-z_]+\.py)", page.read_text())
+    }
+    assert len(named) > 50
+    assert {(page, path) for page, path in named if not (ROOT / "tests" / path).exists()} == set()

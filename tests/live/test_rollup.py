@@ -193,7 +193,7 @@ def test_a_node_is_read_as_series(db):
         ]
     )
     series = read_node_series(person, node)
-    assert series.minutes_s == [start - 60, start]
+    assert series.times_s == [start - 60, start]
     assert [gpu.utilisation_percent for gpu in series.gpus] == [[None, 40.0], [30.0, None]]
     assert series.energy_joules == 10.0
 

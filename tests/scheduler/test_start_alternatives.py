@@ -159,6 +159,7 @@ def test_two_nodes_with_the_measured_slowdown(cluster) -> None:
             attempt=attempt, rank=0, start_units=0, start_at=now - dt.timedelta(seconds=100),
             completed_units=100 * per_s, reported_at=now, scaling_fingerprint=job_scaling_fingerprint(done),
             workload_fingerprint="x", gpus=8, gpu_model="NVIDIA H200", nodes=nodes, islands=1, levels=0,
+            launcher="torchrun",
         )  # fmt: skip
     NodePool.objects.update(allow_host_network=True)
     found = alternatives_of(cluster, gpus_per_task=8, launcher="torchrun", cpu_milli=4000, memory_mib=8192)

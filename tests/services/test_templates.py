@@ -212,7 +212,7 @@ def test_a_sweep_varies_parameters_and_keeps_the_others(dataset, template) -> No
     ("space", "message"),
     [
         ({"momentum": [0.9]}, "The template has no parameter momentum; it has lr, data, gpus."),
-        ({"gpus": [1, 2]}, "gpus fills a field of the job; a sweep can only vary parameters of the command."),
+        ({"gpus": [1, 2]}, "gpus fills a field of the job; a sweep can only vary parameters of commands."),
         ({"lr": [0.1, 2.0]}, "lr = 2: Must be between 0 and 1."),
     ],
 )

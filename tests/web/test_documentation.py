@@ -33,9 +33,9 @@ def test_every_document_is_rendered_and_its_links_resolve(client_of):
 
 
 def test_search_finds_titles_first_and_then_text():
-    assert [each.title for each in search_help("idle workspaces")][:2] == [
-        "Time limits, idle workspaces, suspension",
-        "Idle workspaces",
+    assert [each.title for each in search_help("idle jobs")][:2] == [
+        "Time limits, idle jobs, suspension",
+        "Idle jobs",
     ]
     assert search_help("elastic jobs")[0].title == "Elastic jobs"
     assert search_help("no such words anywhere at all") == []
@@ -54,10 +54,8 @@ def test_the_palette_finds_actions_templates_and_help(client_of):
 
 
 def test_the_dialog_gets_title_and_first_paragraph(client_of):
-    answer = (
-        client_of("member").get(reverse("help-section", args=["time"]), {"section": "idle-workspaces"}).json()
-    )
-    assert answer["title"] == "Idle workspaces" and answer["url"] == "/help/time/#idle-workspaces"
+    answer = client_of("member").get(reverse("help-section", args=["time"]), {"section": "idle-jobs"}).json()
+    assert answer["title"] == "Idle jobs" and answer["url"] == "/help/time/#idle-jobs"
     assert (
         client_of("member").get(reverse("help-section", args=["time"]), {"section": "x"}).status_code == 404
     )

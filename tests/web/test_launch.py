@@ -280,12 +280,11 @@ def test_dependencies_are_own_jobs_or_others_by_id(dataset, client_of, typed):
     job = Job.objects.get(name="my run")
     assert {row.depends_on for row in job.dependencies.all()} == {mine, colleagues}
     assert job.ignore_dependency_failure
-    page = client.get(reverse("job-run", args=[job.public_id])).content.decode()
     JobVerdict.objects.create(
         job=job, code="dependency", message="It starts after both have ended.", details={"jobs_awaited": 2},
         jobs_ahead=[], decided_at=job.submitted_at, code_since=job.submitted_at,
     )  # fmt: skip
-    page = client.get(reverse("job-run", args=[job.public_id])).content.decode()
+    page = client.get(reverse("job", args=[job.public_id])).content.decode()
     assert "Dependency" in page and "have ended" in page and "No estimate yet" not in page
     assert ">Dependencies</h2>" in page and "even if they fail" in page and mine.name in page
     assert ">Dependents</h2>" in client.get(reverse("job", args=[mine.public_id])).content.decode()

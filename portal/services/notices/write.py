@@ -61,8 +61,8 @@ def write_notices(drafts: Sequence[NoticeDraft], only: Channel | None = None) ->
     """
     if not drafts:
         return []
-    people = {draft.recipient for draft in drafts if draft.recipient is not None}
-    users = {user.pk: user for user in recipients().filter(pk__in=people)}
+    user_ids = {draft.recipient for draft in drafts if draft.recipient is not None}
+    users = {user.pk: user for user in recipients().filter(pk__in=user_ids)}
     now = timezone.now()
     notices: list[Notice] = []
     deliveries: list[NoticeDelivery] = []
