@@ -7,11 +7,15 @@ from django.apps import AppConfig
 from django.conf import settings
 from django.core import checks
 
+from portal.catalogues import compile_catalogues
+
 
 class PortalConfig(AppConfig):
     name = "portal"
 
     def ready(self) -> None:
+        for folder in settings.LOCALE_PATHS:
+            compile_catalogues(folder)
         checks.register(check_separate_site, checks.Tags.security)
 
 

@@ -70,6 +70,7 @@ MIDDLEWARE = [
     "django_htmx.middleware.HtmxMiddleware",
     "portal.policy_middleware.PolicyMiddleware",
     "portal.web.middleware.error_pages.ErrorPageMiddleware",
+    "portal.web.middleware.language.LanguageMiddleware",
 ]
 
 ROOT_URLCONF = "portal.config.urls"
@@ -88,7 +89,11 @@ TEMPLATES: list[dict[str, Any]] = [
                 "django.contrib.messages.context_processors.messages",
                 "portal.web.display.navigation.navigation_context",
             ],
-            "builtins": ["django.templatetags.static", "portal.web.display.template_tags"],
+            "builtins": [
+                "django.templatetags.static",
+                "django.templatetags.i18n",
+                "portal.web.display.template_tags",
+            ],
         },
     },
 ]
@@ -193,7 +198,10 @@ MESSAGE_STORAGE = "django.contrib.messages.storage.session.SessionStorage"  # no
 LANGUAGE_CODE = "en"
 TIME_ZONE = "UTC"
 USE_TZ = True
-USE_I18N = False
+USE_I18N = True
+LANGUAGES = [("en", "English"), ("de", "Deutsch")]
+LOCALE_PATHS = [BASE_DIR / "portal" / "locale"]
+FORMAT_MODULE_PATH = ["portal.config.formats"]
 
 STATIC_URL = "/static/"
 STATIC_ROOT = Path(env.str("FAIRWAY_STATIC_ROOT", str(BASE_DIR / "static" / "root")))

@@ -43,6 +43,7 @@ class Migration(migrations.Migration):
                 ('uid', models.PositiveIntegerField(unique=True)),
                 ('gid', models.PositiveIntegerField()),
                 ('timezone', models.CharField(default='UTC', max_length=64)),
+                ('language', models.CharField(blank=True, db_default='', default='', help_text='Of pages; blank: that of the browser.', max_length=8)),
                 ('created_at', models.DateTimeField(auto_now_add=True)),
                 ('rights_version', models.PositiveIntegerField(default=1, help_text='Incremented when rights are removed; compared by open sockets.')),
             ],

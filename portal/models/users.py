@@ -49,6 +49,9 @@ class User(AbstractBaseUser):
     uid = models.PositiveIntegerField(unique=True)
     gid = models.PositiveIntegerField()
     timezone = models.CharField(max_length=64, default="UTC")
+    language = models.CharField(
+        max_length=8, blank=True, default="", db_default="", help_text="Of pages; blank: that of the browser."
+    )
     created_at = models.DateTimeField(auto_now_add=True)
     rights_version = models.PositiveIntegerField(
         default=1, help_text="Incremented when rights are removed; compared by open sockets."

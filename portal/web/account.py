@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from django import forms
+from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth import update_session_auth_hash
 from django.db import transaction
@@ -57,6 +58,9 @@ class NameForm(forms.Form):
         widget=forms.EmailInput({"class": "form-control", "autocomplete": "email"}),
     )  # fmt: skip
     timezone = time_zone_field("Pages show times in this time zone.")
+    language = forms.ChoiceField(
+        choices=[("", "that of the browser"), *settings.LANGUAGES], required=False, widget=select_input()
+    )
 
 
 class PasswordForm(forms.Form):
@@ -99,7 +103,7 @@ def account(request: HttpRequest, user: User) -> HttpResponse:
 def _page(request: HttpRequest, user: User, status: int = 200, **forms_given: Any) -> HttpResponse:
     context = {
         "name_form": NameForm(
-            initial={"full_name": user.full_name, "email": user.email, "timezone": user.timezone},
+            initial={"full_name": user.full_name, "email": user.email, "timezone": user.timezone, "language": user.language},
             label_suffix="",
         ),
         "password_form": PasswordForm(label_suffix=""),

@@ -21,6 +21,7 @@ from portal.web import (
     sign_in,
     sweeps,
     templates,
+    translations,
     usage,
 )
 from portal.web.experiments import experiments, models
@@ -45,6 +46,7 @@ from portal.web.job import logs as job_logs
 from portal.web.launch import views
 
 urlpatterns = [
+    path("translations.js", translations.script_translations, name="translations"),
     path("", home.home, name="home"),
     path("sign-in/", sign_in.sign_in, name="sign-in"),
     path("sign-in/link/", sign_in.sign_in_link, name="sign-in-link"),

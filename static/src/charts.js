@@ -3,6 +3,7 @@ import uPlot from "uplot";
 import { subscribe } from "./live.js";
 import { drawGpus } from "./gpu_squares.js";
 import { clock } from "./relative_times.js";
+import { translated } from "./translations.js";
 
 const charts = new Map(); // element -> uPlot
 
@@ -73,7 +74,7 @@ function readout(host, u, names, said) { // below the plot: a key and the value 
   const values = names.map((_, i) => (at === null ? last(u.data[i + 1]) : u.data[i + 1][at]));
   const time = at === null ? "newest" : clock(u.data[0][at] * 1000, u.scales.x.max - u.scales.x.min < SHORT_S);
   const known = values.filter((value) => value !== null && value !== undefined);
-  const rows = names.length > MAX_KEYS ? [[`mean of ${names.length}`, known.length ? known.reduce((a, b) => a + b, 0) / known.length : null]] : names.map((name, i) => [name, values[i], i]);
+  const rows = names.length > MAX_KEYS ? [[translated("mean of {count}", { count: names.length }), known.length ? known.reduce((a, b) => a + b, 0) / known.length : null]] : names.map((name, i) => [name, values[i], i]);
   keys.replaceChildren(...[["", time], ...rows].map(([name, value, i]) => {
     const item = document.createElement("li");
     if (i !== undefined) { const key = document.createElement("i"); key.className = "fw-key fw-key--line"; key.style.background = names.length > 1 ? lineColour(i) : colour("--fw-run"); item.append(key); }
@@ -98,7 +99,7 @@ function drawOne(host, data) {
   const now = host.closest(".fw-panel")?.querySelector("[data-now]");
   if (data.at.length === 0 || names.length === 0) {
     host.classList.add("fw-plot--empty");
-    host.textContent = "No measurements yet";
+    host.textContent = translated("No measurements yet");
     if (now) now.textContent = "";
     return;
   }
@@ -109,25 +110,25 @@ function drawOne(host, data) {
   charts.set(host, new uPlot(options(host, names, unit, top), [data.at, ...values], host));
   const ends = values.map(last).filter((v) => v !== null);
   const mean = ends.length ? ends.reduce((a, b) => a + b, 0) / ends.length : null;
-  const of = limit ? ` of ${rounded(limit / scale)}` : "";
-  const words = mean === null ? "unknown" : `${names.length > 1 ? "mean " : ""}${rounded(mean)}${of}\u00a0${unit}`;
+  const of = limit ? ` ${translated("of {limit}", { limit: rounded(limit / scale) })}` : "";
+  const words = mean === null ? translated("unknown") : `${names.length > 1 ? "mean " : ""}${rounded(mean)}${of}\u00a0${unit}`;
   if (now) now.textContent = words;
   host.setAttribute("aria-label", `${host.closest(".fw-panel")?.querySelector("h2")?.textContent}: ${words} at ${minute(data.at.at(-1))}`);
 }
 
 function table(box, data) {
-  const kinds = [["gpu", "GPU use, %", 1], ["gpu_memory", "GPU memory, GiB", 1024], ["power", "Power, W", 1], ["cpu", "CPU, cores", 100], ["memory", "Memory, GiB", 1024]];
+  const kinds = [["gpu", translated("GPU use, %"), 1], ["gpu_memory", translated("GPU memory, GiB"), 1024], ["power", translated("Power, W"), 1], ["cpu", translated("CPU, cores"), 100], ["memory", translated("Memory, GiB"), 1024]];
   const sheet = document.createElement("table");
   sheet.className = "fw-table fw-table--tight";
   const head = sheet.createTHead().insertRow();
   const columns = kinds.flatMap(([kind, title, scale]) => Object.entries(data.lines[kind] ?? {}).map(([name, values]) => [`${title}, ${name}`, values, scale]));
   const bySecond = data.at.length > 1 && data.at[1] - data.at[0] < 60;
-  for (const title of [bySecond ? "Time" : "Minute", ...columns.map(([name]) => name)]) { const cell = document.createElement("th"); cell.scope = "col"; cell.textContent = title; head.append(cell); }
+  for (const title of [bySecond ? translated("Time") : translated("Minute"), ...columns.map(([name]) => name)]) { const cell = document.createElement("th"); cell.scope = "col"; cell.textContent = title; head.append(cell); }
   const body = sheet.createTBody();
   for (let i = data.at.length - 1; i >= 0; i--) {
     const line = body.insertRow();
     line.insertCell().textContent = clock(data.at[i] * 1000, bySecond);
-    for (const [, values, scale] of columns) { const cell = line.insertCell(); cell.className = "fw-num"; cell.textContent = values[i] === null ? "unknown" : rounded(values[i] / scale); }
+    for (const [, values, scale] of columns) { const cell = line.insertCell(); cell.className = "fw-num"; cell.textContent = values[i] === null ? translated("unknown") : rounded(values[i] / scale); }
   }
   box.replaceChildren(sheet);
 }

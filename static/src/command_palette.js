@@ -1,4 +1,6 @@
 // Ctrl-K: go to a page, a job, a node or help by name, or act. Pages come from the side bar, the rest from the server.
+import { translated } from "./translations.js";
+
 let chosen = 0;
 let asked = 0;
 let timer = 0;
@@ -8,15 +10,15 @@ const items = () => [...dialog().querySelectorAll("[role=option]:not([hidden])")
 
 function pages() {
   return [...document.querySelectorAll(".fw-side nav a")].map((link) => ({
-    name: link.querySelector("[data-name]").textContent, url: link.href, key: link.dataset.key, kind: "page",
+    name: link.querySelector("[data-name]").textContent, url: link.href, key: link.dataset.key, kind: translated("page"),
   }));
 }
 
 // Actions of this page: they click the control that does the same.
 const ACTIONS = [
-  { name: "Change colours", click: "[data-theme-switch]" },
-  { name: "Explain this page, keyboard shortcuts", click: "[data-shortcuts]" },
-  { name: "Sign out", click: ".fw-side form button" },
+  { name: translated("Change colours"), click: "[data-theme-switch]" },
+  { name: translated("Explain this page, keyboard shortcuts"), click: "[data-shortcuts]" },
+  { name: translated("Sign out"), click: ".fw-side form button" },
 ];
 
 function run(row) {
@@ -35,7 +37,7 @@ function option(entry) {
   name.textContent = entry.name;
   const more = document.createElement("span");
   more.className = "fw-cap fw-push";
-  more.textContent = entry.note ?? (entry.key ? `g ${entry.key}` : entry.kind ?? "action");
+  more.textContent = entry.note ?? (entry.key ? `g ${entry.key}` : entry.kind ?? translated("action"));
   row.append(name, more);
   return row;
 }
@@ -63,7 +65,12 @@ async function search(words) {
   choose(chosen);
   const status = dialog().querySelector("[role=status]");
   status.classList.toggle("fw-sr", items().length > 0);
-  status.textContent = items().length ? `${items().length} ${items().length === 1 ? "result" : "results"}` : "No results that you may see.";
+  status.textContent = results(items().length);
+}
+
+function results(count) {
+  if (count === 0) return translated("No results that you may see.");
+  return count === 1 ? translated("1 result") : translated("{count} results", { count });
 }
 
 export function openPalette() {

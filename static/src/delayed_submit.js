@@ -1,5 +1,7 @@
 // Stop buttons ask for no confirmation: the form is posted after a few seconds in which it can be undone.
 // Leaving the page posts it at once; without scripts the form is posted directly.
+import { translated } from "./translations.js";
+
 const WAIT_S = 5;
 
 function note(form, action) {
@@ -12,7 +14,7 @@ function note(form, action) {
   const back = document.createElement("button");
   back.type = "button";
   back.className = "fw-link fw-push";
-  back.textContent = "Undo";
+  back.textContent = translated("Undo");
   row.append(text, back);
   place.append(row);
   return { row, text, back, action };

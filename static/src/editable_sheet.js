@@ -1,4 +1,6 @@
 // The quota sheet: an edited number is marked at once, with the old one below it, and the rail counts the changes.
+import { translated } from "./translations.js";
+
 export function startSheet(root) {
   const sheet = root.matches?.("[data-quota-sheet]") ? root : root.querySelector("[data-quota-sheet]");
   if (!sheet) return;
@@ -13,12 +15,12 @@ export function startSheet(root) {
       was.className = "fw-previous-value";
       const old = document.createElement("s");
       old.textContent = field.dataset.seen;
-      was.append("was ", old);
+      was.append(`${translated("was")} `, old);
       field.after(was);
     }
     if (!dirty && was) was.remove();
     const changes = sheet.querySelectorAll(".fw-edit[data-dirty]").length;
-    if (count) count.textContent = changes === 0 ? "no changes" : changes === 1 ? "1\u00a0change" : `${changes}\u00a0changes`;
+    if (count) count.textContent = changes === 0 ? translated("no changes") : changes === 1 ? translated("1 change") : translated("{changes} changes", { changes });
   };
   const leave = (event) => { if (sheet.querySelector(".fw-edit[data-dirty]")) event.preventDefault(); };
   window.addEventListener("beforeunload", leave);

@@ -3,6 +3,8 @@
 // and the chip in the page head shows the age of the data. It shows "live" once the server has acknowledged the
 // subscriptions of the page; what was announced between rendering and subscription, the server sends as "missed".
 // Messages can still be lost, so an open page also polls about once a minute.
+import { translated } from "./translations.js";
+
 const POLL_MS = 5000;
 const FALLBACK_POLL_MS = 60000;
 const DEBOUNCE_MS = 400; // several messages at once are one fetch
@@ -125,12 +127,12 @@ function updateStatusChip() {
     const silent = sampled ? Math.round((Date.now() - sampled) / 1000 + lag) : 0;
     if (isSubscribed && silent < 10) {
       mark.removeAttribute("data-late");
-      mark.textContent = sampled ? `live, ${lag.toFixed(1)}\u00a0s old` : "live";
+      mark.textContent = sampled ? translated("live, {seconds} s old", { seconds: lag.toFixed(1) }) : translated("live");
       continue;
     }
-    if (isSubscribed) { mark.setAttribute("data-late", ""); mark.textContent = `values are ${silent}\u00a0s old`; continue; }
+    if (isSubscribed) { mark.setAttribute("data-late", ""); mark.textContent = translated("values are {silent} s old", { silent }); continue; }
     mark.setAttribute("data-late", "");
-    mark.textContent = `data is ${age}\u00a0s old`;
+    mark.textContent = translated("data is {age} s old", { age });
   }
 }
 

@@ -1,5 +1,6 @@
 // Searches the complete log of all ranks on the server, and steps from match to match. The query is the filter's: text, or /pattern/.
 import { clock } from "./relative_times.js";
+import { translated } from "./translations.js";
 
 const SHOWN_AT_MOST = 1000;
 
@@ -28,8 +29,9 @@ export function startSearch(box, { filter, stream, labels, rank, goTo }) {
   const say = () => {
     const count = list.childElementCount;
     const place = [...list.children].findIndex((line) => line.hasAttribute("aria-current"));
-    const some = `${count.toLocaleString("en")}${next ? " or more" : ""} ${count === 1 && !next ? "line matches" : "lines match"}`;
-    told.textContent = place < 0 ? `${some}.` : `${place + 1} of ${some}.`;
+    const shown = count.toLocaleString("en");
+    const some = next ? translated("{shown} or more lines match.", { shown }) : count === 1 ? translated("1 line matches.") : translated("{shown} lines match.", { shown });
+    told.textContent = place < 0 ? some : translated("{place} of {some}", { place: place + 1, some });
   };
 
   async function more() {
@@ -53,12 +55,12 @@ export function startSearch(box, { filter, stream, labels, rank, goTo }) {
     next = "";
     list.replaceChildren();
     panel.hidden = false;
-    if (!filter.value.trim()) { told.textContent = "Enter a search term first."; filter.focus(); return; }
-    told.textContent = "Searching …";
+    if (!filter.value.trim()) { told.textContent = translated("Enter a search term first."); filter.focus(); return; }
+    told.textContent = translated("Searching …");
     try {
       do if (!(await more())) return; while (next && list.childElementCount === 0 && mine === asked);
       say();
-    } catch { told.textContent = "The log could not be searched. Try again."; }
+    } catch { told.textContent = translated("The log could not be searched. Try again."); }
   }
 
   async function step(by) {

@@ -1,6 +1,7 @@
 // Follows logs by cursor: fetches what follows the last line, on each message of the socket and every few seconds.
 import { subscribe } from "./live.js";
 import { clock } from "./relative_times.js";
+import { translated } from "./translations.js";
 
 const EVERY_MS = 2000;
 const REST_EVERY_MS = 10000;
@@ -47,7 +48,7 @@ function follow(box) {
       const found = new RegExp(pattern[1], "i");
       test = (text) => found.test(text);
     } catch (problem) {
-      fault = `The pattern is not a regular expression (${problem.message.split(": ").pop()})`;
+      fault = translated("The pattern is not a regular expression ({problem})", { problem: problem.message.split(": ").pop() });
       test = () => true;
     }
   }
@@ -104,7 +105,7 @@ function follow(box) {
       tell();
       if (again) setTimeout(look, 50);
     } catch (problem) {
-      foot.textContent = "The log could not be read; retrying.";
+      foot.textContent = translated("The log could not be read; retrying.");
       if (!(problem instanceof TypeError) && !(problem instanceof Error)) throw problem;
     } finally {
       busy = false;
@@ -118,16 +119,20 @@ function follow(box) {
     const done = ranks().every((rank) => state.get(rank)?.complete);
     const parts = [];
     if (fault) parts.push(fault);
-    if (rows.length === 0) parts.push(box.hasAttribute("data-growing") ? "No line yet." : "The log is empty.");
-    else parts.push(shown === rows.length ? `${rows.length.toLocaleString("en")} ${rows.length === 1 ? "line" : "lines"}` : `${shown.toLocaleString("en")} of ${rows.length.toLocaleString("en")} lines match`);
+    if (rows.length === 0) parts.push(box.hasAttribute("data-growing") ? translated("No line yet.") : translated("The log is empty."));
+    else {
+      const count = rows.length.toLocaleString("en");
+      if (shown < rows.length) parts.push(translated("{shown} of {count} lines match", { shown: shown.toLocaleString("en"), count }));
+      else parts.push(rows.length === 1 ? translated("1 line") : translated("{count} lines", { count }));
+    }
     const known = ranks().map((rank) => state.get(rank)).filter(Boolean);
-    if (known.some(({ removed }) => removed)) parts.splice(0, 1, "This log was removed after the retention period");
+    if (known.some(({ removed }) => removed)) parts.splice(0, 1, translated("This log was removed after the retention period"));
     const beyond = known.reduce((sum, { beyond: bytes }) => sum + (bytes || 0), 0);
-    if (beyond > 0) parts.push(`${beyond.toLocaleString("en")} bytes beyond the size limit of a log`);
-    if (dropped > 0) parts.push("earlier lines are in the download");
-    if (done && rows.length) parts.push("the log is complete");
+    if (beyond > 0) parts.push(translated("{beyond} bytes beyond the size limit of a log", { beyond: beyond.toLocaleString("en") }));
+    if (dropped > 0) parts.push(translated("earlier lines are in the download"));
+    if (done && rows.length) parts.push(translated("the log is complete"));
     const lost = new Map(ranks().map((rank) => state.get(rank)).filter((known) => known?.lost).map((known) => [known.lost, known.since]));
-    const words = [...lost].map(([message, since]) => (since ? `${message} Since ${clock(since)}.` : message));
+    const words = [...lost].map(([message, since]) => (since ? translated("{message} Since {time}.", { message, time: clock(since) }) : message));
     foot.textContent = [words.length ? `${parts.join(", ")}.` : parts.join(", "), ...words].join(" ");
     foot.classList.toggle("fw-warn-t", words.length > 0);
   }

@@ -1,6 +1,7 @@
 // Desktop notifications of notices while a page is open, and push messages for when none is. Several tabs and the push
 // message show one notification, by its tag.
 import { subscribe } from "./live.js";
+import { translated } from "./translations.js";
 
 export function startNotices() {
   if (!document.body.dataset.me || !window.Notification) return;
@@ -16,7 +17,7 @@ export function startNotices() {
     showDesktopPermission(document.body);
     if (button.matches("[data-push-ask]")) await subscribePush(button.form).catch((problem) => {
       const text = document.getElementById("push-error");
-      text.textContent = `This browser could not subscribe: ${problem.message}`;
+      text.textContent = translated("This browser could not subscribe: {problem}", { problem: problem.message });
       text.hidden = false;
     });
   });

@@ -1,4 +1,6 @@
 // Small habits of pages: tabs, copy buttons, fields that submit their form, rows that can be selected together.
+import { translated } from "./translations.js";
+
 document.querySelector(".fw-nav [aria-current]")?.scrollIntoView({ block: "nearest" }); // the side bar may scroll
 
 export function startTabs() {
@@ -41,7 +43,7 @@ export function startCopy() {
     await navigator.clipboard.writeText((from.value ?? from.textContent).trim());
     const before = button.textContent;
     button.dataset.done = "";
-    if (before.trim()) { button.textContent = "Copied"; setTimeout(() => { button.textContent = before; }, 1500); }
+    if (before.trim()) { button.textContent = translated("Copied"); setTimeout(() => { button.textContent = before; }, 1500); }
   });
 }
 

@@ -1,4 +1,6 @@
 // Updates relative times while a page is open; the exact time is in the title.
+import { translated } from "./translations.js";
+
 const UNITS = [[86400, "d"], [3600, "h"], [60, "min"]];
 
 // Countdowns count against the server's clock: a browser may be minutes off. Smaller differences are latency.
@@ -29,9 +31,9 @@ function refresh() {
   for (const time of document.querySelectorAll("time[data-ago], time[data-left], time[data-since]")) {
     const at = Date.parse(time.dateTime) / 1000;
     if (Number.isNaN(at)) continue;
-    if ("ago" in time.dataset) time.textContent = now - at < 5 ? "just now" : `${spoken(now - at)} ago`;
+    if ("ago" in time.dataset) time.textContent = now - at < 5 ? translated("just now") : translated("{time} ago", { time: spoken(now - at) });
     else if ("since" in time.dataset) time.textContent = spoken(now - at);
-    else time.textContent = at > now ? `${spoken(at - now)} left` : "time is up";
+    else time.textContent = at > now ? translated("{time} left", { time: spoken(at - now) }) : translated("time is up");
   }
 }
 

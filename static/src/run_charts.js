@@ -1,5 +1,6 @@
 // Curves of runs with uPlot: a panel for each metric, one axis of steps, a readout table below with best and last values.
 import uPlot from "uplot";
+import { translated } from "./translations.js";
 
 const LETTERS = "ABCD";
 const DASHES = [[], [7, 3], [2, 3], [9, 3, 2, 3]];
@@ -29,8 +30,8 @@ function element(tag, name, text) {
 function readout(runs, curves, alone) {
   const sheet = element("table", "fw-table fw-table--tight fw-mt-2");
   const head = sheet.createTHead().insertRow();
-  const at = element("th", "fw-num", "at the cursor");
-  head.append(element("th", "", "Run"), at, element("th", "fw-num", "lowest"), element("th", "fw-num", "highest"), element("th", "fw-num", "last"));
+  const at = element("th", "fw-num", translated("at the cursor"));
+  head.append(element("th", "", translated("Run")), at, element("th", "fw-num", translated("lowest")), element("th", "fw-num", translated("highest")), element("th", "fw-num", translated("last")));
   const cells = runs.map((run, i) => {
     const line = sheet.insertRow();
     line.dataset.c = String(i + 1);
@@ -65,7 +66,7 @@ function draw(panel, name, runs, curves) {
   const font = "11px system-ui, sans-serif";
   const follow = (u) => {
     const index = u.cursor.idx;
-    at.textContent = index === null || index === undefined ? "at the cursor" : `at step ${shown(data[0][index])}`;
+    at.textContent = index === null || index === undefined ? translated("at the cursor") : translated("at step {step}", { step: shown(data[0][index]) });
     cells.forEach((cell, i) => { cell.textContent = index === null || index === undefined ? "" : shown(data[i + 1][index]); });
   };
   panel.plot = new uPlot({
@@ -89,7 +90,7 @@ function draw(panel, name, runs, curves) {
       points: { show: (u) => u.data[0].length === 1, size: 6 },
     }))],
   }, data, host);
-  host.setAttribute("aria-label", `${name} by step of ${runs.map((run) => run.name).join(", ")}`);
+  host.setAttribute("aria-label", translated("{name} by step of {runs}", { name, runs: runs.map((run) => run.name).join(", ") }));
 }
 
 function panelFor(box, name) {
@@ -113,12 +114,12 @@ function render(box) {
 async function fill(box) {
   const answer = await fetch(box.dataset.runCharts, { headers: { Accept: "application/json" } });
   const note = box.querySelector("p");
-  if (!answer.ok) { if (note) note.textContent = "The curves cannot be read now. Reload the page to try again."; return true; }
+  if (!answer.ok) { if (note) note.textContent = translated("The curves cannot be read now. Reload the page to try again."); return true; }
   box.fairwayData = await answer.json();
   const { metrics, omitted } = box.fairwayData;
   const none = Object.keys(metrics).length === 0;
   note.hidden = !none && omitted === 0;
-  note.textContent = none ? "No metrics yet" : `${omitted} more metrics are in the table of the run.`;
+  note.textContent = none ? translated("No metrics yet") : translated("{omitted} more metrics are in the table of the run.", { omitted });
   render(box);
   return box.fairwayData.runs.some((run) => run.running);
 }

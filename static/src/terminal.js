@@ -3,6 +3,7 @@
 // how it ended from there (agents/node/terminals/terminal.py).
 import { FitAddon } from "@xterm/addon-fit";
 import { Terminal } from "@xterm/xterm";
+import { translated } from "./translations.js";
 
 const ASK_EVERY_MS = 120;
 const ASKED_AT_MOST_MS = 20_000;
@@ -34,9 +35,9 @@ function coloursOf(box) {
 }
 
 const ENDS = {
-  exited: (word) => (word.exit_code ? `The shell has exited with code ${word.exit_code}.` : "The shell has exited."),
-  idle: () => "Closed because of inactivity.",
-  task_ended: () => "The job has ended, so its terminals are closed.",
+  exited: (word) => (word.exit_code ? translated("The shell has exited with code {code}.", { code: word.exit_code }) : translated("The shell has exited.")),
+  idle: () => translated("Closed because of inactivity."),
+  task_ended: () => translated("The job has ended, so its terminals are closed."),
 };
 
 class Session {
@@ -58,7 +59,7 @@ class Session {
     const until = Date.now() + ASKED_AT_MOST_MS;
     const { state } = status;
     while (!status.refusal && !status.listens) {
-      if (Date.now() > until) throw new Error("The node did not answer in time.");
+      if (Date.now() > until) throw new Error(translated("The node did not answer in time."));
       await new Promise((go) => { setTimeout(go, ASK_EVERY_MS); });
       status = await (await fetch(state, { headers: { Accept: "application/json" } })).json();
     }
@@ -77,7 +78,7 @@ class Session {
   hear(data) {
     if (typeof data === "string") {
       const word = JSON.parse(data);
-      this.last = ENDS[word.ended]?.(word) ?? "The terminal has ended.";
+      this.last = ENDS[word.ended]?.(word) ?? translated("The terminal has ended.");
       return;
     }
     this.term.write(new Uint8Array(data), () => {
@@ -98,7 +99,7 @@ class Session {
   }
 
   close(code) {
-    if (!this.last) this.last = code === RIGHT_ENDED ? "You no longer have access to it." : "The connection was lost, and the shell ended with it.";
+    if (!this.last) this.last = code === RIGHT_ENDED ? translated("You no longer have access to it.") : translated("The connection was lost, and the shell ended with it.");
     this.ended(this.last);
   }
 }
@@ -109,7 +110,7 @@ function start(part) {
   const foot = part.querySelector("[data-terminal-foot]");
   const anew = form.querySelector("button");
   const reader = part.querySelector("[data-terminal-reader]");
-  const say = (words) => { foot.textContent = words || "Connected."; };
+  const say = (words) => { foot.textContent = words || translated("Connected."); };
   keepPolicy();
   const term = new Terminal({
     fontFamily: getComputedStyle(box).fontFamily,
@@ -126,7 +127,7 @@ function start(part) {
   const words = new TextEncoder();
   const begin = async () => {
     anew.hidden = true;
-    say("Opening …");
+    say(translated("Opening …"));
     session = new Session(term, say, (why) => { say(why); anew.hidden = false; });
     try {
       await session.open(form);

@@ -1,12 +1,18 @@
 // The button that switches between light, dark and auto, and shows the current one.
+import { translated } from "./translations.js";
+
 const ORDER = ["light", "dark", "auto"];
-const WORDS = { light: "light", dark: "dark", auto: "system" };
+
+function word(theme) {
+  if (theme === "light") return translated("light");
+  return theme === "dark" ? translated("dark") : translated("system");
+}
 
 function label() {
   const theme = document.documentElement.dataset.theme;
   for (const button of document.querySelectorAll("[data-theme-switch]")) {
-    button.setAttribute("aria-label", `Colours: ${WORDS[theme]}. Change`);
-    button.title = `Colours: ${WORDS[theme]}`;
+    button.setAttribute("aria-label", translated("Colours: {theme}. Change", { theme: word(theme) }));
+    button.title = translated("Colours: {theme}", { theme: word(theme) });
   }
 }
 

@@ -8,6 +8,7 @@ import secrets
 import zoneinfo
 from typing import Any
 
+from django.conf import settings
 from django.contrib.auth.password_validation import validate_password
 from django.core.exceptions import ValidationError
 from django.core.validators import validate_email
@@ -168,12 +169,14 @@ def do_use_magic_link(code: str) -> User:
 
 
 def do_change_account(user: User, **changes: Any) -> User:
-    """Change one's own name, e-mail address or time zone."""
-    unknown = set(changes) - {"full_name", "email", "timezone"}
+    """Change one's own name, e-mail address, time zone or language (blank: that of the browser)."""
+    unknown = set(changes) - {"full_name", "email", "timezone", "language"}
     if unknown:
         raise ValueError(f"not changeable: {unknown}")
     if "timezone" in changes and changes["timezone"] not in zoneinfo.available_timezones():
         raise InvalidRequest(fields={"timezone": "There is no such time zone."})
+    if changes.get("language") and changes["language"] not in dict(settings.LANGUAGES):
+        raise InvalidRequest(fields={"language": "There is no such language."})
     _check_email(changes.get("email", ""))
     for key, value in changes.items():
         setattr(user, key, value)

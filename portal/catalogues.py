@@ -1,0 +1,28 @@
+"""Catalogues of translated texts: compiled at start from the ``.po`` files, which are what is kept."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import polib
+
+log = logging.getLogger(__name__)
+
+
+def compile_catalogues(folder: Path) -> None:
+    """Write a ``.mo`` file beside each ``.po`` file below the folder, where it is missing or older.
+
+    Pages are in English where it cannot be written.
+    """
+    for source in folder.glob("*/LC_MESSAGES/*.po"):
+        compiled = source.with_suffix(".mo")
+        if compiled.exists() and compiled.stat().st_mtime_ns >= source.stat().st_mtime_ns:
+            continue
+        draft = compiled.with_suffix(f".{os.getpid()}")
+        try:
+            polib.pofile(str(source)).save_as_mofile(str(draft))
+            draft.replace(compiled)
+        except OSError as problem:
+            log.warning("%s cannot be written: %s", compiled, problem)
