@@ -103,7 +103,12 @@ def account(request: HttpRequest, user: User) -> HttpResponse:
 def _page(request: HttpRequest, user: User, status: int = 200, **forms_given: Any) -> HttpResponse:
     context = {
         "name_form": NameForm(
-            initial={"full_name": user.full_name, "email": user.email, "timezone": user.timezone, "language": user.language},
+            initial={
+                "full_name": user.full_name,
+                "email": user.email,
+                "timezone": user.timezone,
+                "language": user.language,
+            },
             label_suffix="",
         ),
         "password_form": PasswordForm(label_suffix=""),

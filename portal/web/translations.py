@@ -1,4 +1,4 @@
-"""Texts of scripts in the language of the page, and labels of the domain that pages translate where they show them."""
+"""Texts of scripts in the language of the page, and labels of the domain that pages translate."""
 
 from __future__ import annotations
 

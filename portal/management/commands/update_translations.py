@@ -56,7 +56,7 @@ class Command(BaseCommand):
 
 
 def update_catalogue(source: Path, messages: set[Message], *, write: bool) -> bool:
-    """Make the entries of a catalogue those of the messages, in the order of their texts; return whether it changed."""
+    """Make the entries of a catalogue those of the messages, in order; return whether it changed."""
     old = polib.pofile(str(source), wrapwidth=100)
     known = {entry.msgid: entry for entry in old if not entry.obsolete}
     new = polib.POFile(wrapwidth=100)
@@ -103,7 +103,7 @@ def _without_singular_twins(found: Iterator[Message]) -> set[Message]:
 def template_messages(path: Path) -> Iterator[Message]:
     """Return the texts of ``{% translate %}``, ``{% blocktranslate %}`` and ``_("…")``, as Django looks them up."""
     source = path.read_text()
-    nodes = Template(source, engine=Engine.get_default()).nodelist
+    nodes: Any = Template(source, engine=Engine.get_default()).nodelist  # its nodes have no types
     for node in nodes.get_nodes_by_type(TranslateNode):
         text = node.filter_expression.var.literal
         if isinstance(text, str):
