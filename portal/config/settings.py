@@ -88,7 +88,11 @@ TEMPLATES: list[dict[str, Any]] = [
                 "django.contrib.messages.context_processors.messages",
                 "portal.web.display.navigation.navigation_context",
             ],
-            "builtins": ["django.templatetags.static", "portal.web.display.template_tags"],
+            "builtins": [
+                "django.templatetags.static",
+                "django.templatetags.i18n",
+                "portal.web.display.template_tags",
+            ],
         },
     },
 ]
