@@ -28,10 +28,11 @@ _IN_SCRIPT = re.compile(r'\btranslated\(\s*"((?:[^"\\]|\\.)*)"')
 
 @dataclass(frozen=True)
 class Message:
-    """A text, and its plural where it has one."""
+    """A text, its plural, and what tells it from an equal text with another meaning; both mostly blank."""
 
     text: str
     plural: str = ""
+    context: str = ""
 
 
 class Command(BaseCommand):
@@ -58,14 +59,15 @@ class Command(BaseCommand):
 def update_catalogue(source: Path, messages: set[Message], *, write: bool) -> bool:
     """Make the entries of a catalogue those of the messages, in order; return whether it changed."""
     old = polib.pofile(str(source), wrapwidth=100)
-    known = {entry.msgid: entry for entry in old if not entry.obsolete}
+    known = {(entry.msgid, entry.msgctxt or ""): entry for entry in old if not entry.obsolete}
     new = polib.POFile(wrapwidth=100)
     new.metadata = old.metadata
-    for message in sorted(messages, key=lambda each: (each.text, each.plural)):
-        entry = known.get(message.text)
+    for message in sorted(messages, key=lambda each: (each.text, each.plural, each.context)):
+        entry = known.get((message.text, message.context))
         if entry is None or entry.msgid_plural != message.plural:
             translated = {"msgstr_plural": {0: "", 1: ""}} if message.plural else {"msgstr": ""}
             entry = polib.POEntry(msgid=message.text, msgid_plural=message.plural, **translated)
+            entry.msgctxt = message.context or None
         entry.flags = ["python-format"] if "%(" in message.text else []
         new.append(entry)
     changed = str(new) != str(old)
@@ -107,7 +109,8 @@ def template_messages(path: Path) -> Iterator[Message]:
     for node in nodes.get_nodes_by_type(TranslateNode):
         text = node.filter_expression.var.literal
         if isinstance(text, str):
-            yield Message(text.replace("%", "%%"))
+            context = node.message_context.var if node.message_context else ""
+            yield Message(text.replace("%", "%%"), context=str(context))
     for node in nodes.get_nodes_by_type(BlockTranslateNode):
         plural = node.render_token_list(node.plural)[0] if node.plural else ""
         yield Message(node.render_token_list(node.singular)[0], plural)
