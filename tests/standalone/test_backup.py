@@ -67,7 +67,7 @@ def manage(*arguments: str, data: Path, program: str | None = None) -> subproces
         input=program,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
         check=False,
     )
 
