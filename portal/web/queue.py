@@ -11,6 +11,8 @@ from django.core.paginator import Paginator
 from django.db.models import Prefetch
 from django.http import HttpRequest, HttpResponse, QueryDict
 from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from portal.access import AccessPolicy, visible_nodes
 from portal.domain.reasons import VerdictCode
@@ -42,7 +44,7 @@ from portal.web.views import page, render_live
 
 JOBS_PER_PAGE = 50
 NODES_PER_PAGE = 30
-SPANS = {"6h": ("6 h", 6, 1), "12h": ("12 h", 12, 2), "3d": ("3 days", 72, 12)}
+SPANS = {"6h": ("6 h", 6, 1), "12h": ("12 h", 12, 2), "3d": (gettext_lazy("3 days"), 72, 12)}
 """Label, hours, and hours between ticks of the axis."""
 PAST_FRACTION = 0.15
 """Part of the plot before now."""
@@ -144,9 +146,9 @@ class QueueRow:
     @property
     def label(self) -> str:
         if self.job.held:
-            return "Held"
+            return _("Held")
         if self.verdict is None:
-            return "New"
+            return _("New")
         code = self.verdict.code
         if code in set(VerdictCode) and (word := VERDICT_LABELS.get(VerdictCode(code))):
             return word
