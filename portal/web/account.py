@@ -82,7 +82,7 @@ class TokenForm(forms.Form):
     )
     scopes = forms.MultipleChoiceField(
         label=gettext_lazy("May"),
-        choices=Scope.choices,
+        choices=[(scope.value, gettext_lazy(scope.label)) for scope in Scope],
         initial=[Scope.READ.value, Scope.JOBS.value],
         widget=forms.CheckboxSelectMultiple({"class": "form-check-input"}),
     )
