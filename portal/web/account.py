@@ -75,6 +75,7 @@ class PasswordForm(forms.Form):
 
 class TokenForm(forms.Form):
     name = forms.CharField(
+        label=gettext_lazy("Name"),
         max_length=100,
         widget=forms.TextInput(
             {"class": "form-control", "placeholder": gettext_lazy("laptop, nightly runs")}

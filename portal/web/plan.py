@@ -69,8 +69,10 @@ PROGRAMS = (PROFILE_PROGRAM, PIPELINE_PROGRAM)
 
 
 class ProfileForm(forms.Form):
-    project = forms.ChoiceField(widget=select_input())
-    name = forms.CharField(max_length=100, widget=text_input(placeholder="resnet50, batch 64"))
+    project = forms.ChoiceField(label=gettext_lazy("Project"), widget=select_input())
+    name = forms.CharField(
+        label=gettext_lazy("Name"), max_length=100, widget=text_input(placeholder="resnet50, batch 64")
+    )
     profile = forms.FileField(
         label=gettext_lazy("Profile (JSON)"),
         widget=forms.FileInput({"class": "form-control", "accept": ".json"}),
@@ -103,9 +105,11 @@ def _refuse_constant(text: str) -> None:
 
 
 class PlanForm(forms.Form):
-    profile = forms.ChoiceField(widget=select_input())
-    pool = forms.ChoiceField(required=False, widget=select_input())
-    nodes = forms.IntegerField(min_value=1, max_value=MAX_NODES, widget=text_input(inputmode="numeric"))
+    profile = forms.ChoiceField(label=gettext_lazy("Profile"), widget=select_input())
+    pool = forms.ChoiceField(label=gettext_lazy("Pool"), required=False, widget=select_input())
+    nodes = forms.IntegerField(
+        label=gettext_lazy("Nodes"), min_value=1, max_value=MAX_NODES, widget=text_input(inputmode="numeric")
+    )
     gpus_per_node = forms.IntegerField(
         label=gettext_lazy("GPUs per node"),
         min_value=1,

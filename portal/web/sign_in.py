@@ -49,8 +49,12 @@ KNOWN_BROWSER_TTL_S = 90 * 24 * 3600
 class SignInForm(forms.Form):
     """Username and password; errors do not reveal which was wrong."""
 
-    username = forms.CharField(max_length=63, widget=text_input(autocomplete="username", autofocus=True))
-    password = password_field()
+    username = forms.CharField(
+        label=gettext_lazy("Username"),
+        max_length=63,
+        widget=text_input(autocomplete="username", autofocus=True),
+    )
+    password = password_field(label=gettext_lazy("Password"))
 
 
 @access_policy(AccessPolicy.PUBLIC)
@@ -202,6 +206,7 @@ def sign_in_link(request: HttpRequest) -> HttpResponse:
 
 class InvitationForm(forms.Form):
     username = forms.CharField(
+        label=gettext_lazy("Username"),
         max_length=63,
         help_text=gettext_lazy(
             "Lower-case letters, digits and hyphens. Your jobs and files carry this name."
@@ -214,7 +219,7 @@ class InvitationForm(forms.Form):
         required=False,
         widget=text_input(autocomplete="name"),
     )
-    password = new_password_field()
+    password = new_password_field(label=gettext_lazy("Password"))
     timezone = time_zone_field(**{"data-detect-time-zone": ""})
 
 

@@ -225,15 +225,22 @@ def change(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
 class ImportForm(forms.Form):
     """An experiment file, as text or upload, and where it runs."""
 
-    project = PublicIdChoiceField(queryset=Project.objects.none(), widget=select_input())
-    environment = PublicIdChoiceField(queryset=Environment.objects.none(), widget=select_input())
+    project = PublicIdChoiceField(
+        label=gettext_lazy("Project"), queryset=Project.objects.none(), widget=select_input()
+    )
+    environment = PublicIdChoiceField(
+        label=gettext_lazy("Environment"), queryset=Environment.objects.none(), widget=select_input()
+    )
     pool = PublicIdChoiceField(
+        label=gettext_lazy("Pool"),
         queryset=NodePool.objects.none(),
         required=False,
         empty_label=gettext_lazy("Any pool"),
         widget=select_input(),
     )
-    file = forms.FileField(required=False, widget=forms.ClearableFileInput({"class": "form-control"}))
+    file = forms.FileField(
+        label=gettext_lazy("File"), required=False, widget=forms.ClearableFileInput({"class": "form-control"})
+    )
     experiment = forms.CharField(
         label=gettext_lazy("Experiment"),
         required=False,

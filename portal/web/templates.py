@@ -119,18 +119,23 @@ def _parameter_form(row: Template) -> forms.Form:
 class TemplateForm(forms.Form):
     """A template as its author writes it; fields, parameters and sweep are YAML."""
 
-    title = forms.CharField(max_length=200, widget=text_input())
+    title = forms.CharField(label=gettext_lazy("Title"), max_length=200, widget=text_input())
     name = forms.CharField(
+        label=gettext_lazy("Name"),
         max_length=63,
         widget=text_input(),
         help_text=gettext_lazy("Lower-case letters, digits and hyphens; for scripts."),
     )
-    description = forms.CharField(max_length=5000, required=False, widget=text_area(2))
+    description = forms.CharField(
+        label=gettext_lazy("Description"), max_length=5000, required=False, widget=text_area(2)
+    )
     category = forms.ChoiceField(
+        label=gettext_lazy("Category"),
         choices=[(each.value, gettext_lazy(each.value.capitalize())) for each in TemplateCategory],
         widget=select_input(),
     )
     kind = forms.ChoiceField(
+        label=gettext_lazy("Kind"),
         choices=[
             (JobKind.TRAINING.value, gettext_lazy("Job")),
             (JobKind.WORKSPACE.value, gettext_lazy("Notebook")),
@@ -138,6 +143,7 @@ class TemplateForm(forms.Form):
         widget=select_input(),
     )
     environment = PublicIdChoiceField(
+        label=gettext_lazy("Environment"),
         queryset=Environment.objects.none(),
         required=False,
         empty_label=gettext_lazy("Chosen at launch"),

@@ -8,6 +8,7 @@ from typing import Any
 
 from django.db import transaction
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 
 from portal.access import Permission, permitted_job_ids
 from portal.domain.states import TERMINAL_JOB_STATES, DesiredState, JobKind, JobState
@@ -95,22 +96,35 @@ def _release_refusal(user: User, job: Job) -> str | None:
 
 
 BULK_ACTIONS: Mapping[str, BulkAction] = {
-    "stop": BulkAction("Stop", "stopped", _stop_refusal, lambda user, job, _: do_cancel_job(user, job)),
-    "requeue": BulkAction("Requeue", "requeued", _requeue_refusal, _requeue),
-    "hold": BulkAction("Hold", "held", _hold_refusal, lambda user, job, _: do_hold_job(user, job, True)),
+    "stop": BulkAction(
+        gettext_noop("Stop"),
+        gettext_noop("stopped"),
+        _stop_refusal,
+        lambda user, job, _: do_cancel_job(user, job),
+    ),
+    "requeue": BulkAction(gettext_noop("Requeue"), gettext_noop("requeued"), _requeue_refusal, _requeue),
+    "hold": BulkAction(
+        gettext_noop("Hold"),
+        gettext_noop("held"),
+        _hold_refusal,
+        lambda user, job, _: do_hold_job(user, job, True),
+    ),
     "release": BulkAction(
-        "Release", "released", _release_refusal, lambda user, job, _: do_hold_job(user, job, False)
+        gettext_noop("Release"),
+        gettext_noop("released"),
+        _release_refusal,
+        lambda user, job, _: do_hold_job(user, job, False),
     ),
     "priority": BulkAction(
-        "Set the priority of",
-        "changed",
+        gettext_noop("Set the priority of"),
+        gettext_noop("changed"),
         lambda _, job: change_refusal(job, ["priority"]),
         lambda user, job, value: do_change_job(user, job, {"priority": value}),
         "priority",
     ),
     "move": BulkAction(
-        "Move",
-        "moved",
+        gettext_noop("Move"),
+        gettext_noop("moved"),
         lambda _, job: change_refusal(job, ["project"]),
         lambda user, job, value: do_change_job(user, job, {"project": value}),
         "project",

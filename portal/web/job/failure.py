@@ -150,7 +150,9 @@ def build_failure_summary(
     if identified is not None:
         rule = identified.rule
         fixes = _fixes_of_rule(job, last, identified)
-        return FailureSummary(rule.title, f"{rule.cause} {job.message}", exit_name(code), fixes, identified)
+        return FailureSummary(
+            _(rule.title), f"{_(rule.cause)} {job.message}", exit_name(code), fixes, identified
+        )
     title, fixes = _title_and_fixes(job, last, reason, code)
     return FailureSummary(title, job.message, exit_name(code), fixes)
 
@@ -176,7 +178,7 @@ def _title_and_fixes(
 
 def _fixes_of_rule(job: Job, last: Attempt | None, identified: IdentifiedFailure) -> list[SuggestedFix]:
     """Return the fix of the rule, with its action if that is possible, then what is always possible."""
-    fix = identified.rule.fix
+    fix = _(identified.rule.fix)
     match identified.rule.action:
         case FailureAction.RETRY:
             first = SuggestedFix(_("Start it again"), fix, "retry", _("Retry"))

@@ -125,12 +125,17 @@ class LaunchForm(DataForm):
     request_type = JobRequest
 
     kind = forms.ChoiceField(choices=KINDS, initial=JobKind.WORKSPACE.value, widget=forms.RadioSelect)
-    name = forms.CharField(max_length=100, widget=text_input())
-    project = PublicIdChoiceField(queryset=Project.objects.none(), widget=select_input())
+    name = forms.CharField(label=gettext_lazy("Name"), max_length=100, widget=text_input())
+    project = PublicIdChoiceField(
+        label=gettext_lazy("Project"), queryset=Project.objects.none(), widget=select_input()
+    )
     template = PublicIdChoiceField(queryset=Template.objects.none(), required=False, widget=forms.HiddenInput)
     template_version = forms.IntegerField(required=False, widget=forms.HiddenInput)
-    environment = PublicIdChoiceField(queryset=Environment.objects.none(), widget=select_input())
+    environment = PublicIdChoiceField(
+        label=gettext_lazy("Environment"), queryset=Environment.objects.none(), widget=select_input()
+    )
     pool = PublicIdChoiceField(
+        label=gettext_lazy("Pool"),
         queryset=NodePool.objects.none(),
         required=False,
         empty_label=gettext_lazy("Any pool"),
@@ -159,7 +164,7 @@ class LaunchForm(DataForm):
         help_text=gettext_lazy("Tried first; never delays the job."),
     )  # fmt: skip
     command = forms.CharField(
-        max_length=65536, required=False,
+        label=gettext_lazy("Command"), max_length=65536, required=False,
         widget=text_area(4, spellcheck="false"),
         help_text=gettext_lazy("A command with pipes, variables or several lines is run by /bin/sh -c."),
     )  # fmt: skip

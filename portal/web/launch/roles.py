@@ -45,11 +45,13 @@ class RoleForm(forms.Form):
     """One role; fields with a label in ``JobRole`` are added to those declared here."""
 
     command = forms.CharField(
+        label=gettext_lazy("Command"),
         max_length=65536,
         required=False,
         widget=text_area(2, spellcheck="false", placeholder=gettext_lazy("as the job")),
     )
     ports = forms.CharField(
+        label=gettext_lazy("Ports"),
         max_length=400,
         required=False,
         widget=text_input(),
