@@ -37,8 +37,8 @@ from portal.selectors.scheduling.timeline import (
     node_lanes,
 )
 from portal.visibility import NameVisibility, visibility_of
+from portal.web.display.formatting import format_date, time_zone
 from portal.web.display.formatting import gpus as gpus_word
-from portal.web.display.formatting import time_zone
 from portal.web.display.job_rows import VERDICT_LABELS, current_verdict
 from portal.web.views import page, render_live
 
@@ -151,8 +151,8 @@ class QueueRow:
             return _("New")
         code = self.verdict.code
         if code in set(VerdictCode) and (word := VERDICT_LABELS.get(VerdictCode(code))):
-            return word
-        return code.replace("_", " ").capitalize()
+            return _(word)
+        return _(code.replace("_", " ").capitalize())
 
     @property
     def has_no_forecast(self) -> bool:
@@ -224,13 +224,13 @@ def timeline_plot(user: User, visibility: NameVisibility, query: QueuePageQuery)
     if query.filter.mine:
         for lane in lanes:
             lane.bars = [bar for bar in lane.bars if bar.is_own]
-    form = "%a %H:%M" if hours > 24 else "%H:%M"
+    form = "D H:i" if hours > 24 else "H:i"
     here = start.astimezone(time_zone(user.timezone))
     tick = here.replace(hour=here.hour // tick_hours * tick_hours, minute=0, second=0, microsecond=0)
     ticks = []
-    for _ in range(hours // tick_hours):
+    for __ in range(hours // tick_hours):
         tick += dt.timedelta(hours=tick_hours)
-        ticks.append((_percent(tick, start, span_s), f"{tick:{form}}"))
+        ticks.append((_percent(tick, start, span_s), format_date(tick, form)))
     return {
         "lanes": [
             (

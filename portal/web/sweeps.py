@@ -118,7 +118,11 @@ def sweep(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
         "may_control": can(user, Permission.CONTROL, row),
         "best": best,
         "gpu_hours": sweep_gpu_hours(row),
-        "counts": [(each.value, TRIAL_DISPLAY[each], counts[each]) for each in TrialState if counts[each]],
+        "counts": [
+            (each.value, (TRIAL_DISPLAY[each][0], _(TRIAL_DISPLAY[each][1])), counts[each])
+            for each in TrialState
+            if counts[each]
+        ],
         "live_count": sum(counts[each] for each in LIVE_TRIAL_STATES),
         "ended_count": sum(counts.values()) - sum(counts[each] for each in LIVE_TRIAL_STATES),
         "names": names,

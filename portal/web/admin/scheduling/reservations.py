@@ -178,7 +178,7 @@ def _render(
     shown = reservation_views(user, listed)
     context = {
         "groups": [
-            (phase.value, name, [each for each in shown if each.phase is phase])
+            (phase.value, _(name), [each for each in shown if each.phase is phase])
             for phase, name in PHASE_TITLES.items()
         ],
         "additions": list_quota_additions(user, ended=False).order_by("starts_at", "id")[:ADDITION_LIMIT],
