@@ -255,8 +255,8 @@ def _set_nodes(row: Reservation, nodes: Sequence[Node]) -> None:
                 raise
     if clash is not None:
         raise Conflict(
-            _("{name} is already reserved at that time ({name2}).").format(
-                name=clash.node.name, name2=clash.reservation.name
+            _("{name} is already reserved at that time ({reservation}).").format(
+                name=clash.node.name, reservation=clash.reservation.name
             ),
             code="already_reserved",
             details={"node": clash.node.name, "reservation": clash.reservation.public_id},

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from django.db.models import Count
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import gettext_noop, ngettext
 
 from portal.domain.feasibility import (
     WHOLE_MILLI,
@@ -138,13 +138,13 @@ def _roles_reason(request: ResourceRequest) -> InfeasibleReason | None:
     ):
         return None
     message = _(
-        "Its roles need {gpus} {gpus_text}, {cores_text} and {format_memory} at once in one "
+        "Its roles need {gpus} {gpus_text}, {cores_text} and {memory} at once in one "
         "pool; {pool_text} does not have them."
     ).format(
         gpus=gpus,
         gpus_text=_gpus_text(request, gpus),
         cores_text=_cores_text(cpu_milli),
-        format_memory=format_memory(memory_mib),
+        memory=format_memory(memory_mib),
         pool_text=_pool_text(request),
     )
     return message, {"asked_gpus": request.total_milli / 1000, "nearest": None}
@@ -357,11 +357,11 @@ def _node_too_small_reason(
     ).node
     count = request.gpus_per_task
     wanted = f"{count} {_gpus_text(request, count)}, " if count else ""
-    wanted += _("{cores_text} and {format_memory}").format(
-        cores_text=_cores_text(request.cpu_milli), format_memory=format_memory(request.memory_mib)
+    wanted += _("{cores_text} and {memory}").format(
+        cores_text=_cores_text(request.cpu_milli), memory=format_memory(request.memory_mib)
     )
-    found = _("{cores_text} and {format_memory}").format(
-        cores_text=_cores_text(best.cpu_milli), format_memory=format_memory(best.memory_mib)
+    found = _("{cores_text} and {memory}").format(
+        cores_text=_cores_text(best.cpu_milli), memory=format_memory(best.memory_mib)
     )
     found += _(" with as many GPUs") if count else ""
     nearest = {name: min(getattr(request, name), getattr(best, name)) for name in ("cpu_milli", "memory_mib")}
@@ -398,8 +398,8 @@ def _over_limit_reason(request: ResourceRequest, pools: list[int]) -> tuple[str,
         return None
     milli, quota, kind = max(bounds, key=lambda bound: bound[0])
     each = max(1, request.gpus_per_task * request.milli_per_gpu)
-    name = _("{bound_texts} of {name} in {name2}").format(
-        bound_texts=_BOUND_TEXTS[kind], name=quota.project.name, name2=quota.pool.name
+    name = _("{bound} of {project} in {pool}").format(
+        bound=_(_BOUND_TEXTS[kind]), project=quota.project.name, pool=quota.pool.name
     )
     return (
         _("Needs {required_milli:g} GPUs; the {name} is {milli:g}.").format(
@@ -425,9 +425,9 @@ def _nearest_within(request: ResourceRequest, milli: int, each: int) -> dict[str
 
 
 _BOUND_TEXTS = {
-    "limit": "limit",
-    "user_limit": "user limit",
-    "guaranteed": "guarantee, which applies to non-preemptible jobs,",
+    "limit": gettext_noop("limit"),
+    "user_limit": gettext_noop("user limit"),
+    "guaranteed": gettext_noop("guarantee, which applies to non-preemptible jobs,"),
 }
 
 

@@ -171,8 +171,8 @@ def _shorter_limits(request: JobRequest) -> Iterator[Change]:
     for limit_s in SHORTER_LIMITS_S:
         if present_s is None or limit_s < present_s:
             before = _("none") if present_s is None else format_duration(present_s)
-            text = _("with a time limit of {format_duration} instead of {before}").format(
-                format_duration=format_duration(limit_s), before=before
+            text = _("with a time limit of {limit} instead of {before}").format(
+                limit=format_duration(limit_s), before=before
             )
             yield Change("shorter_limit", text, {"time_limit_s": limit_s})
 

@@ -102,8 +102,8 @@ def do_request_extension(user: User, job: Job, extra_s: int, reason: str = "") -
     max_s = float(effective_pool_settings([attempt.pool])[attempt.pool_id]["max_extension_s"])
     most_s = min(extension_allowance_s(job, max_s), MAX_TIME_LIMIT_S - (job.time_limit_s or 0))
     if most_s < MIN_EXTENSION_S:
-        message = _("No extension is possible; the policy allows {format_duration} in total.").format(
-            format_duration=format_duration(max_s)
+        message = _("No extension is possible; the policy allows {limit} in total.").format(
+            limit=format_duration(max_s)
         )
         raise InvalidRequest(fields={"extra_s": message})
     if not MIN_EXTENSION_S <= extra_s <= most_s:

@@ -70,8 +70,8 @@ def do_set_interface(actor: User, node: Node, name: str, *, reason: str = "") ->
                 if known
                 else _("Its agent reports none.")
             )
-            message = _("{name} has no interface {name2} with an address. {there}").format(
-                name=row.name, name2=name, there=there
+            message = _("{name} has no interface {interface} with an address. {there}").format(
+                name=row.name, interface=name, there=there
             )
             raise InvalidRequest(fields={"interface": message})
         if row.gang_interface == name:

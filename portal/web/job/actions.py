@@ -78,8 +78,8 @@ def move(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
         if to == "front":
             messages.success(
                 request,
-                _("{name} is at the front of {name2}, with priority {priority}.").format(
-                    name=job.name, name2=job.project.name, priority=job.priority
+                _("{name} is at the front of {project}, with priority {priority}.").format(
+                    name=job.name, project=job.project.name, priority=job.priority
                 ),
             )
     return redirect(f"{reverse('queue')}{request.POST.get('query', '')[:300]}#job-{public_id}")

@@ -91,8 +91,7 @@ def _step_text(kind: str, numbers: dict[str, Any], rounds: int) -> tuple[str, st
         case "remainder" if {"rest", "fraction"} <= set(known):
             return _("Remainder"), (
                 _(
-                    "{format_gpus} left over by rounding down to whole GPUs; {format_gpus2} of its part "
-                    "was rounded off"
-                ).format(format_gpus=format_gpus(known["rest"]), format_gpus2=format_gpus(known["fraction"]))
+                    "{rest} left over by rounding down to whole GPUs; {fraction} of its part was rounded off"
+                ).format(rest=format_gpus(known["rest"]), fraction=format_gpus(known["fraction"]))
             )
     return kind.capitalize(), ", ".join(f"{key.replace('_', ' ')} {value:g}" for key, value in known.items())

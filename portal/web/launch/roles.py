@@ -94,10 +94,10 @@ class RoleFormSet(forms.BaseFormSet):  # type: ignore[type-arg]
         """Return the first error with its role and field."""
         for number, form in enumerate(self.forms, 1):
             for name, messages in form.errors.items():
-                return _("Role {value}, {label}: {map}").format(
-                    value=form["name"].value() or number,
+                return _("Role {role}, {label}: {errors}").format(
+                    role=form["name"].value() or number,
                     label=form[name].label,
-                    map=" ".join(map(str, messages)),
+                    errors=" ".join(map(str, messages)),
                 )
         return " ".join(map(str, self.non_form_errors()))
 

@@ -33,7 +33,7 @@ def alerts_page(request: HttpRequest, user: User) -> HttpResponse:
 def acknowledge(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     with refusals_as_messages(request):
         row = do_acknowledge_alert(user, public_id, request.POST.get("note", ""))
-        where = _("{name} on {name2}").format(name=AlertView(row).name, name2=row.gpu.node.name)
+        where = _("{alert} on {node}").format(alert=AlertView(row).name, node=row.gpu.node.name)
         messages.success(
             request, _("{where} is acknowledged; the next one raises a new alert.").format(where=where)
         )

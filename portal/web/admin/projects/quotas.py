@@ -265,8 +265,8 @@ def add_quota(request: HttpRequest, user: User) -> HttpResponse:
         return _page(request, user, sheet, pools, status=refusal.status, **addition)
     messages.success(
         request,
-        _("{name} has {format_gpu_input} more GPUs then.").format(
-            name=row.quota.project.name, format_gpu_input=format_gpu_input(row.extra_milli)
+        _("{name} has {gpus} more GPUs then.").format(
+            name=row.quota.project.name, gpus=format_gpu_input(row.extra_milli)
         ),
     )
     return redirect(f"{reverse('quotas')}?pool={pool.name}")
