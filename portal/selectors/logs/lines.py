@@ -142,13 +142,12 @@ def _task_log(job: Job, attempt: Attempt, task: Task) -> LogFile:
 def node_connection_loss(node: Node) -> NodeConnectionLoss | None:
     """Return the connection status of a node that does not answer, else None."""
     if node.state == NodeState.RETIRED.value:
-        return NodeConnectionLoss(
-            node.name, None, f"The node {node.name} is retired; log lines that it had not sent are lost."
-        )
+        message = _("The node {name} is retired; log lines that it had not sent are lost.")
+        return NodeConnectionLoss(node.name, None, message.format(name=node.name))
     if node.reachable:
         return None
-    message = f"The connection to {node.name} was lost; the log continues when it is restored."
-    return NodeConnectionLoss(node.name, node.unreachable_since, message)
+    message = _("The connection to {name} was lost; the log continues when it is restored.")
+    return NodeConnectionLoss(node.name, node.unreachable_since, message.format(name=node.name))
 
 
 def log_file(job: str, attempt: int, rank: int, *, complete: bool = False) -> LogFile:

@@ -126,4 +126,4 @@ def orphan_views(rows: list[OrphanContainer]) -> list[OrphanView]:
 def _gpu_text(share: dict[str, object], indexes: dict[str, int]) -> str:
     uuid, milli = str(share["uuid"]), share["milli"]
     name = f"GPU {indexes[uuid]}" if uuid in indexes else uuid
-    return name if milli == 1000 else f"{milli} thousandths of {name}"
+    return name if milli == 1000 else _("{milli} thousandths of {name}").format(milli=milli, name=name)
