@@ -61,7 +61,7 @@ def read_experiment(text: str) -> ImportedExperiment:
     _read_searcher(_section(given, "searcher"), found)
     for name, value in _flatten(_section(given, "hyperparameters"), 0):
         found.parameters[name] = _parameter(name, value, is_grid=found.sweep["searcher"] == Searcher.GRID)
-    found.ignored |= {str(key): _REASONS.get(str(key), _NO_COUNTERPART) for key in given}
+    found.ignored |= {str(key): _(_REASONS.get(str(key), _NO_COUNTERPART)) for key in given}
     return found
 
 
@@ -215,7 +215,7 @@ def _section(given: dict[Any, Any], name: str) -> dict[Any, Any]:
 def _ignore(found: ImportedExperiment, section: str, rest: Mapping[Any, Any]) -> None:
     for key in rest:
         path = f"{section}.{key}"
-        found.ignored[path] = _REASONS.get(path, _NO_COUNTERPART)
+        found.ignored[path] = _(_REASONS.get(path, _NO_COUNTERPART))
 
 
 def _count(value: Any, name: str, minimum: int) -> int:
