@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from portal.access import visible_projects
 from portal.domain.tracking import JOB_TAG, NOTE_TAG, RUN_NAME_TAG, USER_TAG
 from portal.errors import NotFound
@@ -90,7 +92,7 @@ class RegisteredModel:
 
 
 def get_visible_project(user: User, public_id: str) -> Project:
-    return get_first(visible_projects(user).filter(public_id=public_id), "There is no such project.")
+    return get_first(visible_projects(user).filter(public_id=public_id), _("There is no such project."))
 
 
 def list_experiments(project: Project) -> list[Experiment]:
@@ -200,7 +202,7 @@ def get_version(project: Project, model: str, version: str) -> ModelVersion:
     wanted = f"name = {quoted(model)} and version_number = {number}"
     rows = call(project.public_id, "GET", "model-versions/search", filter=wanted).get("model_versions", [])
     if not rows:
-        raise NotFound(f"The model {model} has no version {version}.")
+        raise NotFound(_("The model {model} has no version {version}.").format(model=model, version=version))
     return _version(rows[0], RegisteredModel(model, "", None, ""))
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from django.db.models import Count, Max
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from portal.access import Permission, Requester, can
 from portal.domain.failure_rules import FailureAction, FailureRule
@@ -65,7 +66,7 @@ def get_failure_rule(code: str) -> RuleSetting:
     """Return the rule, also a disabled one. Raise NotFound."""
     row = FailureRuleRow.objects.filter(code=code).first()
     if row is None and code not in SHIPPED_RULES:
-        raise NotFound("There is no such failure rule.")
+        raise NotFound(_("There is no such failure rule."))
     return RuleSetting(rule_of_row(row), row.enabled, row) if row else RuleSetting(SHIPPED_RULES[code])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from django.db.models import QuerySet
+from django.utils.translation import gettext as _
 
 from portal.access import Requester, own_notices, project_ids, require_user
 from portal.domain.notices import EVENTS, NoticeSubject
@@ -27,7 +28,7 @@ def list_notices(
 
 def get_notice(requester: Requester, public_id: str) -> Notice:
     """Return a notice of the user. Raise NotFound."""
-    return get_first(list_notices(requester).filter(public_id=public_id), "There is no such notice.")
+    return get_first(list_notices(requester).filter(public_id=public_id), _("There is no such notice."))
 
 
 def list_deliveries(requester: Requester) -> QuerySet[NoticeDelivery]:
@@ -45,7 +46,7 @@ def shared_webhooks(requester: Requester) -> QuerySet[NoticeWebhook]:
 
 def get_shared_webhook(requester: Requester, public_id: str) -> NoticeWebhook:
     """Raise NotFound."""
-    return get_first(shared_webhooks(requester).filter(public_id=public_id), "There is no such webhook.")
+    return get_first(shared_webhooks(requester).filter(public_id=public_id), _("There is no such webhook."))
 
 
 def list_webhook_deliveries(webhooks: Iterable[NoticeWebhook]) -> QuerySet[NoticeDelivery]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from django.db.models import QuerySet
+from django.utils.translation import gettext as _
 
 from portal.access import Requester, visible_schedules
 from portal.models import Schedule, ScheduleRun
@@ -18,7 +19,7 @@ def list_schedules(requester: Requester) -> QuerySet[Schedule]:
 
 def get_schedule(requester: Requester, public_id: str) -> Schedule:
     """Return the schedule. Raise NotFound if it does not exist or the user may not see it."""
-    return get_first(list_schedules(requester).filter(public_id=public_id), "There is no such schedule.")
+    return get_first(list_schedules(requester).filter(public_id=public_id), _("There is no such schedule."))
 
 
 def list_runs(schedule: Schedule) -> QuerySet[ScheduleRun]:

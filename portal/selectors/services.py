@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from django.db.models import Count, Exists, OuterRef, Q, QuerySet, Subquery
+from django.utils.translation import gettext as _
 
 from portal.access import Requester, visible_services
 from portal.domain.services import ServiceState, VersionState, status_of
@@ -62,7 +63,7 @@ def list_services(requester: Requester) -> QuerySet[Service]:
 
 def get_service(requester: Requester, public_id: str) -> Service:
     """Return the service. Raise NotFound if it does not exist or the user may not see it."""
-    return get_first(list_services(requester).filter(public_id=public_id), "There is no such service.")
+    return get_first(list_services(requester).filter(public_id=public_id), _("There is no such service."))
 
 
 def service_status(service: Service) -> tuple[str, str]:

@@ -22,6 +22,7 @@ from django.db.models import (
     Sum,
 )
 from django.db.models.functions import Coalesce, Extract, Now
+from django.utils.translation import gettext as _
 
 from portal.access import Requester, visible_sweeps
 from portal.domain.sweeps import ACTIVE_TRIAL_STATES, LIVE_TRIAL_STATES, Direction
@@ -49,7 +50,7 @@ def list_sweeps(requester: Requester) -> QuerySet[Sweep]:
 
 def get_sweep(requester: Requester, public_id: str) -> Sweep:
     """Return the sweep. Raise NotFound if it does not exist or the user may not see it."""
-    return get_first(list_sweeps(requester).filter(public_id=public_id), "There is no such sweep.")
+    return get_first(list_sweeps(requester).filter(public_id=public_id), _("There is no such sweep."))
 
 
 def best_value(sweep: Sweep) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django.db.models import F, Max, OuterRef, Q, QuerySet, Subquery
+from django.utils.translation import gettext as _
 
 from portal.access import Requester, require_user, visible_environments, visible_templates
 from portal.models import Job, Template
@@ -23,7 +24,7 @@ def list_templates(requester: Requester) -> QuerySet[Template]:
 
 def get_template(requester: Requester, key: str) -> Template:
     """Return a template by id or name, also a disabled one. Raise NotFound if the user may not see it."""
-    return get_by_key(_usable(requester), key, "There is no such template.")
+    return get_by_key(_usable(requester), key, _("There is no such template."))
 
 
 def gallery_templates(requester: Requester) -> QuerySet[Template]:

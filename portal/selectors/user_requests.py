@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from django.db.models import QuerySet
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from portal.access import Requester, require_user, visible_requests
 from portal.domain.user_requests import RequestKind, RequestState
@@ -45,7 +46,7 @@ def list_requests(
 
 def get_request(requester: Requester, public_id: str) -> UserRequest:
     """Return the request. Raise NotFound if the user may not see it."""
-    return get_first(list_requests(requester).filter(public_id=public_id), "There is no such request.")
+    return get_first(list_requests(requester).filter(public_id=public_id), _("There is no such request."))
 
 
 @dataclass(frozen=True)

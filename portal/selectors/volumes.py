@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from django.db.models import Prefetch, QuerySet
+from django.utils.translation import gettext as _
 
 from portal.access import Requester, nameable_projects, visible_volumes
 from portal.domain.states import NodeState
@@ -24,7 +25,7 @@ def list_volumes(requester: Requester) -> QuerySet[Volume]:
 
 
 def get_volume(requester: Requester, key: str) -> Volume:
-    return get_by_key(list_volumes(requester), key, "There is no such volume.")
+    return get_by_key(list_volumes(requester), key, _("There is no such volume."))
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ def quota_enforcement_message(row: Volume, reported: Iterable[NodeDisk]) -> str 
     holding = sorted({disk.node for disk in on if disk.quotas})
     without = sorted({disk.node for disk in on if not disk.quotas})
     if not holding:
-        return (
+        return _(
             "No node reports that its file system enforces this limit; this needs the mount option prjquota."
         )
-    return f"Held on {', '.join(holding)}" + (f", not on {', '.join(without)}." if without else ".")
+    text = _("Held on {nodes}, not on {others}.") if without else _("Held on {nodes}.")
+    return text.format(nodes=", ".join(holding), others=", ".join(without))

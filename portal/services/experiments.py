@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from django.db import transaction
+from django.utils.translation import gettext as _
 
 from portal.access import Permission, require_permission
 from portal.database.pool_middleware import release_connection
@@ -24,24 +25,36 @@ TAG_NAME = re.compile(r"[\w.:/-][\w.:/ -]{0,99}")
 
 def do_set_note(actor: User, project: Project, run: str, text: str) -> None:
     if len(text) > MAX_NOTE_LENGTH:
-        raise InvalidRequest(fields={"note": f"A note has at most {MAX_NOTE_LENGTH} characters."})
+        raise InvalidRequest(
+            fields={
+                "note": _("A note has at most {max_note_length} characters.").format(
+                    max_note_length=MAX_NOTE_LENGTH
+                )
+            }
+        )
     body = {"run_id": run, "key": NOTE_TAG, "value": text}
     _change(actor, project, "run.note", {"run": run}, "runs/set-tag", body)
 
 
 def do_set_tag(actor: User, project: Project, run: str, key: str, value: str) -> None:
     if not TAG_NAME.fullmatch(key) or key.startswith((RESERVED_TAG_PREFIX, "mlflow.")):
-        message = "A name of letters, digits and . : / - that does not start with mlflow. or fairway."
+        message = _("A name of letters, digits and . : / - that does not start with mlflow. or fairway.")
         raise InvalidRequest(fields={"tag": message})
     if len(value) > MAX_TAG_VALUE_LENGTH:
-        raise InvalidRequest(fields={"value": f"A value has at most {MAX_TAG_VALUE_LENGTH} characters."})
+        raise InvalidRequest(
+            fields={
+                "value": _("A value has at most {max_tag_value_length} characters.").format(
+                    max_tag_value_length=MAX_TAG_VALUE_LENGTH
+                )
+            }
+        )
     body = {"run_id": run, "key": key, "value": value}
     _change(actor, project, "run.tag", {"run": run, "tag": key}, "runs/set-tag", body)
 
 
 def do_delete_tag(actor: User, project: Project, run: str, key: str) -> None:
     if key.startswith((RESERVED_TAG_PREFIX, "mlflow.")):
-        raise InvalidRequest(fields={"tag": "This tag cannot be removed."})
+        raise InvalidRequest(fields={"tag": _("This tag cannot be removed.")})
     body = {"run_id": run, "key": key}
     _change(actor, project, "run.untag", {"run": run, "tag": key}, "runs/delete-tag", body)
 
@@ -49,7 +62,9 @@ def do_delete_tag(actor: User, project: Project, run: str, key: str) -> None:
 def do_set_stage(actor: User, project: Project, model: str, version: str, stage: str) -> None:
     """Set the stage of a version; other versions of the stage keep theirs."""
     if stage not in MODEL_STAGES:
-        raise InvalidRequest(fields={"stage": f"One of {', '.join(MODEL_STAGES)}."})
+        raise InvalidRequest(
+            fields={"stage": _("One of {model_stages}.").format(model_stages=", ".join(MODEL_STAGES))}
+        )
     body = {"name": model, "version": version, "stage": stage, "archive_existing_versions": False}
     after = {"model": model, "version": version, "stage": stage}
     _change(actor, project, "model.stage", after, "model-versions/transition-stage", body)
@@ -67,10 +82,12 @@ def do_register_model(actor: User, project: Project, run: str, path: str, name: 
     require_permission(actor, Permission.SUBMIT, project)
     name, path = name.strip(), path.strip().strip("/")
     if not 0 < len(name) <= MAX_MODEL_NAME_LENGTH or set(name) & set("/:"):
-        message = f"A name of at most {MAX_MODEL_NAME_LENGTH} characters without / and :."
+        message = _("A name of at most {max_model_name_length} characters without / and :.").format(
+            max_model_name_length=MAX_MODEL_NAME_LENGTH
+        )
         raise InvalidRequest(fields={"name": message})
     if not path:
-        raise InvalidRequest(fields={"path": "Choose a file or folder of the run."})
+        raise InvalidRequest(fields={"path": _("Choose a file or folder of the run.")})
     info = call(project.public_id, "GET", "runs/get", run_id=run)["run"]["info"]
     known = call(project.public_id, "GET", "registered-models/search", filter=f"name = {quoted(name)}")
     if not known.get("registered_models"):

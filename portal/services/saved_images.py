@@ -11,6 +11,7 @@ from django.db import transaction
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from portal.access import Permission, can, require_permission, visible_environments
 from portal.domain.policy_settings import SAVED_IMAGE_LIMIT
@@ -57,24 +58,26 @@ def do_save_environment_of(
     """
     require_permission(user, Permission.CONTROL, job)
     if not may_save(user, job):
-        raise Forbidden("Only its owner can save a workspace: the image contains files of the owner.")
+        raise Forbidden(_("Only its owner can save a workspace: the image contains files of the owner."))
     wrong = {"name": fault} if (fault := name_error(name)) else {}
     if not 1 <= len(purpose := " ".join(purpose.split())) <= 500:
-        wrong["purpose"] = "Say in at most 500 characters what it is for."
+        wrong["purpose"] = _("Say in at most 500 characters what it is for.")
     if wrong:
         raise InvalidRequest(fields=wrong)
     task = _running_task(job)
     if not save_limit_mib(job):
-        raise Conflict("The administrators have disabled saving environments.", code="saving_disabled")
-    with atomic_unique("name", "An environment with this name already exists."):
+        raise Conflict(_("The administrators have disabled saving environments."), code="saving_disabled")
+    with atomic_unique("name", _("An environment with this name already exists.")):
         Job.objects.select_for_update(no_key=True).get(pk=job.pk)
         mine = SavedImage.objects.filter(requested_by=user)
         for late in mine.filter(finished_at__isnull=True).exclude(pk__in=_in_progress(mine)):
             record_not_saved(late, problem_of(late))
         if _in_progress(SavedImage.objects.filter(task__attempt__job=job)).exists():
-            raise Conflict("It is already being saved.", code="save_in_progress")
+            raise Conflict(_("It is already being saved."), code="save_in_progress")
         if mine.filter(environment__enabled=True).count() >= MAX_SAVED_ENVIRONMENTS:
-            message = f"You already have {MAX_SAVED_ENVIRONMENTS} saved environments. Delete one first."
+            message = _(
+                "You already have {max_saved_environments} saved environments. Delete one first."
+            ).format(max_saved_environments=MAX_SAVED_ENVIRONMENTS)
             raise Conflict(message, code="too_many_saved")
         environment = Environment(
             name=name, title=name, description=purpose, owner=user, enabled=False,
@@ -100,12 +103,16 @@ def _running_task(job: Job) -> Task:
     tasks = Task.objects.filter(attempt__job=job, attempt__stop_requested_at__isnull=True, **running)
     task = tasks.select_related("node").order_by("-attempt__number", "rank").first()
     if task is None:
-        message = "Only a running job can be saved: its container is removed when it ends."
+        message = _("Only a running job can be saved: its container is removed when it ends.")
         raise Conflict(message, code="not_running")
     if task.node.runtime == RuntimeKind.PROCESS.value:
-        raise Conflict(f"{task.node.name} runs jobs without containers.", code="no_container")
+        raise Conflict(
+            _("{name} runs jobs without containers.").format(name=task.node.name), code="no_container"
+        )
     if not task.node.reachable:
-        raise Conflict(f"{task.node.name} is not reachable at the moment.", code="node_unreachable")
+        raise Conflict(
+            _("{name} is not reachable at the moment.").format(name=task.node.name), code="node_unreachable"
+        )
     return task
 
 
@@ -134,7 +141,7 @@ def get_saved_environment(user: User, public_id: str) -> Environment:
     rows = visible_environments(user).filter(public_id=public_id, saved_image__isnull=False)
     row = (rows if user.is_admin else rows.filter(saved_image__requested_by=user)).first()
     if row is None:
-        raise NotFound("There is no such saved environment.")
+        raise NotFound(_("There is no such saved environment."))
     return row
 
 

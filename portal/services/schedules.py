@@ -9,6 +9,7 @@ from typing import Any
 from django.db import Error as DatabaseError
 from django.db import transaction
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from portal.access import Permission, require_permission
 from portal.domain.job_spec import job_fields
@@ -34,11 +35,11 @@ def check_schedule(user: User, spec: ScheduleSpec, request: JobRequest) -> None:
     """Raise what the creation would raise. Not within a transaction."""
     wrong = schedule_errors(spec, timezone.now())
     if request.kind != JobKind.TRAINING.value:
-        wrong["kind"] = "A schedule submits jobs, not workspaces or services."
+        wrong["kind"] = _("A schedule submits jobs, not workspaces or services.")
     if request.dependencies:
-        wrong["dependencies"] = "The job of a schedule cannot have dependencies."
+        wrong["dependencies"] = _("The job of a schedule cannot have dependencies.")
     wrong |= {
-        name: "The job of a schedule cannot have this field."
+        name: _("The job of a schedule cannot have this field.")
         for name, rule in job_fields().items()
         if not rule.copied and getattr(request, name) != rule.default
     }

@@ -12,6 +12,7 @@ from typing import Any
 from django.db import IntegrityError, transaction
 from django.db.models import Q
 from django.db.models.functions import Now
+from django.utils.translation import gettext as _
 
 from portal.access import Permission, answerable_requests, has_role, require_permission
 from portal.domain.formatting import format_duration
@@ -82,11 +83,13 @@ def do_request_project_role(user: User, project_name: str, role: Role, *, reason
     _require_reason(reason)
     project = Project.objects.filter(name=project_name, archived_at__isnull=True).first()
     if project is None:
-        raise InvalidRequest(fields={"project": "There is no project with this name."})
+        raise InvalidRequest(fields={"project": _("There is no project with this name.")})
     if role not in REQUESTABLE_ROLES:
-        raise InvalidRequest(fields={"role": "Must be viewer or member."})
+        raise InvalidRequest(fields={"role": _("Must be viewer or member.")})
     if user.is_admin or has_role(user, project, role):
-        raise InvalidRequest(fields={"project": f"You already have this role in {project.name}."})
+        raise InvalidRequest(
+            fields={"project": _("You already have this role in {name}.").format(name=project.name)}
+        )
     return _open_request(
         UserRequest(
             kind=RequestKind.PROJECT.value, requested_by=user, project=project, role=role.value, reason=reason
@@ -102,9 +105,15 @@ def do_request_environment(
     _require_reason(reason)
     environment = Environment.objects.filter(name=environment_name, enabled=True).first()
     if environment is None:
-        raise InvalidRequest(fields={"environment": "There is no environment with this name."})
+        raise InvalidRequest(fields={"environment": _("There is no environment with this name.")})
     if is_available_to(environment, project):
-        raise InvalidRequest(fields={"environment": f"{project.name} may already use {environment.name}."})
+        raise InvalidRequest(
+            fields={
+                "environment": _("{name} may already use {environment_name}.").format(
+                    name=project.name, environment_name=environment.name
+                )
+            }
+        )
     return _open_request(
         UserRequest(
             kind=RequestKind.ENVIRONMENT.value,
@@ -125,7 +134,7 @@ def do_replay_request(user: User, asked: UserRequest) -> QuotaReplay:
     """Replay the last 30 days with the requested quota, for those who answer; as ``begin_replay``."""
     require_permission(user, Permission.CHANGE, asked)
     if asked.kind != RequestKind.QUOTA:
-        raise Conflict("This is no request for quota.", code="not_quota")
+        raise Conflict(_("This is no request for quota."), code="not_quota")
     return begin_replay(user, [_requested_edit(asked)])
 
 
@@ -156,26 +165,29 @@ def _open_request(asked: UserRequest) -> UserRequest:
             mine = UserRequest.objects.filter(requested_by=user, state=RequestState.OPEN.value)
             if mine.count() >= MAX_OPEN_REQUESTS:
                 raise Conflict(
-                    f"You already have {MAX_OPEN_REQUESTS} open requests.", code="too_many_requests"
+                    _("You already have {max_open_requests} open requests.").format(
+                        max_open_requests=MAX_OPEN_REQUESTS
+                    ),
+                    code="too_many_requests",
                 )
             asked.save()
             asked.refresh_from_db(fields=["requested_at"])
             record_action(user, "request.open", asked, after=_audit_values(asked), reason=asked.reason)
             _publish(asked)
     except IntegrityError as twice:
-        raise Conflict("You already have an open request for this.", code="request_open") from twice
+        raise Conflict(_("You already have an open request for this."), code="request_open") from twice
     return asked
 
 
 def _require_member(user: User, project: Project) -> None:
     require_permission(user, Permission.SUBMIT, project)
     if project.archived_at is not None:
-        raise InvalidRequest(fields={"project": "The project is archived."})
+        raise InvalidRequest(fields={"project": _("The project is archived.")})
 
 
 def _require_reason(reason: str) -> None:
     if not reason.strip():
-        raise InvalidRequest(fields={"reason": "Say what it is needed for."})
+        raise InvalidRequest(fields={"reason": _("Say what it is needed for.")})
 
 
 # -- answering -------------------------------------------------------------------------------------
@@ -188,7 +200,9 @@ def do_answer_request(user: User, asked: UserRequest, *, approve: bool, answer: 
     """
     require_permission(user, Permission.VIEW, asked)
     if not answerable_requests(user, [asked]):
-        raise Forbidden(f"Only {who_answers(asked)} can answer this request.")
+        raise Forbidden(
+            _("Only {who_answers} can answer this request.").format(who_answers=who_answers(asked))
+        )
     is_time = asked.kind == RequestKind.TIME
     with transaction.atomic():
         if is_time:
@@ -212,7 +226,9 @@ def who_answers(asked: UserRequest) -> str:
     by_manager = asked.kind == RequestKind.PROJECT or (
         asked.kind == RequestKind.TIME and not asked.affects_other_projects
     )
-    return f"managers of {asked.target_project.name}" if by_manager else "administrators"
+    if by_manager:
+        return _("managers of {project}").format(project=asked.target_project.name)
+    return _("administrators")
 
 
 def _lock_open(asked: UserRequest) -> UserRequest:
@@ -220,9 +236,11 @@ def _lock_open(asked: UserRequest) -> UserRequest:
     rows = UserRequest.objects.select_for_update(no_key=True, of=("self",))
     row = rows.select_related("decided_by", "requested_by", "project", "pool", "environment").get(pk=asked.pk)
     if row.state != RequestState.OPEN:
-        by = f" by {row.decided_by.username}" if row.decided_by else ""
+        by = _(" by {username}").format(username=row.decided_by.username) if row.decided_by else ""
         raise Conflict(
-            f"It is already {row.state}{by}.", code="request_answered", details={"state": row.state}
+            _("It is already {state}{by}.").format(state=row.state, by=by),
+            code="request_answered",
+            details={"state": row.state},
         )
     return row
 
@@ -266,9 +284,12 @@ _SUBJECTS: dict[RequestKind, Callable[[UserRequest], str]] = {
 def _require_subject(row: UserRequest) -> None:
     """Raise Conflict if the user or the project of the request is not active any more."""
     if not row.requested_by.is_active:
-        raise Conflict(f"The account of {row.requested_by.username} is deactivated.", code="user_inactive")
+        raise Conflict(
+            _("The account of {username} is deactivated.").format(username=row.requested_by.username),
+            code="user_inactive",
+        )
     if row.project is not None and row.project.archived_at is not None:
-        raise Conflict(f"{row.project.name} is archived.", code="project_archived")
+        raise Conflict(_("{name} is archived.").format(name=row.project.name), code="project_archived")
 
 
 def _approve_quota(user: User, row: UserRequest, answer: str) -> None:

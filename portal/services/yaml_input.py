@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
 import yaml
+from django.utils.translation import gettext as _
 
 from portal.errors import InvalidRequest
 
@@ -28,15 +29,19 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.events.AliasEvent):
-            raise _RefusedError("Aliases (*name) are not supported; write the value out.")
+            raise _RefusedError(_("Aliases (*name) are not supported; write the value out."))
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         """Refuse keys that occur twice, of which PyYAML uses the last."""
         seen = set()
-        for key, _ in node.value:
+        for key, __ in node.value:
             if key.value in seen:
-                raise _RefusedError(f"{str(key.value)[:60]} occurs twice, again in line {_line(key)}.")
+                raise _RefusedError(
+                    _("{value} occurs twice, again in line {line}.").format(
+                        value=str(key.value)[:60], line=_line(key)
+                    )
+                )
             seen.add(key.value if isinstance(key.value, str) else None)
         return super().construct_mapping(node, deep)
 
@@ -54,20 +59,22 @@ def load_yaml_document(text: str, field: str) -> tuple[Any, dict[str, int]]:
     loader = None
     try:
         if len(text.encode()) > MAX_BYTES:
-            raise _RefusedError(f"The text is larger than {MAX_BYTES // 1024} KiB.")
+            raise _RefusedError(
+                _("The text is larger than {max_bytes} KiB.").format(max_bytes=MAX_BYTES // 1024)
+            )
         loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
             return None, {}
         return _as_json(loader.construct_document(node)), dict(_lines(node, ""))
     except yaml.YAMLError as error:
-        problem = f"It is not valid YAML: {str(error)[:300]}"
+        problem = _("It is not valid YAML: {error}").format(error=str(error)[:300])
     except RecursionError:
-        problem = "It is nested too deeply."
+        problem = _("It is nested too deeply.")
     except _RefusedError as refusal:
         problem = str(refusal)
     except ValueError as error:  # such as an integer of too many digits
-        problem = f"It contains a value that cannot be read: {str(error)[:200]}"
+        problem = _("It contains a value that cannot be read: {error}").format(error=str(error)[:200])
     finally:
         if loader is not None:
             loader.dispose()
@@ -101,7 +108,7 @@ def _lines(node: yaml.Node, path: str) -> Iterator[tuple[str, int]]:
 def _as_json(value: Any, depth: int = 0) -> Any:
     """Return the value with numbers as keys as text. Refuse what JSON does not have, and deep nesting."""
     if depth > MAX_DEPTH:
-        raise _RefusedError("It is nested too deeply.")
+        raise _RefusedError(_("It is nested too deeply."))
     match value:
         case dict():
             return {_json_key(key): _as_json(each, depth + 1) for key, each in value.items()}
@@ -112,11 +119,11 @@ def _as_json(value: Any, depth: int = 0) -> Any:
         case float():
             if math.isfinite(value):
                 return value
-            raise _RefusedError(f"{value} is too large, or not a number.")
-    raise _RefusedError(f"{str(value)[:60]} is no text, number, list or mapping.")
+            raise _RefusedError(_("{value} is too large, or not a number.").format(value=value))
+    raise _RefusedError(_("{value} is no text, number, list or mapping.").format(value=str(value)[:60]))
 
 
 def _json_key(key: Any) -> str:
     if isinstance(key, str) or (isinstance(key, int) and not isinstance(key, bool)):
         return str(key)
-    raise _RefusedError(f"The key {str(key)[:60]} is not text; put it into quotes.")
+    raise _RefusedError(_("The key {key} is not text; put it into quotes.").format(key=str(key)[:60]))

@@ -15,6 +15,8 @@ from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.utils.dateparse import parse_datetime
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 from django.views.decorators.debug import sensitive_post_parameters
 
 from portal.access import AccessPolicy, visible_secrets
@@ -46,43 +48,58 @@ from portal.web.form_fields import (
 from portal.web.sign_in import add_service_errors
 from portal.web.views import action, page, refusals_as_messages
 
-TOKEN_LIFETIMES = [(7, "7 days"), (30, "30 days"), (90, "90 days"), (365, "a year")]
+TOKEN_LIFETIMES = [
+    (7, gettext_lazy("7 days")),
+    (30, gettext_lazy("30 days")),
+    (90, gettext_lazy("90 days")),
+    (365, gettext_lazy("a year")),
+]
 
 
 class NameForm(forms.Form):
     full_name = forms.CharField(
-        label="Name", max_length=200, required=False, widget=text_input(autocomplete="name")
+        label=gettext_lazy("Name"), max_length=200, required=False, widget=text_input(autocomplete="name")
     )
     email = forms.CharField(
         label="E-mail", max_length=254, required=False,
         widget=forms.EmailInput({"class": "form-control", "autocomplete": "email"}),
     )  # fmt: skip
-    timezone = time_zone_field("Pages show times in this time zone.")
+    timezone = time_zone_field(gettext_lazy("Pages show times in this time zone."))
     language = forms.ChoiceField(
-        choices=[("", "that of the browser"), *settings.LANGUAGES], required=False, widget=select_input()
+        label=gettext_lazy("Language"),
+        choices=[("", gettext_lazy("that of the browser")), *settings.LANGUAGES],
+        required=False,
+        widget=select_input(),
     )
 
 
 class PasswordForm(forms.Form):
     """The new password, and the current one if there is one."""
 
-    old = password_field(label="Current password", required=False)
-    password = new_password_field("New password")
+    old = password_field(label=gettext_lazy("Current password"), required=False)
+    password = new_password_field(gettext_lazy("New password"))
 
 
 class TokenForm(forms.Form):
     name = forms.CharField(
+        label=gettext_lazy("Name"),
         max_length=100,
-        widget=forms.TextInput({"class": "form-control", "placeholder": "laptop, nightly runs"}),
+        widget=forms.TextInput(
+            {"class": "form-control", "placeholder": gettext_lazy("laptop, nightly runs")}
+        ),
     )
     scopes = forms.MultipleChoiceField(
-        label="May",
-        choices=Scope.choices,
+        label=gettext_lazy("May"),
+        choices=[(scope.value, gettext_lazy(scope.label)) for scope in Scope],
         initial=[Scope.READ.value, Scope.JOBS.value],
         widget=forms.CheckboxSelectMultiple({"class": "form-check-input"}),
     )
     days = forms.TypedChoiceField(
-        label="Expires after", coerce=int, choices=TOKEN_LIFETIMES, initial=90, widget=select_input()
+        label=gettext_lazy("Expires after"),
+        coerce=int,
+        choices=TOKEN_LIFETIMES,
+        initial=90,
+        widget=select_input(),
     )
 
 
@@ -130,7 +147,7 @@ def change_name(request: HttpRequest, user: User) -> HttpResponse:
         except InvalidRequest as wrong:
             add_service_errors(form, wrong)
         else:
-            messages.success(request, "Saved.")
+            messages.success(request, _("Saved."))
             return redirect("account")
     return _page(request, user, 400, name_form=form)
 
@@ -145,7 +162,10 @@ def change_password(request: HttpRequest, user: User) -> HttpResponse:
     counts = _password_rate_limits(request, user) if user.has_usable_password() else []
     wait_s = max((consume(rate, who) for rate, who in counts), default=0.0)
     if wait_s:
-        form.add_error("old", f"Too many attempts. Wait {duration(wait_s + 1)}, then try again.")
+        form.add_error(
+            "old",
+            _("Too many attempts. Wait {duration}, then try again.").format(duration=duration(wait_s + 1)),
+        )
         answer = _page(request, user, 429, password_form=form)
         answer["Retry-After"] = str(math.ceil(wait_s))
         return answer
@@ -159,7 +179,7 @@ def change_password(request: HttpRequest, user: User) -> HttpResponse:
     if form.errors:
         return _page(request, user, 400, password_form=form)
     update_session_auth_hash(request, user)
-    messages.success(request, "Your password is set. Your other sessions have ended.")
+    messages.success(request, _("Your password is set. Your other sessions have ended."))
     return redirect("account")
 
 
@@ -193,7 +213,7 @@ def create_token(request: HttpRequest, user: User) -> HttpResponse:
 @action(AccessPolicy.SIGNED_IN)
 def revoke_token(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     tokens.do_revoke_token(user, public_id)
-    messages.success(request, "The token does not work any more.")
+    messages.success(request, _("The token does not work any more."))
     return redirect("account")
 
 
@@ -203,10 +223,12 @@ def end_sessions(request: HttpRequest, user: User) -> HttpResponse:
     here = session_id(request.session.session_key)
     others = [place.key for place in session_rows(user, here) if not place.is_current]
     with transaction.atomic():
-        ended, _ = BrowserSession.objects.filter(session_key__in=others).delete()
+        ended = BrowserSession.objects.filter(session_key__in=others).delete()[0]
         if ended:
             record_action(user, "user.end_sessions", user, after={"sessions": ended})
-    messages.success(request, "Your other sessions have ended." if others else "There is no other session.")
+    messages.success(
+        request, _("Your other sessions have ended.") if others else _("There is no other session.")
+    )
     return redirect("account")
 
 
@@ -238,7 +260,9 @@ def browser_name(agent: str) -> str:
     browser, system = (
         next((name for mark, name in names.items() if mark in agent), "") for names in (browsers, systems)
     )
-    return " on ".join(part for part in (browser, system) if part) or "unknown browser"
+    if browser and system:
+        return _("{browser} on {system}").format(browser=browser, system=system)
+    return browser or system or _("unknown browser")
 
 
 # -- secrets, of the user and of projects ---------------------------------------------------------------
@@ -253,7 +277,9 @@ def save_secret(request: HttpRequest, user: User, public_id: str = "") -> HttpRe
     value = request.POST.get("value", "").replace("\r\n", "\n")
     with refusals_as_messages(request):
         do_save_secret(user, of, name, value)
-        messages.success(request, f"The secret {name} is saved. Jobs that start from now on get it.")
+        messages.success(
+            request, _("The secret {name} is saved. Jobs that start from now on get it.").format(name=name)
+        )
     return redirect("project", public_id) if public_id else redirect("account")
 
 
@@ -262,5 +288,7 @@ def remove_secret(request: HttpRequest, user: User, name: str, public_id: str = 
     of = get_project(user, public_id) if public_id else user
     with refusals_as_messages(request):
         do_delete_secret(user, of, name)
-        messages.success(request, f"The secret {name} is deleted. Jobs that use it will not start.")
+        messages.success(
+            request, _("The secret {name} is deleted. Jobs that use it will not start.").format(name=name)
+        )
     return redirect("project", public_id) if public_id else redirect("account")

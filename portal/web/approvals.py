@@ -9,6 +9,8 @@ from django.contrib import messages
 from django.core.paginator import Paginator
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from portal.access import (
     AccessPolicy,
@@ -50,9 +52,9 @@ CLOSED_PER_PAGE = 20
 PENDING_LIMIT = 200
 FORM_FIELDS = ("project", "pool", "gpus", "starts_at", "ends_at", "role", "environment", "reason")
 FORM_KINDS = {
-    RequestKind.QUOTA: "Quota",
-    RequestKind.PROJECT: "Project",
-    RequestKind.ENVIRONMENT: "Environment",
+    RequestKind.QUOTA: gettext_lazy("Quota"),
+    RequestKind.PROJECT: gettext_lazy("Project"),
+    RequestKind.ENVIRONMENT: gettext_lazy("Environment"),
 }
 
 
@@ -92,7 +94,7 @@ def make_request(request: HttpRequest, user: User) -> HttpResponse:
         asked = _make_request(user, values)
     except (InvalidRequest, Conflict) as refusal:
         return _page(request, user, values["kind"], values, refusal)
-    messages.success(request, f"Requested from the {who_answers(asked)}.")
+    messages.success(request, _("Requested from the {who_answers}.").format(who_answers=who_answers(asked)))
     return redirect("approvals")
 
 
@@ -102,7 +104,12 @@ def answer_request(request: HttpRequest, user: User, public_id: str) -> HttpResp
     approve = request.POST.get("approve") == "1"
     with refusals_as_messages(request):
         done = do_answer_request(user, asked, approve=approve, answer=request.POST.get("answer", ""))
-        messages.success(request, f"The request of {done.requested_by.username} is {done.state}.")
+        messages.success(
+            request,
+            _("The request of {username} is {state}.").format(
+                username=done.requested_by.username, state=_(done.state)
+            ),
+        )
     return redirect("approvals")
 
 
@@ -111,7 +118,7 @@ def withdraw_request(request: HttpRequest, user: User, public_id: str) -> HttpRe
     asked = get_request(user, public_id)
     with refusals_as_messages(request):
         do_withdraw_request(user, asked)
-        messages.success(request, "The request is withdrawn.")
+        messages.success(request, _("The request is withdrawn."))
     return redirect("approvals")
 
 
@@ -145,16 +152,16 @@ def _make_request(user: User, values: dict[str, str]) -> UserRequest:
     if values["kind"] == RequestKind.PROJECT:
         role = values["role"]
         if role not in set(REQUESTABLE_ROLES):
-            raise InvalidRequest(fields={"role": "Choose a role."})
+            raise InvalidRequest(fields={"role": _("Choose a role.")})
         return do_request_project_role(user, values["project"], Role(role), reason=reason)
     project = _requestable_projects(user).filter(public_id=values["project"]).first()
     if project is None:
-        raise InvalidRequest(fields={"project": "Choose a project."})
+        raise InvalidRequest(fields={"project": _("Choose a project.")})
     if values["kind"] == RequestKind.ENVIRONMENT:
         return do_request_environment(user, project, values["environment"], reason=reason)
     pool = NodePool.objects.filter(public_id=values["pool"]).first()
     if pool is None:
-        raise InvalidRequest(fields={"pool": "Choose a pool."})
+        raise InvalidRequest(fields={"pool": _("Choose a pool.")})
     zone = time_zone(user.timezone)
     starts_at, ends_at = (
         parse_local_time(values[name], name, zone) if values[name] else None

@@ -9,6 +9,8 @@ from django.core.paginator import Paginator
 from django.db.models import Q
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 
 from portal.access import AccessPolicy, visible_nodes
 from portal.domain.node_operations import IMAGE_STORE_STEP, IMAGES_STEP, OperationKind
@@ -117,11 +119,11 @@ def _foreign_processes(row: Node) -> list[dict[str, Any]]:
 
 
 VERSION_LABELS = {
-    "kernel": "Kernel",
+    "kernel": gettext_noop("Kernel"),
     "runc": "runc",
     "crun": "crun",
     "conmon": "conmon",
-    "nvidia-ctk": "NVIDIA toolkit",
+    "nvidia-ctk": gettext_noop("NVIDIA toolkit"),
     "sshd": "sshd",
     "maxsessions": "MaxSessions",
     "maxstartups": "MaxStartups",
@@ -131,16 +133,15 @@ VERSION_LABELS = {
 
 def _agent_fact(row: Node) -> str:
     if not row.agent_version:
-        return "not seen yet"
+        return _("not seen yet")
     program = str(row.agent_info.get("agent_digest") or "")[:12]
-    return f"{row.agent_version} {program}".strip() + (
-        ", newer available" if has_newer_agent_for(row) else ""
-    )
+    version = f"{row.agent_version} {program}".strip()
+    return _("{version}, newer available").format(version=version) if has_newer_agent_for(row) else version
 
 
 def _driver_fact(hello: dict[str, Any]) -> str:
     cuda = hello.get("max_cuda_version")
-    return str(hello.get("driver") or "none") + (f", CUDA {cuda}" if cuda else "")
+    return str(hello.get("driver") or _("none")) + (f", CUDA {cuda}" if cuda else "")
 
 
 def _machine_facts(row: Node) -> list[tuple[str, str]]:
@@ -150,28 +151,33 @@ def _machine_facts(row: Node) -> list[tuple[str, str]]:
         f"{r.get('kind')} {r.get('version') or ''}".strip() for r in hello.get("runtimes", [])
     )
     host = f"{cores(row.cpu_milli)}, {memory(row.memory_mib)}"
-    ssh = f"SSH to {row.host}:{row.port}, key pinned"
+    ssh = _("SSH to {host}:{port}, key pinned").format(host=row.host, port=row.port)
     facts = [
-        ("Pool", row.pool.name),
-        ("Host", host if row.cpu_milli else "unknown"),
-        ("Link", ssh if row.transport == "ssh" else "this machine, through a pipe"),
-        ("Runtime", runtimes or row.runtime),
-        ("Driver", _driver_fact(hello)),
-        ("Agent", _agent_fact(row)),
+        (_("Pool"), row.pool.name),
+        (_("Host"), host if row.cpu_milli else _("unknown")),
+        (_("Link"), ssh if row.transport == "ssh" else _("this machine, through a pipe")),
+        (_("Runtime"), runtimes or row.runtime),
+        (_("Driver"), _driver_fact(hello)),
+        (_("Agent"), _agent_fact(row)),
     ]
     if hello.get("gpu_sharing"):
-        facts.append(("GPU sharing", str(hello["gpu_sharing"]["message"])))
+        facts.append((_("GPU sharing"), str(hello["gpu_sharing"]["message"])))
     if "egress" in hello:
         enforced = hello["egress"].get(row.runtime)
         facts.append(
-            ("Network policies", "enforced" if enforced else "not enforced: only jobs with open egress")
+            (
+                _("Network policies"),
+                _("enforced") if enforced else _("not enforced: only jobs with open egress"),
+            )
         )
     versions = hello.get("versions") or {}
-    facts.extend((title, str(versions[name])) for name, title in VERSION_LABELS.items() if versions.get(name))
+    facts.extend(
+        (_(title), str(versions[name])) for name, title in VERSION_LABELS.items() if versions.get(name)
+    )
     if hello.get("disk_free_mib") is not None:
-        facts.append(("Disk", f"{memory(hello['disk_free_mib'])} free"))
+        facts.append((_("Disk"), _("{memory} free").format(memory=memory(hello["disk_free_mib"]))))
     if row.clock_skew_s is not None:
         synchronized = abs(row.clock_skew_s) < 0.5
-        skew = f"{row.clock_skew_s:+.1f} s from the portal's clock"
-        facts.append(("Clock", "synchronized" if synchronized else skew))
+        skew = _("{clock_skew_s:+.1f} s from the portal's clock").format(clock_skew_s=row.clock_skew_s)
+        facts.append((_("Clock"), _("synchronized") if synchronized else skew))
     return facts

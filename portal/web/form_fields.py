@@ -5,13 +5,18 @@ from __future__ import annotations
 import datetime as dt
 import zoneinfo
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django import forms
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext_lazy
 
 from portal.web.form_renderer import attributes
+
+if TYPE_CHECKING:
+    from django.utils.functional import _StrOrPromise as StrOrPromise
+
 
 TIME_ZONES = [(name, name.replace("_", " ")) for name in sorted(zoneinfo.available_timezones())]
 
@@ -32,7 +37,7 @@ class LocalTimeField(forms.DateTimeField):
     """A time that is typed in the time zone ``zone``, or with its offset from UTC; seconds are optional."""
 
     zone: dt.tzinfo = dt.UTC
-    default_error_messages = {"invalid": "Enter a date and a time, such as 2027-03-01T08:00."}
+    default_error_messages = {"invalid": gettext_lazy("Enter a date and a time, such as 2027-03-01T08:00.")}
 
     def __init__(self, **options: Any) -> None:
         attrs = {"class": "form-control", "type": "datetime-local", "step": "any"}
@@ -63,8 +68,8 @@ def password_field(autocomplete: str = "current-password", **options: Any) -> fo
     return forms.CharField(max_length=1024, strip=False, widget=widget, **options)
 
 
-def new_password_field(label: str | None = None) -> forms.CharField:
-    help_text = "At least 12 characters; a passphrase is best."
+def new_password_field(label: StrOrPromise | None = None) -> forms.CharField:
+    help_text = gettext_lazy("At least 12 characters; a passphrase is best.")
     return password_field("new-password", label=label, help_text=help_text)
 
 
@@ -84,9 +89,9 @@ def _time_zone_options(chosen: str) -> SafeString:
     return format_html_join("", '<option value="{}"{}>{}</option>', rows)
 
 
-def time_zone_field(help_text: str = "", **attrs: str) -> forms.ChoiceField:
+def time_zone_field(help_text: StrOrPromise = "", **attrs: str) -> forms.ChoiceField:
     return forms.ChoiceField(
-        label="Time zone",
+        label=gettext_lazy("Time zone"),
         choices=lambda: TIME_ZONES,
         initial="UTC",
         widget=TimeZoneSelect({"class": "form-select", **attrs}),

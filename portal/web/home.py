@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from django.http import HttpRequest, HttpResponse
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from portal.access import AccessPolicy
 from portal.domain.states import JobKind
@@ -23,7 +25,7 @@ from portal.web.views import page, render_live
 RECENT_JOBS = 8
 ENDED_JOBS = 20
 SPARK_WIDTH, SPARK_HEIGHT = 120, 36
-TABS = {"recent": "Recent", "active": "Active", "ended": "Ended"}
+TABS = {"recent": gettext_lazy("Recent"), "active": gettext_lazy("Active"), "ended": gettext_lazy("Ended")}
 
 
 @dataclass(frozen=True)
@@ -107,9 +109,17 @@ def project_quotas(
 def _startable_text(share: QuotaUsage, free_gpus: int) -> str:
     left = share.startable_milli
     if left is not None and left < 1000 * free_gpus:
-        owner = " of a project above" if share.bound_by_ancestor else ""
-        return f"{gpu_amount(left)} could start now, within the limit{owner}."
-    return f"{free_gpus} could start now." if free_gpus else "None could start now: no GPU is free."
+        text = (
+            _("{gpus} could start now, within the limit of a project above.")
+            if share.bound_by_ancestor
+            else _("{gpus} could start now, within the limit.")
+        )
+        return text.format(gpus=gpu_amount(left))
+    return (
+        _("{free_gpus} could start now.").format(free_gpus=free_gpus)
+        if free_gpus
+        else _("None could start now: no GPU is free.")
+    )
 
 
 def first_steps(rows: list[JobRow], user: User) -> list[tuple[bool, str, str]]:
@@ -118,14 +128,14 @@ def first_steps(rows: list[JobRow], user: User) -> list[tuple[bool, str, str]]:
     ran = any(row.job.kind == JobKind.TRAINING.value for row in rows)
     offered = Environment.objects.filter(enabled=True).exists()
     steps = [
-        (user.has_usable_password(), "Set a password", "account"),
+        (user.has_usable_password(), _("Set a password"), "account"),
         (
             opened,
-            "Start a notebook"
+            _("Start a notebook")
             if offered
-            else "Start a notebook (an administrator adds an environment first)",
+            else _("Start a notebook (an administrator adds an environment first)"),
             "launch",
         ),
-        (ran, "Run a batch job", "launch"),
+        (ran, _("Run a batch job"), "launch"),
     ]
     return [] if all(done for done, _, _ in steps) else steps

@@ -13,6 +13,8 @@ from django.core.paginator import Paginator
 from django.db.models import Count, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, gettext_noop
 from django.views.decorators.debug import sensitive_post_parameters
 
 from portal.access import AccessPolicy, own_notices
@@ -40,7 +42,7 @@ from portal.services.notices.webhooks import (
     do_unsubscribe_browser,
 )
 from portal.services.notices.write import available_channels, preferences_of, recipients
-from portal.web.display.formatting import time_zone
+from portal.web.display.formatting import format_date, time_zone
 from portal.web.form_fields import text_input
 from portal.web.sign_in import add_service_errors
 from portal.web.views import action, page, posted_values, refusals_as_messages
@@ -50,23 +52,23 @@ LOG_LENGTH = 10
 CHECKED_CHANNELS = [channel for channel in Channel if channel not in MAIL_CHANNELS]
 """Channels of the preferences with a check box; e-mail has a choice."""
 DELIVERY_DISPLAY = {
-    DeliveryState.PENDING: ("waiting", "Pending"),
-    DeliveryState.SENT: ("done", "Sent"),
-    DeliveryState.FAILED: ("failed", "Given up"),
+    DeliveryState.PENDING: ("waiting", gettext_noop("Pending")),
+    DeliveryState.SENT: ("done", gettext_noop("Sent")),
+    DeliveryState.FAILED: ("failed", gettext_noop("Given up")),
 }
 WEBHOOK_HINTS = {
-    Channel.WEBHOOK: "JSON, signed with a key that is shown once",
-    Channel.SLACK: "Incoming webhook of Slack, or of Mattermost",
-    Channel.TEAMS: "Workflow “When a Teams webhook request is received”",
+    Channel.WEBHOOK: gettext_lazy("JSON, signed with a key that is shown once"),
+    Channel.SLACK: gettext_lazy("Incoming webhook of Slack, or of Mattermost"),
+    Channel.TEAMS: gettext_lazy("Workflow “When a Teams webhook request is received”"),
 }
 
 
 class PreferencesForm(forms.Form):
     """Times in the user's time zone; the channels are read from the matrix."""
 
-    quiet_start = forms.TimeField(label="From", required=False, widget=text_input(type="time"))
-    quiet_end = forms.TimeField(label="To", required=False, widget=text_input(type="time"))
-    digest_at = forms.TimeField(label="Daily digest at", widget=text_input(type="time"))
+    quiet_start = forms.TimeField(label=gettext_lazy("From"), required=False, widget=text_input(type="time"))
+    quiet_end = forms.TimeField(label=gettext_lazy("To"), required=False, widget=text_input(type="time"))
+    digest_at = forms.TimeField(label=gettext_lazy("Daily digest at"), widget=text_input(type="time"))
 
     @classmethod
     def of(cls, row: NoticePreferences) -> PreferencesForm:
@@ -112,7 +114,7 @@ def save_preferences(request: HttpRequest, user: User) -> HttpResponse:
         except InvalidRequest as refusal:
             add_service_errors(form, refusal)
         else:
-            messages.success(request, "Saved. It applies to notices from now on.")
+            messages.success(request, _("Saved. It applies to notices from now on."))
             return redirect("inbox")
     return _page(request, user, 400, form=form, chosen=chosen)
 
@@ -125,13 +127,16 @@ def save_webhook(request: HttpRequest, user: User, channel: str) -> HttpResponse
     if request.POST.get("remove"):
         with refusals_as_messages(request):
             do_remove_webhook(user, user, found)
-            messages.success(request, f"{CHANNEL_LABELS[found]} is removed.")
+            messages.success(request, _("{channel} is removed.").format(channel=_(CHANNEL_LABELS[found])))
         return redirect("inbox")
     try:
-        _, key = do_save_webhook(user, user, found, url)
+        key = do_save_webhook(user, user, found, url)[1]
     except InvalidRequest as refusal:
         return _page(request, user, 400, webhook_error=(found, refusal.message), url=url)
-    messages.success(request, f"{CHANNEL_LABELS[found]} is set. Choose its events, and send a test.")
+    messages.success(
+        request,
+        _("{channel} is set. Choose its events, and send a test.").format(channel=_(CHANNEL_LABELS[found])),
+    )
     return _page(request, user, key=key) if key else redirect("inbox")
 
 
@@ -139,7 +144,7 @@ def save_webhook(request: HttpRequest, user: User, channel: str) -> HttpResponse
 def send_test(request: HttpRequest, user: User, channel: str) -> HttpResponse:
     with refusals_as_messages(request):
         do_send_test(user, parse_channel(channel))
-        messages.success(request, "The test is on its way. Deliveries shows its result.")
+        messages.success(request, _("The test is on its way. Deliveries shows its result."))
     return redirect("inbox")
 
 
@@ -147,7 +152,7 @@ def send_test(request: HttpRequest, user: User, channel: str) -> HttpResponse:
 def retry_delivery(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     with refusals_as_messages(request):
         do_retry_delivery(user, public_id)
-        messages.success(request, "It is tried again now.")
+        messages.success(request, _("It is tried again now."))
     return redirect("inbox")
 
 
@@ -157,7 +162,7 @@ def subscribe_browser(request: HttpRequest, user: User) -> HttpResponse:
     values = posted_values(request, "url", "p256dh", "auth", "label")
     with refusals_as_messages(request):
         do_subscribe_browser(user, **values)
-        messages.success(request, "This browser gets push messages. Choose their events, and send a test.")
+        messages.success(request, _("This browser gets push messages. Choose their events, and send a test."))
     return redirect("inbox")
 
 
@@ -165,13 +170,13 @@ def subscribe_browser(request: HttpRequest, user: User) -> HttpResponse:
 def unsubscribe_browser(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     with refusals_as_messages(request):
         do_unsubscribe_browser(user, public_id)
-        messages.success(request, "The browser gets no more push messages.")
+        messages.success(request, _("The browser gets no more push messages."))
     return redirect("inbox")
 
 
 def parse_channel(name: str) -> Channel:
     if name not in set(Channel):
-        raise NotFound("There is no such channel.")
+        raise NotFound(_("There is no such channel."))
     return Channel(name)
 
 
@@ -185,13 +190,13 @@ def _page(request: HttpRequest, user: User, status: int = 200, **given: Any) -> 
     context = _list_context(request, user) | {
         "form": PreferencesForm.of(preferences),
         "channels": [
-            (channel, CHANNEL_LABELS[channel], channel in available) for channel in CHECKED_CHANNELS
+            (channel, _(CHANNEL_LABELS[channel]), channel in available) for channel in CHECKED_CHANNELS
         ],
         "events": [_event_row(kind, chosen.get(kind.value)) for kind in EVENTS],
         "mail_server": bool(settings.SMTP_URL),
         "can_mail": Channel.EMAIL in available,
         "webhooks": [
-            (channel, CHANNEL_LABELS[channel], WEBHOOK_HINTS[channel], hooks.get(channel.value))
+            (channel, _(CHANNEL_LABELS[channel]), WEBHOOK_HINTS[channel], hooks.get(channel.value))
             for channel in WEBHOOK_CHANNELS
         ],
         "browsers": [row for row in addresses if row.channel == Channel.PUSH],
@@ -204,7 +209,7 @@ def _page(request: HttpRequest, user: User, status: int = 200, **given: Any) -> 
 def delivery_rows(deliveries: QuerySet[NoticeDelivery]) -> list[tuple[NoticeDelivery, str, tuple[str, str]]]:
     """Return the newest with the label of the channel, and icon and label of the state."""
     return [
-        (row, CHANNEL_LABELS[Channel(row.channel)], DELIVERY_DISPLAY[DeliveryState(row.state)])
+        (row, _(CHANNEL_LABELS[Channel(row.channel)]), DELIVERY_DISPLAY[DeliveryState(row.state)])
         for row in deliveries[:LOG_LENGTH]
     ]
 
@@ -234,7 +239,9 @@ def _list_context(request: HttpRequest, user: User) -> dict[str, Any]:
         "view": view,
         "total": sum(each["total"] for each in counted),
         "unread": sum(each["unread"] for each in counted),
-        "subjects": [(each.value, each.value.capitalize(), by_subject[each.value]) for each in NoticeSubject],
+        "subjects": [
+            (each.value, _(each.value.capitalize()), by_subject[each.value]) for each in NoticeSubject
+        ],
     }
 
 
@@ -244,5 +251,5 @@ def _icon(notice: Notice) -> str:
 
 
 def _day(day: dt.date, today: dt.date) -> str:
-    names = {0: "Today", 1: "Yesterday"}
-    return names.get((today - day).days, f"{day.day} {day:%B %Y}")
+    names = {0: _("Today"), 1: _("Yesterday")}
+    return names.get((today - day).days) or format_date(day, _("j F Y"))

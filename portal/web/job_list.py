@@ -12,6 +12,8 @@ from django.http import HttpRequest, HttpResponse, QueryDict
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, gettext_noop
 
 from portal.access import AccessPolicy, project_ids, visible_job_views, visible_jobs, visible_projects
 from portal.domain.job_spec import job_fields
@@ -42,32 +44,32 @@ OPEN_SWEEP_SIZE = 50
 MAX_SHOWN_VIEWS = 100
 
 VIEWS: dict[str, tuple[str, tuple[JobState, ...], bool | None]] = {
-    "": ("All", (), None),
-    "live": ("Active", (), True),
-    "running": ("Running", (JobState.RUNNING,), None),
-    "waiting": ("Waiting", (JobState.PENDING,), None),
-    "failed": ("Failed", (JobState.FAILED, JobState.TIMEOUT), None),
-    "ended": ("Ended", (), False),
+    "": (gettext_noop("All"), (), None),
+    "live": (gettext_noop("Active"), (), True),
+    "running": (gettext_noop("Running"), (JobState.RUNNING,), None),
+    "waiting": (gettext_noop("Waiting"), (JobState.PENDING,), None),
+    "failed": (gettext_noop("Failed"), (JobState.FAILED, JobState.TIMEOUT), None),
+    "ended": (gettext_noop("Ended"), (), False),
 }
-KINDS = {"workspace": "Workspaces", "training": "Training"}
+KINDS = {"workspace": gettext_lazy("Workspaces"), "training": gettext_lazy("Training")}
 ORDERS = {
-    "": ("Newest first", "-pk"),
-    "oldest": ("Oldest first", "pk"),
-    "name": ("By name", "name"),
-    "priority": ("Highest priority", "-priority"),
-    "gpus": ("Most GPUs", "-gpus"),
+    "": (gettext_lazy("Newest first"), "-pk"),
+    "oldest": (gettext_lazy("Oldest first"), "pk"),
+    "name": (gettext_lazy("By name"), "name"),
+    "priority": (gettext_lazy("Highest priority"), "-priority"),
+    "gpus": (gettext_lazy("Most GPUs"), "-gpus"),
 }
 """Label and column; the row number decides between equal values."""
 COLUMNS = {
-    "project": "Project",
+    "project": gettext_lazy("Project"),
     "gpus": "GPUs",
-    "time": "Time",
-    "submitted": "Submitted",
-    "priority": "Priority",
-    "pool": "Pool",
-    "environment": "Environment",
-    "attempts": "Attempts",
-    "exit": "Exit code",
+    "time": gettext_lazy("Time"),
+    "submitted": gettext_lazy("Submitted"),
+    "priority": gettext_lazy("Priority"),
+    "pool": gettext_lazy("Pool"),
+    "environment": gettext_lazy("Environment"),
+    "attempts": gettext_lazy("Attempts"),
+    "exit": gettext_lazy("Exit code"),
 }
 DEFAULT_COLUMNS = ("project", "gpus", "time")
 CSV_COLUMNS = (
@@ -109,7 +111,7 @@ class JobListFilters:
         )
 
     def to_selector(self) -> JobFilter:
-        _, states, live = VIEWS[self.state]
+        states, live = VIEWS[self.state][1:]
         return JobFilter(
             states=states,
             kinds=(JobKind(self.kind),) if self.kind else (),
@@ -124,15 +126,15 @@ class JobListFilters:
     def descriptions(self) -> list[str]:
         """Active filters as text for the empty state: state is failed, project is nlp."""
         pairs = [
-            ("state", VIEWS[self.state][0].lower() if self.state else ""),
-            ("kind", self.kind),
-            ("project", self.project),
-            ("person", self.owner),
-            ("tag", self.tag),
-            ("sweep", self.sweep),
+            (_("state"), _(VIEWS[self.state][0]).lower() if self.state else ""),
+            (_("kind"), _(self.kind)),
+            (_("project"), self.project),
+            (_("person"), self.owner),
+            (_("tag"), self.tag),
+            (_("sweep"), self.sweep),
         ]
-        found = [f"{name} is {value}" for name, value in pairs if value]
-        return found + ([f"name contains “{self.search}”"] if self.search else [])
+        found = [_("{name} is {value}").format(name=name, value=value) for name, value in pairs if value]
+        return found + ([_("name contains “{search}”").format(search=self.search)] if self.search else [])
 
 
 @dataclass(frozen=True)
@@ -161,14 +163,14 @@ def jobs(request: HttpRequest, user: User) -> HttpResponse:
     context: dict[str, Any] = {
         "rows": _with_groups(user, found, matching, request.GET) if grouped else found,
         "filters": filters,
-        "views": [(key, name) for key, (name, _, _) in VIEWS.items()],
+        "views": [(key, _(view[0])) for key, view in VIEWS.items()],
         "kinds": KINDS.items(),
         "orders": [(key, name) for key, (name, _) in ORDERS.items()],
         "columns": COLUMNS.items(),
         "saved": _saved_views(user),
         "query_string": request.GET.urlencode(),
         "projects": list(visible_projects(user).order_by("name").values_list("name", flat=True)[:200]),
-        "bulk_actions": [(name, name.capitalize()) for name in BULK_ACTIONS],
+        "bulk_actions": [(name, _(name.capitalize())) for name in BULK_ACTIONS],
         "older": older,
         "newer": newer,
     }
@@ -242,7 +244,7 @@ def _with_groups(user: User, rows: list[JobRow], matching: QuerySet[Job], query:
             sweep.public_id,
             sum(states.values()),
             [
-                (icon, f"{states[state]} {label.lower()}")
+                (icon, f"{states[state]} {_(label).lower()}")
                 for state, (icon, label) in STATE_DISPLAY.items()
                 if state in states
             ],
@@ -287,20 +289,20 @@ def save_view(request: HttpRequest, user: User) -> HttpResponse:
     query = _query(QueryDict(values["query"].lstrip("?")[:2000]), open="")
     rows = visible_projects(user)
     project = (
-        find_row(rows, "There is no such project.", name=values["project"]) if values["project"] else None
+        find_row(rows, _("There is no such project."), name=values["project"]) if values["project"] else None
     )
     with refusals_as_messages(request):
         view = do_save_view(user, name=values["name"], query=query, project=project)
-        messages.success(request, f"The view {view.name} is saved.")
+        messages.success(request, _("The view {name} is saved.").format(name=view.name))
     return redirect(f"{reverse('jobs')}{query}")
 
 
 @action(AccessPolicy.SIGNED_IN)
 def delete_view(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
-    view = find_row(visible_job_views(user), "There is no such view.", public_id=public_id)
+    view = find_row(visible_job_views(user), _("There is no such view."), public_id=public_id)
     with refusals_as_messages(request):
         do_delete_view(user, view)
-        messages.success(request, f"The view {view.name} is deleted.")
+        messages.success(request, _("The view {name} is deleted.").format(name=view.name))
     return redirect("jobs")
 
 
@@ -310,10 +312,10 @@ def bulk(request: HttpRequest, user: User) -> HttpResponse:
     name, back = request.POST.get("action", ""), request.POST.get("back", "")
     back = back if back.startswith("/jobs/") and "//" not in back else reverse("jobs")
     if name not in BULK_ACTIONS:
-        raise InvalidRequest("There is no such action.")
+        raise InvalidRequest(_("There is no such action."))
     chosen = list(dict.fromkeys(request.POST.getlist("job")))
     if not chosen or len(chosen) > MAX_BULK_JOBS:
-        messages.error(request, f"Choose 1 to {MAX_BULK_JOBS} jobs.")
+        messages.error(request, _("Choose 1 to {max_bulk_jobs} jobs.").format(max_bulk_jobs=MAX_BULK_JOBS))
         return redirect(back)
     found = {job.public_id: job for job in list_jobs(user).filter(public_id__in=chosen)}
     jobs, rule = [found[one] for one in chosen if one in found], BULK_ACTIONS[name]
@@ -340,7 +342,7 @@ def bulk(request: HttpRequest, user: User) -> HttpResponse:
 def _bulk_value(request: HttpRequest, user: User, parameter: str) -> Any:
     if parameter == "project":
         return find_row(
-            visible_projects(user), "Choose a project.", public_id=request.POST.get("project", "")
+            visible_projects(user), _("Choose a project."), public_id=request.POST.get("project", "")
         )
     if parameter == "priority":
         value = parse_integer(request.POST.get("priority", ""), "priority")

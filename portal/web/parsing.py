@@ -6,6 +6,8 @@ import datetime as dt
 import re
 from decimal import Decimal
 
+from django.utils.translation import gettext as _
+
 from portal.errors import InvalidRequest
 
 NO_LIMIT = frozenset({"", "none", "no limit", "-", "–", "∞"})
@@ -19,9 +21,9 @@ UNIT_SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86_400}
 
 def parse_gpu_milli(text: str, field: str) -> int:
     """Parse GPUs, from 0 up with at most three decimals, as thousandths. Raise InvalidRequest."""
-    milli = _decimal(text, field, "a number of GPUs") * 1000
+    milli = _decimal(text, field, _("“{text}” is not a number of GPUs; use the digits 0 to 9.")) * 1000
     if milli < 0 or milli != milli.to_integral_value() or milli > 10_000_000:
-        raise InvalidRequest(fields={field: "Enter GPUs from 0 to 10,000, with at most three decimals."})
+        raise InvalidRequest(fields={field: _("Enter GPUs from 0 to 10,000, with at most three decimals.")})
     return int(milli)
 
 
@@ -32,7 +34,7 @@ def parse_gpu_limit(text: str, field: str) -> int | None:
 
 def parse_weight(text: str, field: str) -> float:
     """Parse a weight; the service checks its range."""
-    return float(_decimal(text, field, "a weight"))
+    return float(_decimal(text, field, _("“{text}” is not a weight; use the digits 0 to 9.")))
 
 
 def parse_duration_s(text: str, field: str) -> float:
@@ -41,10 +43,15 @@ def parse_duration_s(text: str, field: str) -> float:
     if unit not in UNIT_SECONDS:
         raise InvalidRequest(
             fields={
-                field: f"“{text.strip()[:MAX_DIGITS]}” is not a time; write it as in 45 s, 30 min, 2 h or 7 d."
+                field: _("“{text}” is not a time; write it as in 45 s, 30 min, 2 h or 7 d.").format(
+                    text=text.strip()[:MAX_DIGITS]
+                )
             }
         )
-    return float(_decimal(number, field, "a time")) * UNIT_SECONDS[unit]
+    return (
+        float(_decimal(number, field, _("“{text}” is not a time; use the digits 0 to 9.")))
+        * UNIT_SECONDS[unit]
+    )
 
 
 def format_duration_input(seconds: float) -> str:
@@ -60,17 +67,17 @@ def parse_local_time(text: str, field: str, zone: dt.tzinfo) -> dt.datetime:
     try:
         return dt.datetime.strptime(text[:16], LOCAL_FORMAT).replace(tzinfo=zone).astimezone(dt.UTC)
     except (ValueError, OverflowError) as wrong:
-        message = "Enter a date and a time, such as 2026-05-12T08:00."
+        message = _("Enter a date and a time, such as 2026-05-12T08:00.")
         raise InvalidRequest(fields={field: message}) from wrong
 
 
 def parse_number(text: str, field: str) -> float:
     """Parse a number with or without decimals; the service checks its range."""
-    return float(_decimal(text, field, "a number"))
+    return float(_decimal(text, field, _("“{text}” is not a number; use the digits 0 to 9.")))
 
 
 def parse_integer(text: str, field: str) -> int:
-    return int(_digits(_WHOLE, text, field, "a whole number"))
+    return int(_digits(_WHOLE, text, field, _("“{text}” is not a whole number; use the digits 0 to 9.")))
 
 
 def format_gpu_input(milli: float | None) -> str:
@@ -87,17 +94,17 @@ def _split_unit(text: str) -> tuple[str, str]:
     return number.strip(), words[len(number) :] or "s"
 
 
-def _decimal(text: str, field: str, what: str) -> Decimal:
-    return Decimal(_digits(_DECIMAL, text, field, what))
+def _decimal(text: str, field: str, message: str) -> Decimal:
+    return Decimal(_digits(_DECIMAL, text, field, message))
 
 
-def _digits(form: re.Pattern[str], text: str, field: str, what: str) -> str:
+def _digits(form: re.Pattern[str], text: str, field: str, message: str) -> str:
     words = text.strip().replace("−", "-")
     if "," in words and form.fullmatch(words.replace(",", "")):
         # A comma is the decimal separator in some countries and the thousands separator in others.
         raise InvalidRequest(
-            fields={field: "Write decimals with a point, as in 0.5, and thousands without a comma."}
+            fields={field: _("Write decimals with a point, as in 0.5, and thousands without a comma.")}
         )
     if len(words) > MAX_DIGITS or not form.fullmatch(words):
-        raise InvalidRequest(fields={field: f"“{words[:MAX_DIGITS]}” is not {what}; use the digits 0 to 9."})
+        raise InvalidRequest(fields={field: message.format(text=words[:MAX_DIGITS])})
     return words

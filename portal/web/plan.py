@@ -14,6 +14,8 @@ from django.core.paginator import Paginator
 from django.http import FileResponse, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
 
 from portal.access import AccessPolicy, Permission, can, visible_projects
 from portal.domain.pipeline_plans import (
@@ -67,10 +69,13 @@ PROGRAMS = (PROFILE_PROGRAM, PIPELINE_PROGRAM)
 
 
 class ProfileForm(forms.Form):
-    project = forms.ChoiceField(widget=select_input())
-    name = forms.CharField(max_length=100, widget=text_input(placeholder="resnet50, batch 64"))
+    project = forms.ChoiceField(label=gettext_lazy("Project"), widget=select_input())
+    name = forms.CharField(
+        label=gettext_lazy("Name"), max_length=100, widget=text_input(placeholder="resnet50, batch 64")
+    )
     profile = forms.FileField(
-        label="Profile (JSON)", widget=forms.FileInput({"class": "form-control", "accept": ".json"})
+        label=gettext_lazy("Profile (JSON)"),
+        widget=forms.FileInput({"class": "form-control", "accept": ".json"}),
     )
 
     def __init__(self, user: User, data: Any = None, files: Any = None) -> None:
@@ -82,36 +87,46 @@ class ProfileForm(forms.Form):
         """Return the decoded file; the scheduler reads what is in it."""
         file = self.cleaned_data["profile"]
         if file.size > MAX_PROFILE_BYTES:
-            raise forms.ValidationError(f"A profile has at most {MAX_PROFILE_BYTES // 1024} KiB.")
+            raise forms.ValidationError(
+                _("A profile has at most {max_profile_bytes} KiB.").format(
+                    max_profile_bytes=MAX_PROFILE_BYTES // 1024
+                )
+            )
         try:
             return json.loads(file.read().decode(), parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as problem:
-            raise forms.ValidationError(f"The file is not JSON: {problem}.") from problem
+            raise forms.ValidationError(
+                _("The file is not JSON: {problem}.").format(problem=problem)
+            ) from problem
 
 
 def _refuse_constant(text: str) -> None:
-    raise ValueError(f"{text} is not a number")
+    raise ValueError(_("{text} is not a number").format(text=text))
 
 
 class PlanForm(forms.Form):
-    profile = forms.ChoiceField(widget=select_input())
-    pool = forms.ChoiceField(required=False, widget=select_input())
-    nodes = forms.IntegerField(min_value=1, max_value=MAX_NODES, widget=text_input(inputmode="numeric"))
+    profile = forms.ChoiceField(label=gettext_lazy("Profile"), widget=select_input())
+    pool = forms.ChoiceField(label=gettext_lazy("Pool"), required=False, widget=select_input())
+    nodes = forms.IntegerField(
+        label=gettext_lazy("Nodes"), min_value=1, max_value=MAX_NODES, widget=text_input(inputmode="numeric")
+    )
     gpus_per_node = forms.IntegerField(
-        label="GPUs per node",
+        label=gettext_lazy("GPUs per node"),
         min_value=1,
         max_value=MAX_GPUS_PER_NODE,
         widget=text_input(inputmode="numeric"),
     )
     node_gb = forms.FloatField(
-        label="Between GPUs of a node, GB/s", min_value=0.001, widget=text_input(inputmode="decimal")
+        label=gettext_lazy("Between GPUs of a node, GB/s"),
+        min_value=0.001,
+        widget=text_input(inputmode="decimal"),
     )
     link_gb = forms.FloatField(
-        label="Between nodes, GB/s",
+        label=gettext_lazy("Between nodes, GB/s"),
         min_value=0.001,
         required=False,
         widget=text_input(inputmode="decimal"),
-        help_text="Blank: the slowest measured link of the pool.",
+        help_text=gettext_lazy("Blank: the slowest measured link of the pool."),
     )
 
     def __init__(self, user: User, data: Any = None, initial: dict[str, Any] | None = None) -> None:
@@ -119,7 +134,7 @@ class PlanForm(forms.Form):
         profiles = list_profiles(user).values_list("public_id", "name", "project__name")[:200]
         pools = NodePool.objects.order_by("name").values_list("public_id", "name")
         self.fields["profile"].choices = [(key, f"{name} ({project})") for key, name, project in profiles]  # type: ignore[attr-defined]
-        self.fields["pool"].choices = [("", "any pool"), *pools]  # type: ignore[attr-defined]
+        self.fields["pool"].choices = [("", _("any pool")), *pools]  # type: ignore[attr-defined]
 
     def topology(self) -> TopologyInput:
         given = self.cleaned_data
@@ -189,7 +204,12 @@ def create_profile(request: HttpRequest, user: User) -> HttpResponse:
         except FairwayError as refusal:
             form.add_error("profile", refusal_text(refusal))
         else:
-            messages.success(request, f"{row.name} is stored: {len(row.layers)} layers.")
+            messages.success(
+                request,
+                ngettext(
+                    "{name} is stored: {count} layer.", "{name} is stored: {count} layers.", len(row.layers)
+                ).format(name=row.name, count=len(row.layers)),
+            )
             return redirect(f"{reverse('plans')}?profile={row.public_id}")
     return _plans_page(request, user, profile_form=form, status=400)
 
@@ -199,7 +219,7 @@ def delete_profile(request: HttpRequest, user: User, public_id: str) -> HttpResp
     row = get_profile(user, public_id)
     with refusals_as_messages(request):
         do_delete_profile(user, row)
-        messages.success(request, f"{row.name} and its plans are deleted.")
+        messages.success(request, _("{name} and its plans are deleted.").format(name=row.name))
     return redirect("plans")
 
 
@@ -294,11 +314,11 @@ def plan(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
         "chosen": chosen,
         "micro_batches": micro_batches,
         "schedule": schedule,
-        "schedule_name": SCHEDULES[schedule],
-        "schedules": SCHEDULES,
+        "schedule_name": _(SCHEDULES[schedule]),
+        "schedules": {key: _(name) for key, name in SCHEDULES.items()},
         "versions": max(one["in_flight"] for one in division["stages"]) if schedule == WITHOUT_FLUSH else 1,
         "max_micro_batches": MAX_MICRO_BATCHES,
-        "unit": "samples" if row.profile.batch_size else "minibatches",
+        "unit": _("samples") if row.profile.batch_size else _("minibatches"),
         "gpus": gpus,
         "chart": _layer_chart(row, division),
         "nodes": _planned_nodes(row, division, stage_memory_bytes(division, micro_batches, schedule), free),
@@ -317,12 +337,12 @@ def _plan_row(row: PipelinePlan, choice: str, micro_batches: int, schedule: str)
     found = choice_of(row.answer, choice)
     if found is None:
         reason = str(row.answer["alternatives"][choice]["impossible"])
-        return PlanRow(choice, CHOICES[choice], None, reason, None, None, 0.0, 0.0)
+        return PlanRow(choice, _(CHOICES[choice]), None, reason, None, None, 0.0, 0.0)
     bubble = bubble_fraction(found, micro_batches, schedule)
     speedup = found["speedup"]
     gpus = row.nodes * row.gpus_per_node
     return PlanRow(
-        choice, CHOICES[choice], found, "", predicted_rate(found, micro_batches, schedule),
+        choice, _(CHOICES[choice]), found, "", predicted_rate(found, micro_batches, schedule),
         100 * speedup * (1 - bubble) / gpus if speedup else None,
         max(stage_memory_bytes(found, micro_batches, schedule)) / MIB, 100 * bubble,
     )  # fmt: skip

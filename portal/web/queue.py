@@ -11,6 +11,8 @@ from django.core.paginator import Paginator
 from django.db.models import Prefetch
 from django.http import HttpRequest, HttpResponse, QueryDict
 from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from portal.access import AccessPolicy, visible_nodes
 from portal.domain.reasons import VerdictCode
@@ -35,14 +37,14 @@ from portal.selectors.scheduling.timeline import (
     node_lanes,
 )
 from portal.visibility import NameVisibility, visibility_of
+from portal.web.display.formatting import format_date, time_zone
 from portal.web.display.formatting import gpus as gpus_word
-from portal.web.display.formatting import time_zone
 from portal.web.display.job_rows import VERDICT_LABELS, current_verdict
 from portal.web.views import page, render_live
 
 JOBS_PER_PAGE = 50
 NODES_PER_PAGE = 30
-SPANS = {"6h": ("6 h", 6, 1), "12h": ("12 h", 12, 2), "3d": ("3 days", 72, 12)}
+SPANS = {"6h": ("6 h", 6, 1), "12h": ("12 h", 12, 2), "3d": (gettext_lazy("3 days"), 72, 12)}
 """Label, hours, and hours between ticks of the axis."""
 PAST_FRACTION = 0.15
 """Part of the plot before now."""
@@ -144,13 +146,13 @@ class QueueRow:
     @property
     def label(self) -> str:
         if self.job.held:
-            return "Held"
+            return _("Held")
         if self.verdict is None:
-            return "New"
+            return _("New")
         code = self.verdict.code
         if code in set(VerdictCode) and (word := VERDICT_LABELS.get(VerdictCode(code))):
-            return word
-        return code.replace("_", " ").capitalize()
+            return _(word)
+        return _(code.replace("_", " ").capitalize())
 
     @property
     def has_no_forecast(self) -> bool:
@@ -222,13 +224,13 @@ def timeline_plot(user: User, visibility: NameVisibility, query: QueuePageQuery)
     if query.filter.mine:
         for lane in lanes:
             lane.bars = [bar for bar in lane.bars if bar.is_own]
-    form = "%a %H:%M" if hours > 24 else "%H:%M"
+    form = "D H:i" if hours > 24 else "H:i"
     here = start.astimezone(time_zone(user.timezone))
     tick = here.replace(hour=here.hour // tick_hours * tick_hours, minute=0, second=0, microsecond=0)
     ticks = []
-    for _ in range(hours // tick_hours):
+    for __ in range(hours // tick_hours):
         tick += dt.timedelta(hours=tick_hours)
-        ticks.append((_percent(tick, start, span_s), f"{tick:{form}}"))
+        ticks.append((_percent(tick, start, span_s), format_date(tick, form)))
     return {
         "lanes": [
             (

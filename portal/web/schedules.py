@@ -9,6 +9,7 @@ from django.contrib import messages
 from django.core.paginator import Paginator
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.utils.translation import gettext as _
 
 from portal.access import AccessPolicy, Permission, can
 from portal.domain.states import JobState
@@ -65,7 +66,7 @@ def _render_schedule(
 def _run_row(run: ScheduleRun | None) -> dict[str, Any] | None:
     if run is None:
         return None
-    symbol = STATE_DISPLAY[JobState(run.job.state)] if run.job else ("stopped", "None")
+    symbol = STATE_DISPLAY[JobState(run.job.state)] if run.job else ("stopped", _("None"))
     return {"run": run, "symbol": symbol}
 
 
@@ -84,7 +85,7 @@ def change(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
         except FairwayError as refusal:
             add_service_errors(form, refusal)
         else:
-            messages.success(request, f"{row.name} is changed.")
+            messages.success(request, _("{name} is changed.").format(name=row.name))
             return redirect("schedule", public_id)
     return _render_schedule(request, user, public_id, form)
 
@@ -94,5 +95,5 @@ def delete(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     row = get_schedule(user, public_id)
     with refusals_as_messages(request):
         do_delete_schedule(user, row)
-        messages.success(request, f"The schedule {row.name} is deleted. Its jobs stay.")
+        messages.success(request, _("The schedule {name} is deleted. Its jobs stay.").format(name=row.name))
     return redirect("schedules")

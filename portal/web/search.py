@@ -5,6 +5,8 @@ from __future__ import annotations
 from django.db.models import Q
 from django.http import HttpRequest, JsonResponse
 from django.urls import reverse
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 
 from portal.access import (
     AccessPolicy,
@@ -20,13 +22,13 @@ from portal.web.views import page
 
 RESULTS_PER_KIND = 6
 ACTIONS = (
-    ("Add a node", "add-node", True),
-    ("Invite a user", "users", True),
-    ("New template", "new-template", False),
-    ("New pipeline plan", "plans", False),
-    ("Import an experiment of Determined", "import-sweep", False),
-    ("Change your name, e-mail or time zone", "account", False),
-    ("Create an API token", "account", False),
+    (gettext_noop("Add a node"), "add-node", True),
+    (gettext_noop("Invite a user"), "users", True),
+    (gettext_noop("New template"), "new-template", False),
+    (gettext_noop("New pipeline plan"), "plans", False),
+    (gettext_noop("Import an experiment of Determined"), "import-sweep", False),
+    (gettext_noop("Change your name, e-mail or time zone"), "account", False),
+    (gettext_noop("Create an API token"), "account", False),
 )
 """Name, view, and whether only administrators see it."""
 
@@ -37,14 +39,14 @@ def search(request: HttpRequest, user: User) -> JsonResponse:
     if len(text) < 2:
         return JsonResponse({"found": []})
     found = [
-        {"name": name, "note": "action", "url": reverse(view)}
+        {"name": _(name), "note": _("action"), "url": reverse(view)}
         for name, view, admin_only in ACTIONS
-        if text.lower() in name.lower() and (user.is_admin or not admin_only)
+        if text.lower() in _(name).lower() and (user.is_admin or not admin_only)
     ]
     found += [
         {
             "name": job.name,
-            "note": f"job {job.public_id}, {job.state.lower()}",
+            "note": _("job {id}, {state}").format(id=job.public_id, state=_(job.state.lower())),
             "url": reverse("job", args=[job.public_id]),
         }
         for job in list_jobs(user, JobFilter(search=text)).order_by("-id")[:RESULTS_PER_KIND]
@@ -53,21 +55,21 @@ def search(request: HttpRequest, user: User) -> JsonResponse:
         visible_projects(user).filter(Q(name__icontains=text) | Q(title__icontains=text)).order_by("name")
     )
     found += [
-        {"name": row.name, "note": "jobs of the project", "url": f"{reverse('jobs')}?project={row.name}"}
+        {"name": row.name, "note": _("jobs of the project"), "url": f"{reverse('jobs')}?project={row.name}"}
         for row in projects[:RESULTS_PER_KIND]
     ]
     users = visible_users(user).filter(Q(username__icontains=text) | Q(full_name__icontains=text))
     found += [
         {
             "name": row.display_name,
-            "note": "jobs of this user",
+            "note": _("jobs of this user"),
             "url": f"{reverse('jobs')}?owner={row.username}",
         }
         for row in users.order_by("username")[:RESULTS_PER_KIND]
     ]
     nodes = visible_nodes(user).filter(name__icontains=text).order_by("name")
     found += [
-        {"name": row.name, "note": "node", "url": reverse("node", args=[row.public_id])}
+        {"name": row.name, "note": _("node"), "url": reverse("node", args=[row.public_id])}
         for row in nodes[:RESULTS_PER_KIND]
     ]
     templates = (
@@ -76,12 +78,13 @@ def search(request: HttpRequest, user: User) -> JsonResponse:
     found += [
         {
             "name": row.title,
-            "note": "launch this template",
+            "note": _("launch this template"),
             "url": f"{reverse('launch')}?template={row.public_id}",
         }
         for row in templates[:RESULTS_PER_KIND]
     ]
     found += [
-        {"name": each.title, "note": f"help, {each.document}", "url": each.url} for each in search_help(text)
+        {"name": each.title, "note": _("help, {document}").format(document=each.document), "url": each.url}
+        for each in search_help(text)
     ]
     return JsonResponse({"found": found})

@@ -9,6 +9,8 @@ from django.contrib import messages
 from django.core.paginator import Paginator
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, gettext_noop
 
 from portal.access import AccessPolicy, Permission, can
 from portal.domain.job_spec import job_fields
@@ -38,12 +40,12 @@ from portal.web.views import action, page, refusals_as_messages, render_live
 PAGE_SIZE = 20
 SHOWN_REPLICAS = 50
 SHOWN_VERSIONS = 20
-VIEWS = {"": "Active", "stopped": "Stopped", "all": "All"}
+VIEWS = {"": gettext_lazy("Active"), "stopped": gettext_lazy("Stopped"), "all": gettext_lazy("All")}
 VERSION_DISPLAY = {
-    VersionState.ROLLING: ("starting", "Rolling out"),
-    VersionState.ACTIVE: ("running", "Active"),
-    VersionState.FAILED: ("failed", "Failed"),
-    VersionState.REPLACED: ("stopped", "Replaced"),
+    VersionState.ROLLING: ("starting", gettext_noop("Rolling out")),
+    VersionState.ACTIVE: ("running", gettext_noop("Active")),
+    VersionState.FAILED: ("failed", gettext_noop("Failed")),
+    VersionState.REPLACED: ("stopped", gettext_noop("Replaced")),
 }
 
 
@@ -75,8 +77,8 @@ def service(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
         "symbol": service_status(row),
         "url": service_origin(row),
         "project_name": visibility_of(user).project_name(row.project),
-        "access": ACCESS_LABELS[row.access],
-        "accesses": ACCESS_LABELS.items(),
+        "access": _(ACCESS_LABELS[row.access]),
+        "accesses": [(key, _(label)) for key, label in ACCESS_LABELS.items()],
         "is_active": row.state == ServiceState.ACTIVE,
         "is_updating": {VersionState.ROLLING.value, VersionState.ACTIVE.value} <= states,
         "may_control": can(user, Permission.CONTROL, row),
@@ -95,18 +97,21 @@ def _replica_rows(row: Service) -> list[tuple[ServiceReplica, tuple[str, str], s
     for each in list_replicas(row)[:SHOWN_REPLICAS]:
         message = replica_message(each, titles)
         if each.ended_at is not None:
-            symbol = ("failed", "Ended") if each.job.state == "FAILED" else ("stopped", "Ended")
+            symbol = ("failed", _("Ended")) if each.job.state == "FAILED" else ("stopped", _("Ended"))
         elif each.retiring_at is not None:
             symbol, message = (
-                ("starting", "Draining"),
-                "It gets no new requests, and stops after the drain time.",
+                ("starting", _("Draining")),
+                _("It gets no new requests, and stops after the drain time."),
             )
         elif getattr(each, "is_ready", False):
-            symbol, message = ("running", "Ready"), ""
+            symbol, message = ("running", _("Ready")), ""
         elif getattr(each, "is_unresponsive", False):
-            symbol, message = ("warning", "Not responding"), "It gets no requests until its server responds."
+            symbol, message = (
+                ("warning", _("Not responding")),
+                _("It gets no requests until its server responds."),
+            )
         else:
-            symbol = ("waiting", "Waiting") if each.job.state == "PENDING" else ("starting", "Starting")
+            symbol = ("waiting", _("Waiting")) if each.job.state == "PENDING" else ("starting", _("Starting"))
         found.append((each, symbol, message))
     return found
 
@@ -130,13 +135,15 @@ def change(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
             text = request.POST.get(name, "").strip()
             changes[name] = parse_whole_number(text) if text else job_fields(ServiceSpec)[name].default
             if text and changes[name] is None:
-                raise InvalidRequest(f"{job_fields(ServiceSpec)[name].label}: Must be a whole number.")
+                raise InvalidRequest(
+                    _("{label}: Must be a whole number.").format(label=_(job_fields(ServiceSpec)[name].label))
+                )
         changes["access"] = request.POST.get("access") or row.access
         try:
             do_change_service(user, row, **changes)
         except InvalidRequest as wrong:
             raise FairwayError(" ".join(wrong.fields.values()) or wrong.message) from wrong
-        messages.success(request, f"{row.name} is changed.")
+        messages.success(request, _("{name} is changed.").format(name=row.name))
     return redirect("service", public_id)
 
 
@@ -146,12 +153,12 @@ def _action(work: Callable[[User, Service], Any], done: str) -> Any:
         row = get_service(user, public_id)
         with refusals_as_messages(request):
             work(user, row)
-            messages.success(request, f"{row.name} {done}")
+            messages.success(request, _(done).format(name=row.name))
         return redirect("service", public_id)
 
     return view
 
 
-stop = _action(do_stop_service, "is stopping.")
-start = _action(do_start_service, "is starting.")
-cancel_update = _action(do_cancel_update, "keeps its previous version.")
+stop = _action(do_stop_service, gettext_noop("{name} is stopping."))
+start = _action(do_start_service, gettext_noop("{name} is starting."))
+cancel_update = _action(do_cancel_update, gettext_noop("{name} keeps its previous version."))

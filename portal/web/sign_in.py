@@ -14,6 +14,8 @@ from django.db import transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import redirect, render
 from django.utils.http import url_has_allowed_host_and_scheme
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods, require_POST
 
@@ -47,8 +49,12 @@ KNOWN_BROWSER_TTL_S = 90 * 24 * 3600
 class SignInForm(forms.Form):
     """Username and password; errors do not reveal which was wrong."""
 
-    username = forms.CharField(max_length=63, widget=text_input(autocomplete="username", autofocus=True))
-    password = password_field()
+    username = forms.CharField(
+        label=gettext_lazy("Username"),
+        max_length=63,
+        widget=text_input(autocomplete="username", autofocus=True),
+    )
+    password = password_field(label=gettext_lazy("Password"))
 
 
 @access_policy(AccessPolicy.PUBLIC)
@@ -62,7 +68,7 @@ def sign_in(request: HttpRequest) -> HttpResponse:
     wrong, wait_s, retry_after_s = "", 0.0, None
     if form.is_bound and form.is_valid():
         name, password = form.cleaned_data["username"], form.cleaned_data["password"]
-        wrong = "The username or the password is wrong."
+        wrong = _("The username or the password is wrong.")
         try:
             user, wait_s = _authenticate(request, name, password)
         except TooManyRequests as busy:
@@ -73,10 +79,12 @@ def sign_in(request: HttpRequest) -> HttpResponse:
             _remember_browser(answer, name)
             return answer
         if wait_s:
-            wrong = f"Too many attempts. Wait {duration(wait_s + 1)}, then try again."
+            wrong = _("Too many attempts. Wait {duration}, then try again.").format(
+                duration=duration(wait_s + 1)
+            )
             retry_after_s = math.ceil(wait_s)
     elif form.is_bound:
-        wrong = "Enter your username and your password."
+        wrong = _("Enter your username and your password.")
     context = {"form": form, "wrong": wrong, "next": target}
     answer = render(
         request, "auth/sign_in.html", context, status=429 if retry_after_s else 403 if wrong else 200
@@ -198,14 +206,20 @@ def sign_in_link(request: HttpRequest) -> HttpResponse:
 
 class InvitationForm(forms.Form):
     username = forms.CharField(
+        label=gettext_lazy("Username"),
         max_length=63,
-        help_text="Lower-case letters, digits and hyphens. Your jobs and files carry this name.",
+        help_text=gettext_lazy(
+            "Lower-case letters, digits and hyphens. Your jobs and files carry this name."
+        ),
         widget=text_input(autocomplete="username", autofocus=True),
     )
     full_name = forms.CharField(
-        label="Your name", max_length=200, required=False, widget=text_input(autocomplete="name")
+        label=gettext_lazy("Your name"),
+        max_length=200,
+        required=False,
+        widget=text_input(autocomplete="name"),
     )
-    password = new_password_field()
+    password = new_password_field(label=gettext_lazy("Password"))
     timezone = time_zone_field(**{"data-detect-time-zone": ""})
 
 

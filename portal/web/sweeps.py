@@ -14,6 +14,8 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, gettext_noop
 
 from portal.access import AccessPolicy, Permission, can, visible_environments
 from portal.domain.sweeps import (
@@ -57,22 +59,22 @@ from portal.web.views import action, form_page, page, refusals_as_messages, rend
 PAGE_SIZE = 20
 MAX_CHARTED = 200
 """Newest trials that the charts show."""
-VIEWS = {"": "All", "active": "Active", "ended": "Ended"}
+VIEWS = {"": gettext_lazy("All"), "active": gettext_lazy("Active"), "ended": gettext_lazy("Ended")}
 ACTIVE_STATES = (SweepState.RUNNING.value, SweepState.PAUSED.value)
 STATE_DISPLAY = {
-    SweepState.RUNNING: ("running", "Running"),
-    SweepState.PAUSED: ("stopped", "Paused"),
-    SweepState.COMPLETED: ("done", "Completed"),
-    SweepState.STOPPED: ("stopped", "Stopped"),
+    SweepState.RUNNING: ("running", gettext_noop("Running")),
+    SweepState.PAUSED: ("stopped", gettext_noop("Paused")),
+    SweepState.COMPLETED: ("done", gettext_noop("Completed")),
+    SweepState.STOPPED: ("stopped", gettext_noop("Stopped")),
 }
 TRIAL_DISPLAY = {
-    TrialState.WAITING: ("waiting", "Next"),
-    TrialState.RUNNING: ("running", "Active"),
-    TrialState.PAUSED: ("stopped", "Paused"),
-    TrialState.COMPLETED: ("done", "Completed"),
-    TrialState.PRUNED: ("stopped", "Pruned"),
-    TrialState.FAILED: ("failed", "Failed"),
-    TrialState.STOPPED: ("stopped", "Stopped"),
+    TrialState.WAITING: ("waiting", gettext_noop("Next")),
+    TrialState.RUNNING: ("running", gettext_noop("Active")),
+    TrialState.PAUSED: ("stopped", gettext_noop("Paused")),
+    TrialState.COMPLETED: ("done", gettext_noop("Completed")),
+    TrialState.PRUNED: ("stopped", gettext_noop("Pruned")),
+    TrialState.FAILED: ("failed", gettext_noop("Failed")),
+    TrialState.STOPPED: ("stopped", gettext_noop("Stopped")),
 }
 
 
@@ -116,7 +118,11 @@ def sweep(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
         "may_control": can(user, Permission.CONTROL, row),
         "best": best,
         "gpu_hours": sweep_gpu_hours(row),
-        "counts": [(each.value, TRIAL_DISPLAY[each], counts[each]) for each in TrialState if counts[each]],
+        "counts": [
+            (each.value, (TRIAL_DISPLAY[each][0], _(TRIAL_DISPLAY[each][1])), counts[each])
+            for each in TrialState
+            if counts[each]
+        ],
         "live_count": sum(counts[each] for each in LIVE_TRIAL_STATES),
         "ended_count": sum(counts.values()) - sum(counts[each] for each in LIVE_TRIAL_STATES),
         "names": names,
@@ -223,16 +229,29 @@ def change(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
 class ImportForm(forms.Form):
     """An experiment file, as text or upload, and where it runs."""
 
-    project = PublicIdChoiceField(queryset=Project.objects.none(), widget=select_input())
-    environment = PublicIdChoiceField(queryset=Environment.objects.none(), widget=select_input())
-    pool = PublicIdChoiceField(
-        queryset=NodePool.objects.none(), required=False, empty_label="Any pool", widget=select_input()
+    project = PublicIdChoiceField(
+        label=gettext_lazy("Project"), queryset=Project.objects.none(), widget=select_input()
     )
-    file = forms.FileField(required=False, widget=forms.ClearableFileInput({"class": "form-control"}))
+    environment = PublicIdChoiceField(
+        label=gettext_lazy("Environment"), queryset=Environment.objects.none(), widget=select_input()
+    )
+    pool = PublicIdChoiceField(
+        label=gettext_lazy("Pool"),
+        queryset=NodePool.objects.none(),
+        required=False,
+        empty_label=gettext_lazy("Any pool"),
+        widget=select_input(),
+    )
+    file = forms.FileField(
+        label=gettext_lazy("File"), required=False, widget=forms.ClearableFileInput({"class": "form-control"})
+    )
     experiment = forms.CharField(
-        label="Experiment", required=False, max_length=MAX_BYTES, widget=text_area(14, spellcheck="false"),
-        help_text="The YAML of the experiment, unless a file is chosen.",
-    )  # fmt: skip
+        label=gettext_lazy("Experiment"),
+        required=False,
+        max_length=MAX_BYTES,
+        widget=text_area(14, spellcheck="false"),
+        help_text=gettext_lazy("The YAML of the experiment, unless a file is chosen."),
+    )
 
     def __init__(self, user: User, data: Any = None, files: Any = None) -> None:
         super().__init__(data, files, label_suffix="")
@@ -247,7 +266,7 @@ class ImportForm(forms.Form):
         if data.get("file"):
             data["experiment"] = data["file"].read(MAX_BYTES + 1).decode(errors="replace")
         if not data.get("experiment"):
-            self.add_error("experiment", "Choose a file or enter its text.")
+            self.add_error("experiment", _("Choose a file or enter its text."))
         return data
 
 
@@ -270,8 +289,7 @@ def import_page(request: HttpRequest, user: User) -> HttpResponse:
             if made is None:
                 return render(request, "sweeps/import.html", {"form": form, "found": found})
             ignored = ", ".join(found.ignored)
-            messages.success(
-                request, f"{made.name} is created." + (f" Ignored: {ignored}." if ignored else "")
-            )
+            text = _("{name} is created. Ignored: {ignored}.") if ignored else _("{name} is created.")
+            messages.success(request, text.format(name=made.name, ignored=ignored))
             return redirect(reverse("sweep", args=[made.public_id]))
     return render(request, "sweeps/import.html", {"form": form, "found": found}, status=400)

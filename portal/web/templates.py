@@ -12,6 +12,8 @@ from django.db.models import Q
 from django.http import HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import redirect, render
 from django.urls import reverse
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from portal.access import AccessPolicy, Permission, can, visible_environments
 from portal.domain.states import JobKind
@@ -42,12 +44,17 @@ from portal.web.sign_in import add_service_errors
 from portal.web.views import form_page, page
 
 PAGE_SIZE = 24
-OWNERS = {"": "All", "shipped": "Shipped", "project": "Project", "mine": "Mine"}
+OWNERS = {
+    "": gettext_lazy("All"),
+    "shipped": gettext_lazy("Shipped"),
+    "project": gettext_lazy("Project"),
+    "mine": gettext_lazy("Mine"),
+}
 NOT_FROM_JOBS = frozenset({"name", "project", "environment", "pool", "dependencies", "volumes", "secrets"})
 SCOPE_LABELS = {
-    TemplateScope.SELF.value: "Only me",
-    TemplateScope.PROJECT.value: "A project",
-    TemplateScope.EVERYONE.value: "Everyone",
+    TemplateScope.SELF.value: gettext_lazy("Only me"),
+    TemplateScope.PROJECT.value: gettext_lazy("A project"),
+    TemplateScope.EVERYONE.value: gettext_lazy("Everyone"),
 }
 
 
@@ -112,44 +119,65 @@ def _parameter_form(row: Template) -> forms.Form:
 class TemplateForm(forms.Form):
     """A template as its author writes it; fields, parameters and sweep are YAML."""
 
-    title = forms.CharField(max_length=200, widget=text_input())
+    title = forms.CharField(label=gettext_lazy("Title"), max_length=200, widget=text_input())
     name = forms.CharField(
-        max_length=63, widget=text_input(), help_text="Lower-case letters, digits and hyphens; for scripts."
+        label=gettext_lazy("Name"),
+        max_length=63,
+        widget=text_input(),
+        help_text=gettext_lazy("Lower-case letters, digits and hyphens; for scripts."),
     )
-    description = forms.CharField(max_length=5000, required=False, widget=text_area(2))
+    description = forms.CharField(
+        label=gettext_lazy("Description"), max_length=5000, required=False, widget=text_area(2)
+    )
     category = forms.ChoiceField(
-        choices=[(each.value, each.value.capitalize()) for each in TemplateCategory], widget=select_input()
+        label=gettext_lazy("Category"),
+        choices=[(each.value, gettext_lazy(each.value.capitalize())) for each in TemplateCategory],
+        widget=select_input(),
     )
     kind = forms.ChoiceField(
-        choices=[(JobKind.TRAINING.value, "Job"), (JobKind.WORKSPACE.value, "Notebook")],
+        label=gettext_lazy("Kind"),
+        choices=[
+            (JobKind.TRAINING.value, gettext_lazy("Job")),
+            (JobKind.WORKSPACE.value, gettext_lazy("Notebook")),
+        ],
         widget=select_input(),
     )
     environment = PublicIdChoiceField(
+        label=gettext_lazy("Environment"),
         queryset=Environment.objects.none(),
         required=False,
-        empty_label="Chosen at launch",
+        empty_label=gettext_lazy("Chosen at launch"),
         widget=select_input(),
     )
-    scope = forms.ChoiceField(label="Who sees it", widget=select_input())
+    scope = forms.ChoiceField(label=gettext_lazy("Who sees it"), widget=select_input())
     project = PublicIdChoiceField(
-        label="Project", queryset=Project.objects.none(), required=False, empty_label="None", widget=select_input(),
-        help_text="With which it is shared.",
-    )  # fmt: skip
+        label=gettext_lazy("Project"),
+        queryset=Project.objects.none(),
+        required=False,
+        empty_label=gettext_lazy("None"),
+        widget=select_input(),
+        help_text=gettext_lazy("With which it is shared."),
+    )
     fields_yaml = forms.CharField(
-        label="Job fields", max_length=MAX_BYTES, widget=text_area(18, spellcheck="false"),
-        help_text="As in the body of a job (REST), with {name} for parameters.",
+        label=gettext_lazy("Job fields"), max_length=MAX_BYTES, widget=text_area(18, spellcheck="false"),
+        help_text=gettext_lazy("As in the body of a job (REST), with {name} for parameters."),
     )  # fmt: skip
     parameters_yaml = forms.CharField(
-        label="Parameters", max_length=MAX_BYTES, required=False, widget=text_area(14, spellcheck="false"),
-        help_text="A list; each has name, type (integer, number, text, choice, boolean) and default, and may have "
-        "label, help, minimum, maximum and choices.",
-    )  # fmt: skip
+        label=gettext_lazy("Parameters"),
+        max_length=MAX_BYTES,
+        required=False,
+        widget=text_area(14, spellcheck="false"),
+        help_text=gettext_lazy(
+            "A list; each has name, type (integer, number, text, choice, boolean) and default, and may have "
+            "label, help, minimum, maximum and choices."
+        ),
+    )
     sweep_yaml = forms.CharField(
-        label="Sweep", max_length=MAX_BYTES, required=False, widget=text_area(4, spellcheck="false"),
-        help_text="searcher, metric, max_trials and so on, with parameters; blank: for one job.",
+        label=gettext_lazy("Sweep"), max_length=MAX_BYTES, required=False, widget=text_area(4, spellcheck="false"),
+        help_text=gettext_lazy("searcher, metric, max_trials and so on, with parameters; blank: for one job."),
     )  # fmt: skip
     enabled = forms.BooleanField(
-        label="Offered in the gallery",
+        label=gettext_lazy("Offered in the gallery"),
         required=False,
         widget=forms.CheckboxInput({"class": "form-check-input"}),
     )
@@ -228,7 +256,10 @@ def _edit(request: HttpRequest, user: User, row: Template | None, initial: dict[
                     fields[f"{name}_yaml"] = fields.pop(name)
             add_service_errors(form, refusal)
         else:
-            messages.success(request, f"{saved.title} is saved as version {saved.version}.")
+            messages.success(
+                request,
+                _("{title} is saved as version {version}.").format(title=saved.title, version=saved.version),
+            )
             return redirect(f"{reverse('templates')}?template={saved.public_id}")
     context = {
         "form": form,

@@ -10,6 +10,7 @@ from django.http.response import HttpResponseBase
 from django.shortcuts import render
 from django.utils import timezone
 from django.utils.dateparse import parse_date
+from django.utils.translation import gettext as _
 
 from portal.access import AccessPolicy
 from portal.domain.phases import Phase
@@ -58,7 +59,7 @@ def usage(request: HttpRequest, user: User) -> HttpResponseBase:
         "by": by.value,
         "groupings": list(GROUPINGS),
         "start_phases": start_phases_by_pool(),
-        "phase_names": [PHASE_NAMES[phase] for phase in Phase if phase is not Phase.RUNNING],
+        "phase_names": [_(PHASE_NAMES[phase]) for phase in Phase if phase is not Phase.RUNNING],
     }
     return render(request, "usage/page.html", context)
 
@@ -66,7 +67,7 @@ def usage(request: HttpRequest, user: User) -> HttpResponseBase:
 @page(AccessPolicy.SIGNED_IN)
 def usage_csv(request: HttpRequest, user: User) -> StreamingHttpResponse:
     """Download the report as a table: hours with six decimals, costs in the currency of the settings."""
-    start, end, _, _ = _period(request)
+    start, end = _period(request)[:2]
     by = GROUPINGS.get(request.GET.get("by", ""), UsageGrouping.PROJECT)
     rows = read_report(user, start, end, by).rows
     name = f"report-{by.value}-{start:%Y-%m-%d}-{end - dt.timedelta(microseconds=1):%Y-%m-%d}.csv"
@@ -88,15 +89,15 @@ def _period(request: HttpRequest) -> tuple[dt.datetime, dt.datetime, str, str]:
         zone = timezone.get_current_timezone()
         last = last or now.astimezone(zone).date()
         if first is None or first > last:
-            problem = "Give a first day that is not after the last one."
+            problem = _("Give a first day that is not after the last one.")
         elif (last - first).days >= MAX_DAYS:
-            problem = f"Choose at most {MAX_DAYS} days."
+            problem = _("Choose at most {max_days} days.").format(max_days=MAX_DAYS)
         else:
             start = dt.datetime.combine(first, dt.time(), zone)
             end = dt.datetime.combine(last + dt.timedelta(days=1), dt.time(), zone)
             return start, min(end, max(now, start + dt.timedelta(seconds=1))), "", ""
     elif request.GET.get("from") or request.GET.get("until"):
-        problem = "Give days as 2026-03-31."
+        problem = _("Give days as 2026-03-31.")
     period = request.GET.get("period", "30d")
     period = period if period in PERIODS else "30d"
     return now - dt.timedelta(days=PERIODS[period]), now, period, problem

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from django.db.models import QuerySet
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from portal.access import Requester, visible_jobs
 from portal.domain.checkpoints import Validity, newest_valid
@@ -40,7 +41,7 @@ def get_checkpoint(requester: Requester, public_id: str) -> Checkpoint:
     """Return the checkpoint. Raise NotFound if it does not exist or its job is not visible."""
     rows = Checkpoint.objects.select_related("job__project", "job__owner", "job__environment", "job__pool")
     rows = rows.filter(public_id=public_id, job__in=visible_jobs(requester))
-    return get_first(rows, "There is no such checkpoint.")
+    return get_first(rows, _("There is no such checkpoint."))
 
 
 def kept_because(job: Job, rows: list[Checkpoint]) -> dict[str, str]:
@@ -53,11 +54,15 @@ def kept_because(job: Job, rows: list[Checkpoint]) -> dict[str, str]:
         every = job.checkpoint_keep_every
         reasons = [
             row.problem,
-            "newest" if newest is not None and row.pk == newest.pk else "",
-            f"newest {job.checkpoint_keep_last}" if row.name in last and row != newest else "",
-            f"every {every:,} steps" if every and row.step is not None and row.step % every == 0 else "",
-            f"pinned by {row.pinned_by}" if row.pinned_at else "",
-            "being deleted" if row.removal_requested_at else "",
+            _("newest") if newest is not None and row.pk == newest.pk else "",
+            _("newest {checkpoint_keep_last}").format(checkpoint_keep_last=job.checkpoint_keep_last)
+            if row.name in last and row != newest
+            else "",
+            _("every {every:,} steps").format(every=every)
+            if every and row.step is not None and row.step % every == 0
+            else "",
+            _("pinned by {pinned_by}").format(pinned_by=row.pinned_by) if row.pinned_at else "",
+            _("being deleted") if row.removal_requested_at else "",
         ]
         found[row.name] = "; ".join(filter(None, reasons))
     return found

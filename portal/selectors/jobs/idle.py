@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from django.db.models import QuerySet
 from django.db.models.functions import Now
+from django.utils.translation import gettext as _
 
 from portal.access import Requester, visible_idle_exemptions
 from portal.domain.policy_settings import IDLE_SETTINGS, SettingValue
@@ -84,7 +85,7 @@ def active_exemptions(requester: Requester) -> QuerySet[IdleExemption]:
 def get_exemption(requester: Requester, public_id: str) -> IdleExemption:
     """Return an exemption, also an expired one. Raise NotFound if the user may not see it."""
     rows = visible_idle_exemptions(requester).select_related("job__project", "job__owner", "requested_by")
-    return get_first(rows.filter(public_id=public_id), "There is no such exemption.")
+    return get_first(rows.filter(public_id=public_id), _("There is no such exemption."))
 
 
 def _unexpired() -> QuerySet[IdleExemption]:

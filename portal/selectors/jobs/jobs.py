@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from django.db.models import Count, Exists, OuterRef, Prefetch, Q, QuerySet, Subquery, Sum
+from django.utils.translation import gettext as _
 
 from portal.access import Requester, visible_jobs
 from portal.domain.states import LIVE_JOB_STATES, AttemptState, DesiredState, JobKind, JobState
@@ -81,7 +82,7 @@ def count_by_state(rows: QuerySet[Job], sweeps: Iterable[int]) -> dict[int, dict
 def get_job(requester: Requester, public_id: str) -> Job:
     """Return the job. Raise NotFound if it does not exist or the user may not see it."""
     rows = visible_jobs(requester).select_related(*ROW_RELATIONS, "template")
-    return get_first(rows.filter(public_id=public_id), "There is no such job.")
+    return get_first(rows.filter(public_id=public_id), _("There is no such job."))
 
 
 def get_jobs(requester: Requester, public_ids: Iterable[str]) -> list[Job]:
@@ -90,7 +91,7 @@ def get_jobs(requester: Requester, public_ids: Iterable[str]) -> list[Job]:
     rows = visible_jobs(requester).select_related(*ROW_RELATIONS, "template")
     found = {job.public_id: job for job in rows.filter(public_id__in=wanted)}
     if missing := next((one for one in wanted if one not in found), None):
-        raise NotFound(f"There is no job {missing[:16]}, or you may not see it.")
+        raise NotFound(_("There is no job {missing}, or you may not see it.").format(missing=missing[:16]))
     return [found[one] for one in wanted]
 
 
@@ -130,7 +131,7 @@ def get_attempt(job: Job, number: int | None = None) -> Attempt:
     rows = Attempt.objects.filter(job=job).select_related("job", "pool", "rendezvous").order_by("-number")
     found = (rows if number is None else rows.filter(number=number)).first()
     if found is None:
-        raise NotFound("There is no such attempt, or nothing has been placed yet.", code="no_such_attempt")
+        raise NotFound(_("There is no such attempt, or nothing has been placed yet."), code="no_such_attempt")
     return found
 
 

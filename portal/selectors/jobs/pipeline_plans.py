@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 
 from django.db.models import OuterRef, Q, QuerySet, Subquery
+from django.utils.translation import gettext as _
 
 from agents.launchers import launcher_label
 from portal.access import Requester, visible_jobs, visible_plans, visible_profiles
@@ -23,7 +24,7 @@ def list_profiles(requester: Requester) -> QuerySet[LayerProfile]:
 
 
 def get_profile(requester: Requester, public_id: str) -> LayerProfile:
-    return get_first(list_profiles(requester).filter(public_id=public_id), "There is no such profile.")
+    return get_first(list_profiles(requester).filter(public_id=public_id), _("There is no such profile."))
 
 
 def list_profile_runs(requester: Requester) -> QuerySet[ProfileRun]:
@@ -44,7 +45,7 @@ def list_plans(requester: Requester) -> QuerySet[PipelinePlan]:
 
 
 def get_plan(requester: Requester, public_id: str) -> PipelinePlan:
-    return get_first(list_plans(requester).filter(public_id=public_id), "There is no such plan.")
+    return get_first(list_plans(requester).filter(public_id=public_id), _("There is no such plan."))
 
 
 @dataclass(frozen=True)

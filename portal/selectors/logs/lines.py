@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
+from django.utils.translation import gettext as _
+
 from portal.access import Permission, Requester, require_permission
 from portal.domain.roles import ranks_of_role
 from portal.domain.states import NodeState
@@ -101,7 +103,7 @@ def get_log(requester: Requester, job: Job, rank: int = 0, attempt: int | None =
     tasks = Task.objects.filter(attempt=row, rank=rank).select_related("node")
     task = tasks.first() if row is not None else None
     if row is None or task is None:
-        raise NotFound("There is no such rank, or it has not been placed yet.", code="no_such_task")
+        raise NotFound(_("There is no such rank, or it has not been placed yet."), code="no_such_task")
     return _task_log(job, row, task)
 
 
@@ -112,7 +114,7 @@ def list_logs(
     require_permission(requester, Permission.READ_LOGS, job)
     row = _get_attempt(job, attempt)
     if row is None:
-        raise NotFound("There is no such attempt, or nothing has been placed yet.", code="no_such_task")
+        raise NotFound(_("There is no such attempt, or nothing has been placed yet."), code="no_such_task")
     tasks = row.task_rows.select_related("node").order_by("rank")
     return [_task_log(job, row, task) for task in tasks if ranks is None or task.rank in ranks]
 
@@ -122,7 +124,7 @@ def role_ranks(job: Job, role: str) -> range:
     try:
         return ranks_of_role(job.job_roles, role)
     except KeyError:
-        raise NotFound(f"The job has no role {role}.", code="no_such_role") from None
+        raise NotFound(_("The job has no role {role}.").format(role=role), code="no_such_role") from None
 
 
 def _get_attempt(job: Job, number: int | None) -> Attempt | None:
@@ -140,13 +142,12 @@ def _task_log(job: Job, attempt: Attempt, task: Task) -> LogFile:
 def node_connection_loss(node: Node) -> NodeConnectionLoss | None:
     """Return the connection status of a node that does not answer, else None."""
     if node.state == NodeState.RETIRED.value:
-        return NodeConnectionLoss(
-            node.name, None, f"The node {node.name} is retired; log lines that it had not sent are lost."
-        )
+        message = _("The node {name} is retired; log lines that it had not sent are lost.")
+        return NodeConnectionLoss(node.name, None, message.format(name=node.name))
     if node.reachable:
         return None
-    message = f"The connection to {node.name} was lost; the log continues when it is restored."
-    return NodeConnectionLoss(node.name, node.unreachable_since, message)
+    message = _("The connection to {name} was lost; the log continues when it is restored.")
+    return NodeConnectionLoss(node.name, node.unreachable_since, message.format(name=node.name))
 
 
 def log_file(job: str, attempt: int, rank: int, *, complete: bool = False) -> LogFile:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from portal.errors import InvalidRequest, ServiceUnavailable
 from portal.selectors.logs.lines import MAX_LINES, LogFile, LogLine, read_lines
 
@@ -84,7 +86,13 @@ def search(
     is invalid or takes too long on a few lines, ServiceUnavailable while too many pattern searches run.
     """
     if not query.text or len(query.text) > MAX_QUERY_LENGTH:
-        raise InvalidRequest(fields={"q": f"Enter 1 to {MAX_QUERY_LENGTH} characters to search for."})
+        raise InvalidRequest(
+            fields={
+                "q": _("Enter 1 to {max_query_length} characters to search for.").format(
+                    max_query_length=MAX_QUERY_LENGTH
+                )
+            }
+        )
     until_s = time.monotonic() + SEARCH_TIMEOUT_S
     found: list[Match] = []
     at = start or SearchCursor(min((log.rank for log in logs), default=0))
@@ -107,7 +115,7 @@ def search(
                 except _SearchTimeout:
                     if not moved:
                         raise InvalidRequest(
-                            fields={"q": "This pattern takes too long. Simplify it."}
+                            fields={"q": _("This pattern takes too long. Simplify it.")}
                         ) from None
                     return SearchResult(found[:limit], at)
                 moved = True
@@ -141,7 +149,7 @@ def _matcher(query: LogSearchQuery, deadline_s: float) -> Iterator[Matcher]:
 def _regex_matcher(query: LogSearchQuery, deadline_s: float) -> Iterator[Matcher]:
     """Yield a matcher in a child process: Python's ``re`` can take exponential time and cannot be stopped."""
     if not _pattern_slots.acquire(timeout=0.5):
-        raise ServiceUnavailable("Too many pattern searches are running. Try again in a moment.")
+        raise ServiceUnavailable(_("Too many pattern searches are running. Try again in a moment."))
     try:
         child = subprocess.Popen(
             [sys.executable, "-I", "-S", str(_REGEX_WORKER)],
@@ -154,7 +162,9 @@ def _regex_matcher(query: LogSearchQuery, deadline_s: float) -> Iterator[Matcher
             asked = json.dumps({"pattern": query.text, "case": query.case_sensitive}).encode() + b"\n"
             fault = _query_worker(child, asked, deadline_s)["fault"]
             if fault is not None:
-                raise InvalidRequest(fields={"q": f"This is not a valid pattern: {fault}."})
+                raise InvalidRequest(
+                    fields={"q": _("This is not a valid pattern: {fault}.").format(fault=fault)}
+                )
 
             def matching(texts: Sequence[str]) -> list[int]:
                 block = json.dumps([text[:MAX_MATCHED_LINE_LENGTH] for text in texts]).encode()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from django.conf import settings
+from django.utils.translation import gettext as _
 
 from agents.enrolment import SignedAgent, loader_version
 from portal.domain.states import NodeTransport
@@ -29,7 +30,7 @@ def bundled_agent() -> BundledAgent:
     try:
         signed = SignedAgent((folder / "agent.pyz").read_bytes(), (folder / "agent.pyz.sig").read_text())
     except FileNotFoundError as missing:
-        message = "The signed agent does not exist yet; start Fairway with `manage.py up`."
+        message = _("The signed agent does not exist yet; start Fairway with `manage.py up`.")
         raise ServiceUnavailable(message) from missing
     return BundledAgent(signed, hashlib.sha256(signed.program).hexdigest())
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from django.db.models import Q, QuerySet
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 
 from agents.node.gpus.health import APPLICATION_XIDS
 from agents.xid_catalog import XidSeverity, xid_meaning, xid_severity
 from portal.models import GpuAlert, InvalidRow, Node
 from portal.models.alerts import AlertKind
 
-_KIND_NAMES = {AlertKind.FOREIGN: "Foreign process", AlertKind.CLAIMED: "Reported by two nodes"}
+_KIND_NAMES = {
+    AlertKind.FOREIGN: gettext_noop("Foreign process"),
+    AlertKind.CLAIMED: gettext_noop("Reported by two nodes"),
+}
 _IS_APPLICATION_XID = Q(kind=AlertKind.XID, code__in=APPLICATION_XIDS)
 
 
@@ -28,13 +33,13 @@ class AlertView:
     def name(self) -> str:
         """Such as XID 79."""
         kind = AlertKind(self.row.kind)
-        return f"XID {self.row.code}" if kind is AlertKind.XID else _KIND_NAMES[kind]
+        return f"XID {self.row.code}" if kind is AlertKind.XID else _(_KIND_NAMES[kind])
 
     @property
     def meaning(self) -> str:
         """What the code means, or the owner of the process."""
         if self.row.kind == AlertKind.CLAIMED:
-            return f"{self.row.subject} reports the same GPU"
+            return _("{subject} reports the same GPU").format(subject=self.row.subject)
         return xid_meaning(self.row.code) if self.row.kind == AlertKind.XID else self.row.subject
 
     @property

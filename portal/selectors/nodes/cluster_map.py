@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from django.db.models import QuerySet
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from portal.access import Requester, visible_nodes
 from portal.domain.node_breaker import MAX_CLOCK_SKEW_S, BreakerState
@@ -62,15 +64,15 @@ class NodeBox:
         node, lost = self.node, sum(square.shape == "failed" for square in self.squares)
         if not node.reachable:
             enrolling = node.state == NodeState.ENROLLING.value
-            return "unreachable", "Not connected yet" if enrolling else "Unreachable"
+            return "unreachable", _("Not connected yet") if enrolling else _("Unreachable")
         if lost:
-            return "failed", f"{lost} GPU{'s' if lost > 1 else ''} lost"
+            return "failed", ngettext("{count} GPU lost", "{count} GPUs lost", lost).format(count=lost)
         if node.state != NodeState.READY.value:
-            return "stopped", node.state.capitalize()
+            return "stopped", _(node.state.capitalize())
         if node.breaker_state != BreakerState.HEALTHY.value:
             quarantined = node.breaker_state == BreakerState.QUARANTINED.value
-            return "warning", "Quarantined" if quarantined else "On probation"
-        return ("simulated", "Simulated") if node.simulated else ("done", "Healthy")
+            return "warning", _("Quarantined") if quarantined else _("On probation")
+        return ("simulated", _("Simulated")) if node.simulated else ("done", _("Healthy"))
 
     @property
     def problem(self) -> str:
@@ -81,9 +83,17 @@ class NodeBox:
     @property
     def accessible_label(self) -> str:
         """Text of the squares for screen readers."""
-        held = ", ".join(f"{hold.count} by {hold.name}" for hold in self.holder_spans if hold.name)
-        label = f"{self.node.name}: {len(self.squares)} GPUs, {self.free} free"
-        return f"{label}, held {held}" if held else label
+        held = ", ".join(
+            _("{count} by {name}").format(count=hold.count, name=hold.name)
+            for hold in self.holder_spans
+            if hold.name
+        )
+        text = (
+            _("{node}: {gpus} GPUs, {free} free, held {held}")
+            if held
+            else _("{node}: {gpus} GPUs, {free} free")
+        )
+        return text.format(node=self.node.name, gpus=len(self.squares), free=self.free, held=held)
 
 
 @dataclass
@@ -144,7 +154,12 @@ def clock_skew_message(node: Node) -> str:
     skew_s = node.clock_skew_s
     if skew_s is None or abs(skew_s) <= MAX_CLOCK_SKEW_S:
         return ""
-    return f"Its clock is {abs(skew_s):.1f} s {'ahead of' if skew_s > 0 else 'behind'} the portal's."
+    text = (
+        _("Its clock is {skew} s ahead of the portal's.")
+        if skew_s > 0
+        else _("Its clock is {skew} s behind the portal's.")
+    )
+    return text.format(skew=f"{abs(skew_s):.1f}")
 
 
 def _gpu_holders(requester: Requester, nodes: QuerySet[Node]) -> dict[int, tuple[str, str, bool]]:

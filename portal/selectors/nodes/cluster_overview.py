@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import starmap
 
 from django.db.models import Count, Max, Q, QuerySet
+from django.utils.translation import gettext as _
 
 from portal.access import Requester, require_user, visible_nodes
 from portal.domain.node_breaker import BreakerState
@@ -128,12 +129,18 @@ class GpuModelSummary:
     @property
     def message(self) -> str:
         """What could start now."""
-        beyond = f" {self.beyond_quota} more are free, but beyond your quota." if self.beyond_quota else ""
         if self.free == 0:
-            return f"None is free for you now; new jobs wait in the queue.{beyond}"
-        if self.largest_free == 1:
-            return f"Any job with 1 GPU per node starts now.{beyond}"
-        return f"Up to {self.largest_free} on one node. Any job of up to {self.largest_free} GPUs fits now.{beyond}"
+            message = _("None is free for you now; new jobs wait in the queue.")
+        elif self.largest_free == 1:
+            message = _("Any job with 1 GPU per node starts now.")
+        else:
+            message = _("Up to {count} on one node. Any job of up to {count} GPUs fits now.").format(
+                count=self.largest_free
+            )
+        if self.beyond_quota:
+            beyond = _("{count} more are free, but beyond your quota.").format(count=self.beyond_quota)
+            return f"{message} {beyond}"
+        return message
 
 
 def free_capacity(requester: Requester, shares: Sequence[QuotaUsage] | None = None) -> list[GpuModelSummary]:
@@ -210,23 +217,29 @@ def build_square(
     its uuid.
     """
     if gpu.health != GpuHealth.OK.value:
-        look, word = "failed", gpu.health
+        look, word = "failed", _(gpu.health)
     elif starting:
-        look, word = "starting", "starting"
+        look, word = "starting", _("starting")
     elif gpu.used_milli:
-        look, word = "busy", f"{gpu.used_milli / 10:g} % allocated"
+        look, word = "busy", _("{used_milli:g} % allocated").format(used_milli=gpu.used_milli / 10)
     elif gpu.foreign_process_owner:
-        look, word = "drained", f"used by a process of {gpu.foreign_process_owner}"
+        look, word = (
+            "drained",
+            _("used by a process of {foreign_process_owner}").format(
+                foreign_process_owner=gpu.foreign_process_owner
+            ),
+        )
     elif not node.accepts_work:
-        look, word = "drained", f"node {'quarantined' if node.state == NodeState.READY.value else node.state}"
+        state = _("quarantined") if node.state == NodeState.READY.value else _(node.state)
+        look, word = "drained", _("node {state}").format(state=state)
     elif reserved:
-        look, word = "drained", "reserved for others"
+        look, word = "drained", _("reserved for others")
     else:
-        look, word = "free", "free"
+        look, word = "free", _("free")
     overlay = "" if node.reachable else "away"
     if not overlay and gpu.simulated and look != "failed":  # keep the failed shape visible
         overlay = "sim"
-    notes = [word, "" if node.reachable else "node unreachable", "simulated" if gpu.simulated else ""]
+    notes = [word, "" if node.reachable else _("node unreachable"), _("simulated") if gpu.simulated else ""]
     title = f"{node.name} GPU {gpu.index}: {', '.join(filter(None, notes))}"
     level = 3 if look == "busy" else None
     return GpuSquare(gpu.uuid if grid_index is None else "", look, level, overlay, title, grid_index)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from django.db.models import Q, QuerySet
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from portal.domain.states import FENCED_REASON, NodeState
 from portal.models import ClusterSettings, Gpu, Job, Node, OrphanContainer, Project, User
@@ -48,13 +50,14 @@ class UnreconciledNode:
     def reason(self) -> str:
         """What is missing, as a message."""
         if not self.node.reachable:
-            return self.node.status_message or "It is unreachable."
+            return self.node.status_message or _("It is unreachable.")
         if self.undecided:
-            several = self.undecided != 1
-            return f"{self.undecided} container{'s need' if several else ' needs'} a decision."
+            return ngettext(
+                "{count} container needs a decision.", "{count} containers need a decision.", self.undecided
+            ).format(count=self.undecided)
         if self.containers:
-            return "Waiting for proof that stopped containers are gone."
-        return "It is being reconciled with the database."
+            return _("Waiting for proof that stopped containers are gone.")
+        return _("It is being reconciled with the database.")
 
 
 @dataclass
@@ -71,13 +74,21 @@ class RecoveryStatus:
         silent = sum(1 for left in self.nodes if not left.node.reachable)
         undecided = sum(left.undecided for left in self.nodes)
         parts = [
-            f"{silent} node{' is' if silent == 1 else 's are'} unreachable" if silent else "",
-            f"{undecided} unknown container{' needs' if undecided == 1 else 's need'} a decision"
+            ngettext("{count} node is unreachable", "{count} nodes are unreachable", silent).format(
+                count=silent
+            )
+            if silent
+            else "",
+            ngettext(
+                "{count} unknown container needs a decision",
+                "{count} unknown containers need a decision",
+                undecided,
+            ).format(count=undecided)
             if undecided
             else "",
         ]
         reported = [part for part in parts if part]
-        return (" and ".join(reported) or "the nodes are being reconciled") + "."
+        return (_(" and ").join(reported) or _("the nodes are being reconciled")) + "."
 
 
 def recovery_status() -> RecoveryStatus:
@@ -115,4 +126,4 @@ def orphan_views(rows: list[OrphanContainer]) -> list[OrphanView]:
 def _gpu_text(share: dict[str, object], indexes: dict[str, int]) -> str:
     uuid, milli = str(share["uuid"]), share["milli"]
     name = f"GPU {indexes[uuid]}" if uuid in indexes else uuid
-    return name if milli == 1000 else f"{milli} thousandths of {name}"
+    return name if milli == 1000 else _("{milli} thousandths of {name}").format(milli=milli, name=name)

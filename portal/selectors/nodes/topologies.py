@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from django.db.models import QuerySet
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 
 from portal.access import Requester, visible_nodes
 from portal.models import GpuLink, Node, Topology
@@ -27,7 +29,7 @@ def list_topologies(requester: Requester) -> QuerySet[Topology]:
 
 
 def get_topology(requester: Requester, key: str) -> Topology:
-    return get_by_key(list_topologies(requester), key, "There is no such topology.")
+    return get_by_key(list_topologies(requester), key, _("There is no such topology."))
 
 
 def labelled_node_counter(requester: Requester) -> Callable[[Topology], int]:
@@ -58,12 +60,12 @@ def topology_level_reader(requester: Requester) -> Callable[[Topology], list[Top
 # -- links between GPUs ----------------------------------------------------------------------------
 
 LINK_LEVEL_LABELS = {
-    "internal": "same board",
-    "single": "one switch",
-    "multiple": "several switches",
-    "hostbridge": "one host bridge",
-    "node": "one NUMA node",
-    "system": "across NUMA nodes",
+    "internal": gettext_noop("same board"),
+    "single": gettext_noop("one switch"),
+    "multiple": gettext_noop("several switches"),
+    "hostbridge": gettext_noop("one host bridge"),
+    "node": gettext_noop("one NUMA node"),
+    "system": gettext_noop("across NUMA nodes"),
 }
 """Labels of PCIe levels at which two GPUs connect, nearest first."""
 
@@ -83,7 +85,7 @@ def gpu_link_matrix(node: Node) -> list[GpuLinkRow]:
     for kind, one, other, lines, level in known.order_by("kind").values_list(
         "kind", "gpu_a__index", "gpu_b__index", "nvlink_count", "level"
     ):
-        word = f"{lines or ''} NVLink".strip() if kind == "nvlink" else LINK_LEVEL_LABELS.get(level, level)
+        word = f"{lines or ''} NVLink".strip() if kind == "nvlink" else _(LINK_LEVEL_LABELS.get(level, level))
         words[one, other].append(word)
         words[other, one].append(word)
     columns = sorted({index for pair in words for index in pair})

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from django.db.models import Count, QuerySet, Sum
+from django.utils.translation import gettext as _
 
 from portal.access import Requester, visible_projects, visible_quotas
 from portal.domain.states import LIVE_JOB_STATES, JobState, Role
@@ -102,7 +103,7 @@ def in_tree_order(projects: list[Project]) -> list[ProjectRow]:
 
 def get_project(requester: Requester, key: str) -> Project:
     """Return the project by public id or name. Raise NotFound if the user may not see it."""
-    return get_by_key(list_projects(requester, archived=None), key, "There is no such project.")
+    return get_by_key(list_projects(requester, archived=None), key, _("There is no such project."))
 
 
 def list_members(project: Project) -> QuerySet[Membership]:
@@ -121,7 +122,7 @@ def list_quotas(requester: Requester, *, project: str = "", pool: str = "") -> Q
 
 
 def get_pool(key: str) -> NodePool:
-    return get_by_key(NodePool.objects.all(), key, "There is no such pool.")
+    return get_by_key(NodePool.objects.all(), key, _("There is no such pool."))
 
 
 def list_quota_changes(quota: Quota) -> QuerySet[QuotaChange]:
@@ -132,4 +133,4 @@ def list_quota_changes(quota: Quota) -> QuerySet[QuotaChange]:
 def get_user(key: str) -> User:
     """Return an active user by public id or user name. Raise NotFound. The caller checks permissions."""
     rows = User.objects.filter(matches_key(key, name="username"), is_active=True)
-    return get_first(rows, "There is no such user.")
+    return get_first(rows, _("There is no such user."))

@@ -8,6 +8,7 @@ from typing import Any
 from django.db.models import F, Q, QuerySet, Sum
 from django.db.models.expressions import Combinable
 from django.db.models.functions import Coalesce, Now
+from django.utils.translation import gettext as _
 
 from portal.access import Requester, visible_quotas
 from portal.models import Quota, QuotaAddition
@@ -45,5 +46,6 @@ def list_quota_additions(requester: Requester, *, ended: bool | None = None) -> 
 
 def get_quota_addition(requester: Requester, public_id: str) -> QuotaAddition:
     return get_first(
-        list_quota_additions(requester).filter(public_id=public_id), "There is no such addition to a quota."
+        list_quota_additions(requester).filter(public_id=public_id),
+        _("There is no such addition to a quota."),
     )

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from portal.access import Requester, nameable_projects, require_user
 from portal.models import Project, QuotaReplay
 from portal.selectors.lookup import get_first
@@ -52,7 +54,7 @@ def get_quota_replay(requester: Requester, public_id: str) -> QuotaReplay:
     user = require_user(requester)
     rows = QuotaReplay.objects.select_related("pool")
     own = rows if user.is_admin else rows.filter(requested_by=user)
-    return get_first(own.filter(public_id=public_id), "There is no such replay.")
+    return get_first(own.filter(public_id=public_id), _("There is no such replay."))
 
 
 def read_quota_replay(requester: Requester, row: QuotaReplay) -> ReplayView:

@@ -20,6 +20,8 @@ from django.db.models import (
     When,
 )
 from django.db.models.functions import TruncDate
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 
 from portal.access import Requester, nameable_projects, visible_gpu_days, visible_waits
 from portal.domain.policy_settings import GPU_HOUR_PRICE, GRID_CO2, PRICE_CURRENCY, default_value
@@ -30,9 +32,15 @@ from portal.selectors.scheduling.settings import cluster_settings, pool_settings
 from portal.visibility import HIDDEN_PROJECT_NAME
 
 IDLE_JOBS = 10
-SIZES = ((0, "no GPU"), (1, "1 GPU"), (4, "2 to 4 GPUs"), (8, "5 to 8 GPUs"), (16, "9 to 16 GPUs"))
+SIZES = (
+    (0, gettext_noop("no GPU")),
+    (1, gettext_noop("1 GPU")),
+    (4, gettext_noop("2 to 4 GPUs")),
+    (8, gettext_noop("5 to 8 GPUs")),
+    (16, gettext_noop("9 to 16 GPUs")),
+)
 """Upper bound and name of each class of requests; larger ones are in the class ``LARGEST_SIZE``."""
-LARGEST_SIZE = "more than 16 GPUs"
+LARGEST_SIZE = gettext_noop("more than 16 GPUs")
 _J_PER_KWH = 3_600_000.0
 _MEASURED = ("measured_gpu_s", "busy_gpu_s", "idle_gpu_s", "joules")
 _GPU_DAY_COLUMNS = {
@@ -191,7 +199,9 @@ def read_report(requester: Requester, start: dt.datetime, end: dt.datetime, by: 
     found = sorted(
         rows.values(), key=lambda row: row.key if by is UsageGrouping.DAY else (-row.gpu_hours, row.key)
     )
-    total = ReportRow("", "All", **{column: sum(getattr(row, column) for row in found) for column in _SUMS})
+    total = ReportRow(
+        "", _("All"), **{column: sum(getattr(row, column) for row in found) for column in _SUMS}
+    )
     waits = _started_jobs(requester, start, end).aggregate(**_WAITS)
     if waits["jobs"]:
         total.wait_p50_s, total.wait_p90_s = waits["p50"].total_seconds(), waits["p90"].total_seconds()
@@ -219,7 +229,9 @@ def waits_by_size(requester: Requester, start: dt.datetime, end: dt.datetime) ->
         started.annotate(size=Case(*sizes, default=Value(LARGEST_SIZE))).values("size").annotate(**_WAITS)
     )
     found = {
-        row["size"]: WaitRow(row["size"], row["jobs"], row["p50"].total_seconds(), row["p90"].total_seconds())
+        row["size"]: WaitRow(
+            _(row["size"]), row["jobs"], row["p50"].total_seconds(), row["p90"].total_seconds()
+        )
         for row in rows
     }
     return [found[name] for name in names if name in found]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from django.utils.translation import gettext as _
+
 from portal.domain.policy_settings import SettingValue, setting_names
 from portal.domain.project_policy import effective_setting, loosest_allowed, loosest_effective
 from portal.domain.project_tree import path_to_root
@@ -36,11 +38,11 @@ class EffectiveRule:
     @property
     def source_text(self) -> str:
         return {
-            "project": "the project",
-            "above": "a parent project",
-            "pool": f"pool {self.pool.name}",
-            "cluster": "the cluster",
-            "default": "the default",
+            "project": _("the project"),
+            "above": _("a parent project"),
+            "pool": _("pool {name}").format(name=self.pool.name),
+            "cluster": _("the cluster"),
+            "default": _("the default"),
         }[self.source]
 
 

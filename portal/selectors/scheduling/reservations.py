@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from django.db.models import Exists, OuterRef, Prefetch, QuerySet
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from portal.access import Requester, project_parents, require_user, visible_nodes, visible_projects
 from portal.domain.project_tree import path_to_root
@@ -69,7 +70,7 @@ def list_reservations(requester: Requester) -> QuerySet[Reservation]:
 
 def get_reservation(requester: Requester, public_id: str) -> Reservation:
     rows = list_reservations(requester).filter(public_id=public_id)
-    return get_first(rows, "There is no such reservation.")
+    return get_first(rows, _("There is no such reservation."))
 
 
 def filter_by_phase(rows: QuerySet[Reservation], phase: ReservationPhase) -> QuerySet[Reservation]:

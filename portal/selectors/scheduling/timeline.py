@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from django.db.models import Prefetch, Q
 from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 
 from portal.domain.reasons import VerdictCode
 from portal.domain.states import LIVE_ATTEMPT_STATES, DesiredState, JobState
@@ -15,7 +17,7 @@ from portal.visibility import NameVisibility
 
 MAX_NEXT_JOBS = 10
 """Maximum number of pending jobs drawn per pool; the table below lists all."""
-ANY_POOL = "any pool"
+ANY_POOL = gettext_noop("any pool")
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ def next_lanes(visibility: NameVisibility, pool: str) -> list[TimelineLane]:
     lanes: dict[str, TimelineLane] = {}
     reserved = {VerdictCode.WAITING_FOR_EVICTION.value, VerdictCode.RESERVED_FOR_OTHER_JOB.value}
     for job in rows.select_related("project", "owner", "pool", "verdict").order_by("verdict__p50_at")[:200]:
-        name = job.pool.name if job.pool else ANY_POOL
+        name = job.pool.name if job.pool else _(ANY_POOL)
         lane = lanes.setdefault(name, TimelineLane(name, None, "", 0))
         if lane.lines == MAX_NEXT_JOBS:
             continue

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from django.contrib.auth.hashers import Argon2PasswordHasher
+from django.utils.translation import gettext as _
 
 from portal.errors import TooManyRequests
 
@@ -31,7 +32,7 @@ def hashing_slot() -> Iterator[None]:
         yield
         return
     if not _slots.acquire(timeout=SLOT_TIMEOUT_S):
-        raise TooManyRequests("Too many users are signing in at the moment. Try again in a second.")
+        raise TooManyRequests(_("Too many users are signing in at the moment. Try again in a second."))
     _thread_state.held = True
     try:
         yield

@@ -13,6 +13,7 @@ from collections.abc import Collection
 from django.db import transaction
 from django.db.models import Q, QuerySet, TextChoices
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from portal.access import require_user
 from portal.errors import Conflict, Forbidden, InvalidRequest, Unauthenticated
@@ -78,7 +79,9 @@ def do_create_token(
     with transaction.atomic():
         User.objects.select_for_update().get(pk=owner.pk)
         if live_tokens(owner).count() >= MAX_LIVE_TOKENS:
-            message = f"You already have {MAX_LIVE_TOKENS} tokens; revoke one first."
+            message = _("You already have {max_live_tokens} tokens; revoke one first.").format(
+                max_live_tokens=MAX_LIVE_TOKENS
+            )
             raise Conflict(message, code="too_many_tokens")
         token = ApiToken.objects.create(
             public_id=new_public_id(),
@@ -100,7 +103,7 @@ def do_revoke_token(actor: User, public_id: str, *, by: ApiToken | None = None) 
     """
     with transaction.atomic():
         rows = ApiToken.objects.select_for_update().filter(owner=actor, public_id=public_id)
-        token = get_first(rows, "There is no such token.")
+        token = get_first(rows, _("There is no such token."))
         if by is not None:
             _require_within(by, [Scope(word) for word in token.scopes], "revoke")
         if token.revoked_at is None:
@@ -153,7 +156,9 @@ def _find_token(text: str) -> ApiToken:
 def _require_within(by: ApiToken, scopes: Collection[Scope], action: str) -> None:
     missing = sorted(scope.value for scope in scopes if not has_scope(by, scope))
     if missing:
-        message = f"A token cannot {action} a token with scopes it lacks: {', '.join(missing)}."
+        message = _("A token cannot {action} a token with scopes it lacks: {missing}.").format(
+            action=action, missing=", ".join(missing)
+        )
         raise Forbidden(message, code="scope_not_permitted", details={"scopes": missing})
 
 
@@ -172,10 +177,10 @@ def _record_use(token: ApiToken) -> None:
 def _validate(name: str, scopes: Collection[Scope], days: int) -> None:
     wrong: dict[str, str] = {}
     if not name.strip() or len(name) > 100:
-        wrong["name"] = "Enter a name of up to 100 characters."
+        wrong["name"] = _("Enter a name of up to 100 characters.")
     if not scopes:
-        wrong["scopes"] = "Select at least one scope."
+        wrong["scopes"] = _("Select at least one scope.")
     if not 1 <= days <= MAX_DAYS:
-        wrong["days"] = f"Must be between 1 and {MAX_DAYS} days."
+        wrong["days"] = _("Must be between 1 and {max_days} days.").format(max_days=MAX_DAYS)
     if wrong:
         raise InvalidRequest(fields=wrong)

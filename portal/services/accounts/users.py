@@ -15,6 +15,8 @@ from django.core.validators import validate_email
 from django.db import IntegrityError, transaction
 from django.db.models import QuerySet
 from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 
 from portal.access import Permission, can, require_admin, require_permission
 from portal.domain.states import Role
@@ -30,7 +32,7 @@ INVITATION_DAYS = 7
 RESERVED_NAMES = frozenset({"root", "daemon", "bin", "sys", "sync", "mail", "nobody", "postgres", "fairway"})
 """System accounts; in a container or home directory the name would mean another account."""
 MAGIC_LINK_HOURS = 24
-LINK_INVALID_MESSAGE = (
+LINK_INVALID_MESSAGE = gettext_noop(
     "This link is no longer valid: it was used, has expired, or was revoked. Ask for a new one."
 )
 
@@ -63,13 +65,13 @@ def do_create_invitation(
     """
     if not actor.is_admin:
         if project is None or grants_admin:
-            raise Forbidden("Managers can invite users only to their own project.")
+            raise Forbidden(_("Managers can invite users only to their own project."))
         require_permission(actor, Permission.MANAGE, project)
     if (project is None) != (role is None):
-        raise InvalidRequest(fields={"role": "Enter both a project and a role."})
+        raise InvalidRequest(fields={"role": _("Enter both a project and a role.")})
     _check_email(email)
     if email and _is_email_taken(email):
-        raise InvalidRequest(fields={"email": "A user with this address already exists."})
+        raise InvalidRequest(fields={"email": _("A user with this address already exists.")})
     code, code_hash = new_code()
     with transaction.atomic():
         invitation = Invitation.objects.create(
@@ -129,7 +131,7 @@ def do_revoke_invitation(actor: User, invitation: Invitation) -> None:
     with transaction.atomic():
         row = Invitation.objects.select_for_update(no_key=True).get(pk=invitation.pk)
         if row.used_at is not None:
-            raise Conflict("It has already been used.", code="invitation_already_used")
+            raise Conflict(_("It has already been used."), code="invitation_already_used")
         row.revoked_at = timezone.now()
         row.save(update_fields=["revoked_at"])
         record_action(actor, "user.invite_revoke", row)
@@ -158,7 +160,7 @@ def do_use_magic_link(code: str) -> User:
         link = MagicLink.objects.select_for_update(of=("self",), no_key=True).select_related("user")
         row = link.filter(code_sha256=hash_code(code)).first()
         if row is None or row.used_at or row.expires_at <= timezone.now() or not row.user.is_active:
-            raise NotFound(LINK_INVALID_MESSAGE, code="link_already_used")
+            raise NotFound(_(LINK_INVALID_MESSAGE), code="link_already_used")
         row.used_at = timezone.now()
         row.save(update_fields=["used_at"])
         record_action(row.user, "user.sign_in_by_magic_link", row.user)
@@ -174,13 +176,13 @@ def do_change_account(user: User, **changes: Any) -> User:
     if unknown:
         raise ValueError(f"not changeable: {unknown}")
     if "timezone" in changes and changes["timezone"] not in zoneinfo.available_timezones():
-        raise InvalidRequest(fields={"timezone": "There is no such time zone."})
+        raise InvalidRequest(fields={"timezone": _("There is no such time zone.")})
     if changes.get("language") and changes["language"] not in dict(settings.LANGUAGES):
-        raise InvalidRequest(fields={"language": "There is no such language."})
+        raise InvalidRequest(fields={"language": _("There is no such language.")})
     _check_email(changes.get("email", ""))
     for key, value in changes.items():
         setattr(user, key, value)
-    with atomic_unique("email", "Another user has this address.", code=None):
+    with atomic_unique("email", _("Another user has this address."), code=None):
         user.save(update_fields=list(changes))
         record_action(user, "user.change", user, after=changes)
     return user
@@ -189,7 +191,7 @@ def do_change_account(user: User, **changes: Any) -> User:
 def do_set_password(user: User, password: str, *, old: str | None) -> None:
     """Set one's own password; ``old`` is required if a password is set. Other sessions end."""
     if user.has_usable_password() and not user.check_password(old or ""):
-        raise InvalidRequest(fields={"old": "This is not your current password."})
+        raise InvalidRequest(fields={"old": _("This is not your current password.")})
     _check_password(password, user)
     with transaction.atomic():
         user.set_password(password)
@@ -223,7 +225,7 @@ def do_change_user(
         row.is_active = row.is_active if is_active is None else is_active
         row.is_admin = row.is_admin if is_admin is None else is_admin
         if [admin.pk for admin in admins] == [row.pk] and not (row.is_active and row.is_admin):
-            raise Conflict("This is the last administrator; create another one first.", code="last_admin")
+            raise Conflict(_("This is the last administrator; create another one first."), code="last_admin")
         row.rights_version += 1
         row.save(update_fields=["is_active", "is_admin", "rights_version"])
         after = {"is_active": row.is_active, "is_admin": row.is_admin}
@@ -235,7 +237,7 @@ def do_change_user(
 def _open_invitation(rows: QuerySet[Invitation], code: str) -> Invitation:
     row = rows.filter(code_sha256=hash_code(code), used_at=None, revoked_at=None).first()
     if row is None or row.expires_at <= timezone.now() or not _creator_still_permitted(row):
-        raise NotFound(LINK_INVALID_MESSAGE, code="link_already_used")
+        raise NotFound(_(LINK_INVALID_MESSAGE), code="link_already_used")
     return row
 
 
@@ -254,7 +256,7 @@ def _create_user(
     if fault := name_error(username):
         wrong["username"] = fault
     if username in RESERVED_NAMES:
-        wrong["username"] = "This name is reserved for system accounts. Choose another."
+        wrong["username"] = _("This name is reserved for system accounts. Choose another.")
     try:
         _check_email(email)
     except InvalidRequest as problem:
@@ -264,11 +266,11 @@ def _create_user(
     except InvalidRequest as problem:
         wrong |= problem.fields
     if time_zone not in zoneinfo.available_timezones():
-        wrong["timezone"] = "There is no such time zone."
+        wrong["timezone"] = _("There is no such time zone.")
     if not wrong and User.objects.filter(username=username).exists():
-        wrong["username"] = "Another user has this name."
+        wrong["username"] = _("Another user has this name.")
     if not wrong and email and _is_email_taken(email):
-        wrong["email"] = "Another user has this address."
+        wrong["email"] = _("Another user has this address.")
     if wrong:
         raise InvalidRequest(fields=wrong)
     try:
@@ -276,7 +278,7 @@ def _create_user(
             fields = {"full_name": full_name[:200], "email": email, "timezone": time_zone}
             return User.objects.create_user(username, password, is_admin=is_admin, **fields)
     except IntegrityError as clash:
-        raise Conflict("The name or uid was taken at the same time; try again.") from clash
+        raise Conflict(_("The name or uid was taken at the same time; try again.")) from clash
 
 
 def _check_password(password: str, user: User) -> None:
@@ -285,7 +287,7 @@ def _check_password(password: str, user: User) -> None:
     except ValidationError as weak:
         raise InvalidRequest(fields={"password": " ".join(weak.messages)}) from weak
     if len(password) > 1024:
-        raise InvalidRequest(fields={"password": "At most 1024 characters."})
+        raise InvalidRequest(fields={"password": _("At most 1024 characters.")})
 
 
 def _is_email_taken(email: str) -> bool:
@@ -298,4 +300,4 @@ def _check_email(email: str) -> None:
         if email:
             validate_email(email)
     except ValidationError as wrong:
-        raise InvalidRequest(fields={"email": "This is not an e-mail address."}) from wrong
+        raise InvalidRequest(fields={"email": _("This is not an e-mail address.")}) from wrong

@@ -6,6 +6,7 @@ import datetime as dt
 
 from django.db import transaction
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from portal.access import require_admin
 from portal.errors import InvalidRequest
@@ -24,9 +25,9 @@ def do_announce(actor: User, message: str, ends_at: dt.datetime) -> Announcement
     text, now = message.strip(), timezone.now()
     wrong = {}
     if not text or len(text) > MAX_LENGTH or "\0" in text:
-        wrong["message"] = f"Enter 1 to {MAX_LENGTH} characters."
+        wrong["message"] = _("Enter 1 to {max_length} characters.").format(max_length=MAX_LENGTH)
     if not now < ends_at <= now + MAX_PERIOD:
-        wrong["ends_at"] = "It must end within the next 366 days."
+        wrong["ends_at"] = _("It must end within the next 366 days.")
     if wrong:
         raise InvalidRequest(fields=wrong)
     with transaction.atomic():
@@ -41,6 +42,6 @@ def do_withdraw_announcement(actor: User, public_id: str) -> None:
     require_admin(actor, "withdraw announcements")
     with transaction.atomic():
         rows = current_announcements().select_for_update().filter(public_id=public_id)
-        row = get_first(rows, "There is no such announcement.")
+        row = get_first(rows, _("There is no such announcement."))
         record_action(actor, "announcement.withdraw", row, before={"message": row.message})
         row.delete()

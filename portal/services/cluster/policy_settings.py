@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from django.db import transaction
+from django.utils.translation import gettext as _
 
 from portal.access import Permission, require_admin, require_permission
 from portal.domain.formatting import format_duration
@@ -57,7 +58,7 @@ def do_change_policy(
     with transaction.atomic():
         row = _lock_owner(owner)
         if version is not None and version != row.policy_version:
-            message = "Another user changed the policy while you were editing it."
+            message = _("Another user changed the policy while you were editing it.")
             raise PreconditionFailed(message, details={"current": row.policy, "version": row.policy_version})
         before = dict(row.policy)
         turned = {
@@ -91,10 +92,14 @@ def _ineffective_values(project: Project, changes: Mapping[str, SettingValue | N
         if value is None or bound is None or strictness(name, value) >= strictness(name, bound):
             continue
         if isinstance(bound, str):
-            faults[name] = f"Must be {bound} or stricter, as set by the pools or a parent project."
+            faults[name] = _("Must be {bound} or stricter, as set by the pools or a parent project.").format(
+                bound=bound
+            )
         else:
             most = format_duration(bound) if NUMBER_SETTINGS[name].unit == "s" else format_number(bound)
-            faults[name] = f"Must be at most {most}, the maximum that the pools or a parent project allow."
+            faults[name] = _(
+                "Must be at most {most}, the maximum that the pools or a parent project allow."
+            ).format(most=most)
     return faults
 
 

@@ -15,6 +15,7 @@ from django.db import connection, transaction
 from django.db.models import Max, Value
 from django.db.models.functions import Concat, Substr
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from agents.engines.interface import Container
 from portal.access import Permission, require_permission
@@ -176,7 +177,7 @@ def do_adopt_orphan(actor: User, row: OrphanContainer) -> Job:
         job = Job.objects.select_for_update(of=("self",), no_key=True).filter(public_id=row.job).first()
         if not rows:
             if job is None:
-                raise Conflict("It is gone.", code="container_gone")
+                raise Conflict(_("It is gone."), code="container_gone")
             return job
         if job is None:
             job = _create_placeholder_job(actor, rows)
@@ -201,7 +202,9 @@ def _mark_decided(actor: User, row: OrphanContainer, decision: str) -> list[Orph
     Raise Conflict if another decision was made, the container is gone, or recovery has ended.
     """
     if not ClusterSettings.objects.select_for_update(no_key=True).get(id=1).recovery_mode:
-        raise Conflict("Every node has been reconciled; no container is undecided.", code="not_in_recovery")
+        raise Conflict(
+            _("Every node has been reconciled; no container is undecided."), code="not_in_recovery"
+        )
     rows = list(
         OrphanContainer.objects.select_for_update(of=("self",), no_key=True)
         .filter(job=row.job, attempt=row.attempt, removed_at__isnull=True)
@@ -209,10 +212,10 @@ def _mark_decided(actor: User, row: OrphanContainer, decision: str) -> list[Orph
         .order_by("pk")
     )
     if not any(each.pk == row.pk for each in rows):
-        raise Conflict("It has already ended.", code="container_gone")
+        raise Conflict(_("It has already ended."), code="container_gone")
     if any(each.decision not in ("", decision) for each in rows):
         other = "stopped" if decision == "adopt" else "adopted"
-        raise Conflict(f"It is already being {other}.", code="already_decided")
+        raise Conflict(_("It is already being {other}.").format(other=other), code="already_decided")
     fresh = [each for each in rows if each.decision == ""]
     for each in fresh:
         each.decision, each.decided_by, each.decided_at = decision, actor, timezone.now()
@@ -225,7 +228,9 @@ def _gpus_of(row: OrphanContainer) -> list[tuple[int, int]]:
     rows = dict(Gpu.objects.filter(node=row.node).values_list("uuid", "pk"))
     missing = [share["uuid"] for share in row.gpus if share["uuid"] not in rows]
     if missing:
-        message = f"{row.node.name} reports no GPU {missing[0]}; it can only be stopped."
+        message = _("{name} reports no GPU {missing}; it can only be stopped.").format(
+            name=row.node.name, missing=missing[0]
+        )
         raise Conflict(message, code="no_such_gpu")
     return [(rows[share["uuid"]], int(share["milli"])) for share in row.gpus]
 
@@ -234,12 +239,12 @@ def _create_placeholder_job(actor: User, rows: Sequence[OrphanContainer]) -> Job
     """Create a job for an attempt of which only the containers are known."""
     first = rows[0]
     if len(first.job) > MAX_ID_LENGTH:
-        raise Conflict("Its label has no valid id; it can only be stopped.", code="not_managed")
+        raise Conflict(_("Its label has no valid id; it can only be stopped."), code="not_managed")
     owner = User.objects.filter(public_id=first.owner).first() if first.owner else None
     project = Project.objects.filter(public_id=first.project).first() if first.project else None
     if project is None:
         title = "Adopted after a restore"
-        project, _ = Project.objects.get_or_create(name=ADOPTED_PROJECT, defaults={"title": title})
+        project = Project.objects.get_or_create(name=ADOPTED_PROJECT, defaults={"title": title})[0]
     shares = max((each.gpus for each in rows), key=len)
     return Job.objects.create(
         public_id=first.job,

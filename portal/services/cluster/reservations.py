@@ -15,6 +15,7 @@ from django.db import IntegrityError, transaction
 from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
 from django.db.models import Count, Q, QuerySet
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from portal.access import require_admin
 from portal.domain.reasons import EndReason
@@ -101,7 +102,7 @@ def _set_cancelled(actor: User, row: Reservation, cancelled: bool) -> Reservatio
         if (saved.cancelled_at is not None) == cancelled:
             return saved
         if saved.ends_at <= now:
-            message = "It has already ended." if cancelled else "It would already have ended."
+            message = _("It has already ended.") if cancelled else _("It would already have ended.")
             raise Conflict(message, code="reservation_over")
         saved.cancelled_at = now if cancelled else None
         saved.version += 1
@@ -161,7 +162,9 @@ def choose_nodes(
     found: list[Node] = [*free[: max(count, 0)]]
     if count < 1 or len(found) < count:
         there = free.count()
-        message = f"Nodes of {pool.name} without a reservation at that time: {there}. Enter 1 to {there}."
+        message = _(
+            "Nodes of {name} without a reservation at that time: {there}. Enter 1 to {there}."
+        ).format(name=pool.name, there=there)
         raise InvalidRequest(fields={"nodes": message})
     return found
 
@@ -170,7 +173,13 @@ def get_nodes(pool: NodePool, names: Sequence[str]) -> list[Node]:
     """Return nodes of a pool by name or public id, each once. Raise InvalidRequest for an unknown one."""
     found, unknown = get_rows_by_key(reservable_nodes(pool), names)
     if unknown is not None:
-        raise InvalidRequest(fields={"nodes": f"{pool.name} has no node called {unknown[:63]}."})
+        raise InvalidRequest(
+            fields={
+                "nodes": _("{name} has no node called {unknown}.").format(
+                    name=pool.name, unknown=unknown[:63]
+                )
+            }
+        )
     return found
 
 
@@ -178,7 +187,9 @@ def get_projects(names: Sequence[str]) -> list[Project]:
     """Return projects by name or public id, each once. Raise InvalidRequest for an unknown one."""
     found, unknown = get_rows_by_key(Project.objects.filter(archived_at__isnull=True), names)
     if unknown is not None:
-        raise InvalidRequest(fields={"projects": f"There is no project called {unknown[:63]}."})
+        raise InvalidRequest(
+            fields={"projects": _("There is no project called {unknown}.").format(unknown=unknown[:63])}
+        )
     return found
 
 
@@ -190,25 +201,25 @@ def reservable_nodes(pool: NodePool) -> QuerySet[Node]:
 def _validation_errors(spec: ReservationInput, starts_at: dt.datetime, now: dt.datetime) -> dict[str, str]:
     wrong: dict[str, str] = {}
     if not 1 <= len(spec.name.strip()) <= 100 or not spec.name.isprintable():
-        wrong["name"] = "Enter a name of 1 to 100 characters."
+        wrong["name"] = _("Enter a name of 1 to 100 characters.")
     if len(spec.reason) > 500:
-        wrong["reason"] = "At most 500 characters."
+        wrong["reason"] = _("At most 500 characters.")
     if not spec.nodes:
-        wrong["nodes"] = "Select at least one node."
+        wrong["nodes"] = _("Select at least one node.")
     elif any(node.pool_id != spec.pool.pk for node in spec.nodes):
-        wrong["nodes"] = f"All nodes must belong to the pool {spec.pool.name}."
+        wrong["nodes"] = _("All nodes must belong to the pool {name}.").format(name=spec.pool.name)
     if spec.drain_at_start and spec.projects:
-        wrong["drain_at_start"] = (
+        wrong["drain_at_start"] = _(
             "Only a maintenance reservation, without projects, can preempt running jobs."
         )
     if spec.ends_at <= starts_at:
-        wrong["ends_at"] = "The end must be after the start."
+        wrong["ends_at"] = _("The end must be after the start.")
     elif spec.ends_at <= now:
-        wrong["ends_at"] = "The end is in the past."
+        wrong["ends_at"] = _("The end is in the past.")
     elif spec.ends_at - starts_at > MAX_DURATION:
-        wrong["ends_at"] = f"At most {MAX_DURATION.days} days."
+        wrong["ends_at"] = _("At most {days} days.").format(days=MAX_DURATION.days)
     if starts_at - now > MAX_LEAD_TIME:
-        wrong["starts_at"] = "At most two years ahead."
+        wrong["starts_at"] = _("At most two years ahead.")
     return wrong
 
 
@@ -219,10 +230,10 @@ def _lock_reservation(
     saved = Reservation.objects.select_for_update(no_key=True).get(pk=row.pk)
     before = _audit_values(saved)
     if version is not None and version != saved.version:
-        message = "Another user changed this reservation while you were editing it."
+        message = _("Another user changed this reservation while you were editing it.")
         raise PreconditionFailed(message, details={"current": before, "version": saved.version})
     if saved.cancelled_at is not None or saved.ends_at <= now:
-        raise Conflict("It is cancelled or has ended.", code="reservation_over")
+        raise Conflict(_("It is cancelled or has ended."), code="reservation_over")
     return saved, before
 
 
@@ -244,7 +255,9 @@ def _set_nodes(row: Reservation, nodes: Sequence[Node]) -> None:
                 raise
     if clash is not None:
         raise Conflict(
-            f"{clash.node.name} is already reserved at that time ({clash.reservation.name}).",
+            _("{name} is already reserved at that time ({reservation}).").format(
+                name=clash.node.name, reservation=clash.reservation.name
+            ),
             code="already_reserved",
             details={"node": clash.node.name, "reservation": clash.reservation.public_id},
         )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.db import transaction
+from django.utils.translation import gettext as _
 
 from portal.access import require_admin
 from portal.domain.driver_versions import CUDA_VERSION, DRIVER_VERSION, NO_CUDA
@@ -71,7 +72,7 @@ def do_save_environment(
         setattr(row, key, getattr(spec, key))
     row.runtime, row.tool_command = spec.runtime.value, list(spec.tool_command)
     new_image = before is None or any(before[key] != getattr(spec, key) for key in ("image", "archive"))
-    with atomic_unique("name", "An environment with this name already exists.", code=None):
+    with atomic_unique("name", _("An environment with this name already exists."), code=None):
         if new_image:
             row.image_digest = spec.image if "@" in spec.image else ""
             row.image_resolved_by = row.image_cuda = ""
@@ -142,22 +143,22 @@ def _validate(spec: EnvironmentInput) -> None:
     if fault := name_error(spec.name):
         wrong["name"] = fault
     if not spec.title.strip():
-        wrong["title"] = "Enter a title."
+        wrong["title"] = _("Enter a title.")
     if spec.runtime is RuntimeKind.PROCESS:
         if not spec.prefix.startswith("/"):
-            wrong["prefix"] = "Enter the path of a virtual environment on the node."
+            wrong["prefix"] = _("Enter the path of a virtual environment on the node.")
     elif not IMAGE_REFERENCE.fullmatch(spec.image):
-        wrong["image"] = "Enter an image such as registry.example/name:tag or name@sha256:…"
+        wrong["image"] = _("Enter an image such as registry.example/name:tag or name@sha256:…")
     if spec.archive and not spec.archive.startswith("/"):
-        wrong["archive"] = "Enter the full path of a tar file on the portal's machine."
+        wrong["archive"] = _("Enter the full path of a tar file on the portal's machine.")
     if spec.min_driver and not DRIVER_VERSION.fullmatch(spec.min_driver):
-        wrong["min_driver"] = "Enter a driver version, such as 525.60.13."
+        wrong["min_driver"] = _("Enter a driver version, such as 525.60.13.")
     if spec.min_cuda not in ("", NO_CUDA) and not CUDA_VERSION.fullmatch(spec.min_cuda):
-        wrong["min_cuda"] = f"Enter a CUDA version, such as 12.4, or {NO_CUDA}."
+        wrong["min_cuda"] = _("Enter a CUDA version, such as 12.4, or {no_cuda}.").format(no_cuda=NO_CUDA)
     if spec.tool and not spec.tool_command:
-        wrong["tool_command"] = "Enter the command that starts its tool."
+        wrong["tool_command"] = _("Enter the command that starts its tool.")
     if spec.tool and not (spec.tool_port and 1 <= spec.tool_port <= 65_535):
-        wrong["tool_port"] = "Must be between 1 and 65535."
+        wrong["tool_port"] = _("Must be between 1 and 65535.")
     if wrong:
         raise InvalidRequest(fields=wrong)
 

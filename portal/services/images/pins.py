@@ -13,6 +13,7 @@ from typing import Any
 
 from django.db import transaction
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from agents.node.spec.image_names import normalize_image_name
 from portal.access import Permission, require_permission
@@ -171,11 +172,14 @@ def do_check_tag(actor: User, environment: Environment) -> Node:
     """Make one node pull the environment's tag, to detect a changed image; return the node."""
     require_permission(actor, Permission.CHANGE, environment)
     if environment.runtime not in CONTAINER_RUNTIMES or "@" in environment.image:
-        raise Conflict(f"The image of {environment.title} is not referenced by a tag.", code="no_tag")
+        raise Conflict(
+            _("The image of {title} is not referenced by a tag.").format(title=environment.title),
+            code="no_tag",
+        )
     ready = (row for row in compatible_nodes(environment) if row.state == NodeState.READY and row.reachable)
     node = next(ready, None)
     if node is None:
-        raise Conflict("No reachable node can pull it now.", code="no_node")
+        raise Conflict(_("No reachable node can pull it now."), code="no_node")
     with transaction.atomic():
         wanted = {"pull_requested_at": timezone.now(), "check_tag": True}
         created = wanted | {"state": "missing"}
@@ -198,15 +202,15 @@ def do_update_image(actor: User, environment: Environment, pin: str = "") -> Env
         claims = nodes_by_pin(tag_claims().filter(environment=row))
         claims.pop(row.image_digest, None)
         if not claims:
-            raise Conflict("No node reports another image for this tag.", code="image_unchanged")
+            raise Conflict(_("No node reports another image for this tag."), code="image_unchanged")
         if not pin and len(claims) > 1:
-            message = (
-                f"Nodes report {len(claims)} other images for this tag: {', '.join(claims)}. Choose one."
+            message = _("Nodes report {count} other images for this tag: {claims}. Choose one.").format(
+                count=len(claims), claims=", ".join(claims)
             )
             raise Conflict(message, code="ambiguous_image")
         pin = pin or next(iter(claims))
         if pin not in claims:
-            raise InvalidRequest(fields={"image_digest": "No node reports this image for the tag now."})
+            raise InvalidRequest(fields={"image_digest": _("No node reports this image for the tag now.")})
         before = row.image_digest
         row.image_digest, row.image_resolved_by = pin, actor.username
         row.image_resolved_at, row.image_cuda = timezone.now(), ""

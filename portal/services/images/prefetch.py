@@ -9,6 +9,7 @@ from __future__ import annotations
 from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from portal.access import Permission, require_permission
 from portal.domain.states import CONTAINER_RUNTIMES
@@ -30,11 +31,13 @@ def do_prefetch_image(actor: User, environment: Environment, node: Node | None =
     """
     require_permission(actor, Permission.CHANGE, environment)
     if environment.runtime not in CONTAINER_RUNTIMES:
-        message = f"{environment.title} runs without a container: there is no image to pull."
+        message = _("{title} runs without a container: there is no image to pull.").format(
+            title=environment.title
+        )
         raise Conflict(message, code="no_image")
     nodes = [each for each in compatible_nodes(environment) if node is None or each.pk == node.pk]
     if node is not None and not nodes:
-        raise Conflict(f"{node.name} has no container runtime.", code="no_image")
+        raise Conflict(_("{name} has no container runtime.").format(name=node.name), code="no_image")
     with transaction.atomic():
         there = ImagePresence.objects.filter(environment=environment, state="present")
         present = set(there.values_list("node_id", flat=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from django.db import transaction
+from django.utils.translation import gettext as _
 
 from agents.node.spec.image_names import registry_host
 from portal.access import require_admin
@@ -24,11 +25,11 @@ def do_save_login(actor: User, host: str, username: str, password: str) -> Regis
     require_admin(actor, "change registry credentials")
     wrong: dict[str, str] = {}
     if not re.fullmatch(HOST_PATTERN, host) or registry_host(f"{host}/name") != host:
-        wrong["host"] = "Enter the host as in image references, such as registry.example.org:5000."
+        wrong["host"] = _("Enter the host as in image references, such as registry.example.org:5000.")
     if not re.fullmatch(USERNAME_PATTERN, username):
-        wrong["username"] = "Enter a user name without spaces and colons."
+        wrong["username"] = _("Enter a user name without spaces and colons.")
     if not password or "\0" in password or len(password.encode()) > MAX_PASSWORD_BYTES:
-        wrong["password"] = "Enter a password or token."  # noqa: S105 - a message
+        wrong["password"] = _("Enter a password or token.")
     if wrong:
         raise InvalidRequest(fields=wrong)
     with transaction.atomic():

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from django.db import transaction
+from django.utils.translation import gettext as _
 
 from portal.access import Permission, require_permission
 from portal.errors import InvalidRequest
@@ -35,12 +36,20 @@ def do_annotate_job(
     require_permission(user, Permission.CONTROL, job)
     wanted = None if tags is None else sorted({" ".join(tag.split()) for tag in tags if tag.strip()})
     if note is not None and len(note) > MAX_NOTE_LENGTH:
-        raise InvalidRequest(fields={"note": f"A note has at most {MAX_NOTE_LENGTH} characters."})
+        raise InvalidRequest(
+            fields={
+                "note": _("A note has at most {max_note_length} characters.").format(
+                    max_note_length=MAX_NOTE_LENGTH
+                )
+            }
+        )
     if wanted is not None and (len(wanted) > MAX_TAGS or not all(map(TAG.fullmatch, wanted))):
-        message = f"At most {MAX_TAGS} tags of up to 50 letters, digits, spaces and . : / = _ - each."
+        message = _(
+            "At most {max_tags} tags of up to 50 letters, digits, spaces and . : / = _ - each."
+        ).format(max_tags=MAX_TAGS)
         raise InvalidRequest(fields={"tags": message})
     with transaction.atomic():
-        row, _ = JobAnnotation.objects.select_for_update().get_or_create(job=job)
+        row = JobAnnotation.objects.select_for_update().get_or_create(job=job)[0]
         before = {"note": row.note, "tags": row.tags}
         row.note = row.note if note is None else note.replace("\r\n", "\n").strip()
         row.tags = row.tags if wanted is None else wanted

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.db import transaction
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 
 from portal.access import Permission, permitted_job_ids
 from portal.domain.states import TERMINAL_JOB_STATES, DesiredState, JobKind, JobState
@@ -56,14 +58,14 @@ def _has_ended(job: Job) -> bool:
 
 
 def _stop_refusal(_user: User, job: Job) -> str | None:
-    return "It has ended or is stopping." if _has_ended(job) else None
+    return _("It has ended or is stopping.") if _has_ended(job) else None
 
 
 def _requeue_refusal(user: User, job: Job) -> str | None:
     if job.kind != JobKind.TRAINING.value:
-        return "Only training jobs can be requeued."
+        return _("Only training jobs can be requeued.")
     if job.is_placeholder:
-        return "It was adopted from a container and could not start again."
+        return _("It was adopted from a container and could not start again.")
     if JobState(job.state) in TERMINAL_JOB_STATES:
         try:
             check_resubmission(user, job)
@@ -71,7 +73,7 @@ def _requeue_refusal(user: User, job: Job) -> str | None:
             return refused.message
         return None
     if job.state == JobState.PENDING:
-        return "It waits in the queue."
+        return _("It waits in the queue.")
     return _stop_refusal(user, job)
 
 
@@ -86,30 +88,43 @@ def _requeue(user: User, job: Job, _: Any) -> Job:
 
 
 def _hold_refusal(user: User, job: Job) -> str | None:
-    return "It is held already." if job.held else _stop_refusal(user, job)
+    return _("It is held already.") if job.held else _stop_refusal(user, job)
 
 
 def _release_refusal(user: User, job: Job) -> str | None:
-    return _stop_refusal(user, job) if job.held else "It is not held."
+    return _stop_refusal(user, job) if job.held else _("It is not held.")
 
 
 BULK_ACTIONS: Mapping[str, BulkAction] = {
-    "stop": BulkAction("Stop", "stopped", _stop_refusal, lambda user, job, _: do_cancel_job(user, job)),
-    "requeue": BulkAction("Requeue", "requeued", _requeue_refusal, _requeue),
-    "hold": BulkAction("Hold", "held", _hold_refusal, lambda user, job, _: do_hold_job(user, job, True)),
+    "stop": BulkAction(
+        gettext_noop("Stop"),
+        gettext_noop("stopped"),
+        _stop_refusal,
+        lambda user, job, _: do_cancel_job(user, job),
+    ),
+    "requeue": BulkAction(gettext_noop("Requeue"), gettext_noop("requeued"), _requeue_refusal, _requeue),
+    "hold": BulkAction(
+        gettext_noop("Hold"),
+        gettext_noop("held"),
+        _hold_refusal,
+        lambda user, job, _: do_hold_job(user, job, True),
+    ),
     "release": BulkAction(
-        "Release", "released", _release_refusal, lambda user, job, _: do_hold_job(user, job, False)
+        gettext_noop("Release"),
+        gettext_noop("released"),
+        _release_refusal,
+        lambda user, job, _: do_hold_job(user, job, False),
     ),
     "priority": BulkAction(
-        "Set the priority of",
-        "changed",
+        gettext_noop("Set the priority of"),
+        gettext_noop("changed"),
         lambda _, job: change_refusal(job, ["priority"]),
         lambda user, job, value: do_change_job(user, job, {"priority": value}),
         "priority",
     ),
     "move": BulkAction(
-        "Move",
-        "moved",
+        gettext_noop("Move"),
+        gettext_noop("moved"),
         lambda _, job: change_refusal(job, ["project"]),
         lambda user, job, value: do_change_job(user, job, {"project": value}),
         "project",
@@ -120,10 +135,12 @@ BULK_ACTIONS: Mapping[str, BulkAction] = {
 def check_bulk(user: User, jobs: Sequence[Job], action: str) -> list[BulkResult]:
     """Return which of the jobs the action can change now, in the given order."""
     if len(jobs) > MAX_BULK_JOBS:
-        raise InvalidRequest(fields={"jobs": f"At most {MAX_BULK_JOBS} jobs at once."})
+        raise InvalidRequest(
+            fields={"jobs": _("At most {max_bulk_jobs} jobs at once.").format(max_bulk_jobs=MAX_BULK_JOBS)}
+        )
     controlled = permitted_job_ids(user, Permission.CONTROL, jobs)
     rule = BULK_ACTIONS[action]
-    denied = "Only its owner and managers of its project may change it."
+    denied = _("Only its owner and managers of its project may change it.")
     return [
         BulkResult(job, (rule.refusal(user, job) or "") if job.pk in controlled else denied) for job in jobs
     ]

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from django.db import transaction
+from django.utils.translation import gettext as _
 
 from portal.access import Permission, can, require_permission
 from portal.domain.formatting import format_duration
@@ -44,17 +45,21 @@ def change_refusal(job: Job, names: Iterable[str] = ()) -> str | None:
     """Return why these fields of the job cannot be changed now, or None."""
     names = set(names)
     if job.kind == JobKind.SERVICE.value:
-        return "It is a replica of a service; update the service."
+        return _("It is a replica of a service; update the service.")
     if job.state == JobState.RUNNING:
-        return "It has started; only a waiting job can be changed."
+        return _("It has started; only a waiting job can be changed.")
     if job.state != JobState.PENDING or job.desired_state != DesiredState.RUN:
-        return "It no longer waits; only a waiting job can be changed."
+        return _("It no longer waits; only a waiting job can be changed.")
     if job.attempt_count and (fixed := names & UNSTARTED_FIELDS):
-        return f"It has already run, so its {_field_names(fixed)} cannot be changed; launch a similar job."
+        return _("It has already run, so its {field_names} cannot be changed; launch a similar job.").format(
+            field_names=_field_names(fixed)
+        )
     if job.roles and (fixed := names & _ROLE_AMOUNTS):
-        return f"Its roles determine its {_field_names(fixed)}; launch a similar job."
+        return _("Its roles determine its {field_names}; launch a similar job.").format(
+            field_names=_field_names(fixed)
+        )
     if "project" in names and hasattr(job, "trial"):
-        return "It belongs to a sweep, whose jobs stay in one project."
+        return _("It belongs to a sweep, whose jobs stay in one project.")
     return None
 
 
@@ -74,12 +79,16 @@ def build_changed_request(user: User, job: Job, changes: Mapping[str, Any]) -> J
     if "project" in changed:
         require_permission(user, Permission.SUBMIT, request.project)
     if not can(job.owner, Permission.SUBMIT, request.project):
-        message = f"{job.owner.username} may not run jobs in {request.project.name}."
+        message = _("{username} may not run jobs in {name}.").format(
+            username=job.owner.username, name=request.project.name
+        )
         raise Conflict(message, code="owner_not_permitted")
     if {"priority", "project"} & changed.keys():
         check_priority(user, request)
     if newer := next((one for one in request.dependencies if one.pk >= job.pk), None):
-        message = f"{newer.name} is not older than this job; a job can only start after older ones."
+        message = _("{name} is not older than this job; a job can only start after older ones.").format(
+            name=newer.name
+        )
         raise InvalidRequest(fields={"dependencies": message})
     checks_dependencies = {"dependencies", "ignore_dependency_failure"} & changed.keys()
     validate_of_owner(job.owner, request if checks_dependencies else replace(request, dependencies=()))
@@ -117,10 +126,10 @@ def do_change_job(user: User, job: Job, changes: Mapping[str, Any], *, version: 
         rows = Job.objects.select_for_update(of=("self",), no_key=True)
         locked = rows.select_related("project", "owner").get(pk=job.pk)
         if refusal := change_refusal(locked, changed):
-            raise Conflict(f"Not changed. {refusal}", code=_NOT_CHANGEABLE)
+            raise Conflict(_("Not changed. {refusal}").format(refusal=refusal), code=_NOT_CHANGEABLE)
         if locked.version != (job.version if version is None else version):
             raise Conflict(
-                "Not changed. The job was changed meanwhile; look at it again.", code="job_changed"
+                _("Not changed. The job was changed meanwhile; look at it again."), code="job_changed"
             )
         before, after = (
             {name: _plain(getattr(side, name)) for name in changed} for side in (present, request)

@@ -8,6 +8,7 @@ from typing import Any
 
 from django.db import transaction
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from agents.engines.interface import ListedCheckpoint
 from portal.access import Permission, can, require_permission
@@ -93,13 +94,19 @@ def resume_error(user: User, checkpoint: str, job: Job) -> str | None:
     """Return why ``job``, not saved yet, cannot start from a checkpoint (public id), or None."""
     row = Checkpoint.objects.select_related("job__owner", "job__project").filter(public_id=checkpoint).first()
     if row is None or not can(user, Permission.CONTROL, row.job):
-        return "There is no such checkpoint, or you may not control its job."
+        return _("There is no such checkpoint, or you may not control its job.")
     if row.validity != Validity.VALID:
-        return f"It is {row.validity}, not valid. {row.problem}".strip()
+        return (
+            _("It is {validity}, not valid. {problem}")
+            .format(validity=row.validity, problem=row.problem)
+            .strip()
+        )
     if row.removal_requested_at is not None:
-        return "It is being deleted."
+        return _("It is being deleted.")
     if source_place(job, row, {each.name: each for each in _volumes(job.volumes)}) is None:
-        return f"The job does not mount the volume, or the home, with the checkpoints of {row.job.public_id}."
+        return _(
+            "The job does not mount the volume, or the home, with the checkpoints of {public_id}."
+        ).format(public_id=row.job.public_id)
     return None
 
 
@@ -112,7 +119,7 @@ def do_pin_checkpoint(actor: User, row: Checkpoint, pinned: bool) -> Checkpoint:
     with transaction.atomic():
         locked = Checkpoint.objects.select_for_update(of=("self",)).select_related("job").get(pk=row.pk)
         if pinned and locked.removal_requested_at is not None:
-            raise Conflict("It is being deleted.", code="checkpoint_removed")
+            raise Conflict(_("It is being deleted."), code="checkpoint_removed")
         if pinned != (locked.pinned_at is not None):
             _pin(locked, actor.username if pinned else "")
             action = "checkpoint.pin" if pinned else "checkpoint.unpin"
@@ -124,7 +131,7 @@ def pin_for_resume(actor: User, checkpoint: str) -> None:
     """Pin the checkpoint from which a new job starts. Raise Conflict if it was removed in the meantime."""
     row = Checkpoint.objects.select_for_update().filter(public_id=checkpoint).first()
     if row is None or row.removal_requested_at is not None:
-        raise Conflict("The checkpoint is being deleted.", code="checkpoint_removed")
+        raise Conflict(_("The checkpoint is being deleted."), code="checkpoint_removed")
     if row.pinned_at is None:
         _pin(row, actor.username)
 

@@ -12,6 +12,7 @@ from django.conf import settings
 from django.db import transaction
 from django.db.models import Exists, OuterRef, QuerySet, Sum
 from django.db.models.functions import Now, Substr
+from django.utils.translation import gettext as _
 
 from agents.node.storage.archives import ArchiveError, run_unpacker
 from portal.access import Permission, require_permission
@@ -35,7 +36,11 @@ def do_store_archive(user: User, project: Project, source: Readable) -> CodeArch
         while piece := source.read(_PIECE_BYTES):
             size += len(piece)
             if size > MAX_ARCHIVE_BYTES:
-                raise _refusal(f"An archive has at most {MAX_ARCHIVE_BYTES // 2**20} MiB.")
+                raise _refusal(
+                    _("An archive has at most {max_archive_bytes} MiB.").format(
+                        max_archive_bytes=MAX_ARCHIVE_BYTES // 2**20
+                    )
+                )
             digest.update(piece)
             copy.write(piece)
         copy.seek(0)
@@ -48,7 +53,9 @@ def do_store_archive(user: User, project: Project, source: Readable) -> CodeArch
     with transaction.atomic():
         own = _without_job(CodeArchive.objects.filter(uploaded_by=user)).exclude(sha256=digest.hexdigest())
         if (own.aggregate(total=Sum("size_bytes"))["total"] or 0) + size > MAX_UNUSED_BYTES:
-            message = f"You have more than {MAX_UNUSED_BYTES // 2**30} GiB of archives that no job uses."
+            message = _("You have more than {max_unused_bytes} GiB of archives that no job uses.").format(
+                max_unused_bytes=MAX_UNUSED_BYTES // 2**30
+            )
             raise Conflict(message, code="too_many_archives")
         facts = {"size_bytes": size, "entries": found.entries, "unpacked_bytes": found.unpacked_bytes}
         row, is_new = CodeArchive.objects.defer("content").get_or_create(

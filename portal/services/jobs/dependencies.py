@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from django.utils.translation import gettext as _
+
 from portal.access import Permission, can
 from portal.domain.reasons import EndReason, end_message
 from portal.domain.states import TERMINAL_JOB_STATES, DesiredState, JobState
@@ -29,7 +31,11 @@ OUTCOME_TEXT = {
 def dependency_errors(user: User, dependencies: Sequence[Job], *, any_end: bool) -> dict[str, str]:
     """Return what is wrong with the dependencies of a new job, by field of the request; empty if nothing."""
     if len({job.pk for job in dependencies}) > MAX_DEPENDENCIES:
-        return {"dependencies": f"A job has at most {MAX_DEPENDENCIES} dependencies."}
+        return {
+            "dependencies": _("A job has at most {max_dependencies} dependencies.").format(
+                max_dependencies=MAX_DEPENDENCIES
+            )
+        }
     for job in dependencies:
         if not can(user, Permission.VIEW, job):
             return {"dependencies": unknown_job_message(job.public_id)}
@@ -37,16 +43,17 @@ def dependency_errors(user: User, dependencies: Sequence[Job], *, any_end: bool)
     if failed is not None and not any_end:
         how = OUTCOME_TEXT[JobState(failed.state)]
         return {
-            "dependencies": f"{failed.name} {how} and can never "
-            "complete. Choose another job, or let it "
-            "start even if its dependencies fail."
+            "dependencies": _(
+                "{name} {how} and can never complete. Choose another job, or let it start even if "
+                "its dependencies fail."
+            ).format(name=failed.name, how=how)
         }
     return {}
 
 
 def unknown_job_message(key: str) -> str:
     """Return the error for a job that does not exist or that the user may not see."""
-    return f"There is no job {key[:63]}, or you may not see it."
+    return _("There is no job {key}, or you may not see it.").format(key=key[:63])
 
 
 def lock_dependencies(user: User, dependencies: Sequence[Job], *, any_end: bool) -> list[Job]:

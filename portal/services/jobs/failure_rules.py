@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from django.db import transaction
+from django.utils.translation import gettext as _
 
 from portal.access import require_admin
 from portal.domain.failure_rules import MAX_PRIORITY, FailureRule, pattern_error
@@ -27,18 +28,20 @@ def check_rule(rule: FailureRule) -> None:
     """Raise InvalidRequest with a message for each wrong field."""
     wrong: dict[str, str] = {}
     if not re.fullmatch(CODE_PATTERN, rule.code):
-        wrong["code"] = "Use lower-case letters, digits and underscores; begin with a letter."
+        wrong["code"] = _("Use lower-case letters, digits and underscores; begin with a letter.")
     for name, length in TEXT_LENGTHS.items():
         if not 1 <= len(getattr(rule, name)) <= length:
-            wrong[name] = f"Enter 1 to {length} characters."
+            wrong[name] = _("Enter 1 to {length} characters.").format(length=length)
     if rule.pattern and (error := pattern_error(rule.pattern)):
         wrong["pattern"] = error
     elif not (rule.pattern or rule.exit_codes or rule.reasons):
-        wrong["pattern"] = "Enter a pattern, exit codes or end reasons."
+        wrong["pattern"] = _("Enter a pattern, exit codes or end reasons.")
     if len(rule.exit_codes) > MAX_EXIT_CODES or not all(0 <= code <= 255 for code in rule.exit_codes):
-        wrong["exit_codes"] = f"Enter at most {MAX_EXIT_CODES} numbers between 0 and 255."
+        wrong["exit_codes"] = _("Enter at most {max_exit_codes} numbers between 0 and 255.").format(
+            max_exit_codes=MAX_EXIT_CODES
+        )
     if not 0 <= rule.priority <= MAX_PRIORITY:
-        wrong["priority"] = f"Must be between 0 and {MAX_PRIORITY}."
+        wrong["priority"] = _("Must be between 0 and {max_priority}.").format(max_priority=MAX_PRIORITY)
     if wrong:
         raise InvalidRequest(fields=wrong)
 
@@ -53,9 +56,12 @@ def do_save_failure_rule(
         row = FailureRuleRow.objects.select_for_update().filter(code=rule.code).first()
         known = row is not None or rule.code in SHIPPED_RULES
         if create and known:
-            raise Conflict("There is a rule with this code.", code="code_in_use")
+            raise Conflict(_("There is a rule with this code."), code="code_in_use")
         if not known and FailureRuleRow.objects.count() >= MAX_OWN_RULES:
-            raise Conflict(f"There are already {MAX_OWN_RULES} stored rules.", code="too_many_rules")
+            raise Conflict(
+                _("There are already {max_own_rules} stored rules.").format(max_own_rules=MAX_OWN_RULES),
+                code="too_many_rules",
+            )
         before = _audit_columns(get_failure_rule(rule.code)) if known else {}
         row = row or FailureRuleRow(code=rule.code)
         for name, value in _columns(rule).items():
@@ -78,7 +84,7 @@ def do_delete_failure_rule(actor: User, code: str) -> None:
         row = FailureRuleRow.objects.select_for_update().filter(code=code).first()
         if row is None:
             get_failure_rule(code)
-            raise Conflict("A shipped rule cannot be deleted; disable it.", code="shipped_rule")
+            raise Conflict(_("A shipped rule cannot be deleted; disable it."), code="shipped_rule")
         before = _audit_columns(RuleSetting(rule_of_row(row), row.enabled, row))
         record_action(actor, "failure_rule.delete", row, before=before)
         row.delete()

@@ -13,6 +13,8 @@ from itertools import starmap
 from typing import Any, NamedTuple
 
 from django.db.models import Count
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop, ngettext
 
 from portal.domain.feasibility import (
     WHOLE_MILLI,
@@ -114,7 +116,11 @@ def _roles_reason(request: ResourceRequest) -> InfeasibleReason | None:
         alone = replace(request, roles=(), gang_milli=request.total_milli, **amounts)
         if found := unsatisfiable_reason(alone):
             message, details = found
-            return f"Role {role.name}: {message}", {**details, "role": role.name, "nearest": None}
+            return _("Role {name}: {message}").format(name=role.name, message=message), {
+                **details,
+                "role": role.name,
+                "nearest": None,
+            }
     pools: dict[int, list[EmptyNodeCapacity]] = defaultdict(list)
     for each in _empty_nodes(request):
         pools[each.node.pool_id].append(each)
@@ -131,9 +137,15 @@ def _roles_reason(request: ResourceRequest) -> InfeasibleReason | None:
         for part in parts
     ):
         return None
-    message = (
-        f"Its roles need {gpus} {_gpus_text(request, gpus)}, {_cores_text(cpu_milli)} and "
-        f"{format_memory(memory_mib)} at once in one pool; {_pool_text(request)} does not have them."
+    message = _(
+        "Its roles need {gpus} {gpus_text}, {cores_text} and {memory} at once in one "
+        "pool; {pool_text} does not have them."
+    ).format(
+        gpus=gpus,
+        gpus_text=_gpus_text(request, gpus),
+        cores_text=_cores_text(cpu_milli),
+        memory=format_memory(memory_mib),
+        pool_text=_pool_text(request),
     )
     return message, {"asked_gpus": request.total_milli / 1000, "nearest": None}
 
@@ -177,13 +189,15 @@ def _pool_of(nodes: list[EmptyNodeCapacity]) -> NodePool | None:
 
 def _no_nodes_reason(request: ResourceRequest) -> InfeasibleReason:
     if not Node.objects.exclude(state=NodeState.RETIRED.value).exists():
-        return "There is no node yet; an administrator must add one.", {"nearest": None}
-    kind = "containers" if request.runtime in CONTAINER_RUNTIMES else "environments without a container"
-    message = f"No node of {_pool_text(request)} runs {kind}."
+        return _("There is no node yet; an administrator must add one."), {"nearest": None}
+    kind = _("containers") if request.runtime in CONTAINER_RUNTIMES else _("environments without a container")
+    message = _("No node of {pool_text} runs {kind}.").format(pool_text=_pool_text(request), kind=kind)
     pool = _pool_of(_nodes_elsewhere(request))
     if pool is None:
         return message, {"nearest": None}
-    return f"{message} The pool {pool.name} has nodes that do.", {"nearest": {"pool": pool.public_id}}
+    return _("{message} The pool {name} has nodes that do.").format(message=message, name=pool.name), {
+        "nearest": {"pool": pool.public_id}
+    }
 
 
 def _too_large_reason(
@@ -207,15 +221,30 @@ def _too_large_reason(
         message, facts["nearest"] = _node_too_small_reason(request, nodes)
     else:
         most = max(task_counts.values())
-        what = f"{request.tasks} tasks"
+        what = _("{tasks} tasks").format(tasks=request.tasks)
         if request.gpus_per_task:
-            what = f"{facts['asked_gpus']} {_gpus_text(request)} as {what} of {request.gpus_per_task}"
+            what = _("{asked_gpus} {gpus_text} as {what} of {gpus_per_task}").format(
+                asked_gpus=facts["asked_gpus"],
+                gpus_text=_gpus_text(request),
+                what=what,
+                gpus_per_task=request.gpus_per_task,
+            )
         apart = any(len(_gang_nodes(request, each)) > 1 for each in pools.values())
-        together = "on GPUs of one model" if apart else "in one pool"
-        where = "the largest pool" if len(pools) > 1 else _pool_text(request)
-        message = (
-            f"Needs {what}, each with {_cores_text(request.cpu_milli)} and {format_memory(request.memory_mib)}, "
-            f"at once {together}; {where} fits {most}. Request at most {most} {'task' if most == 1 else 'tasks'}."
+        together = _("on GPUs of one model") if apart else _("in one pool")
+        where = _("the largest pool") if len(pools) > 1 else _pool_text(request)
+        message = ngettext(
+            "Needs {what}, each with {cores} and {memory}, at once {together}; {where} fits {most}. "
+            "Request at most {most} task.",
+            "Needs {what}, each with {cores} and {memory}, at once {together}; {where} fits {most}. "
+            "Request at most {most} tasks.",
+            most,
+        ).format(
+            what=what,
+            cores=_cores_text(request.cpu_milli),
+            memory=format_memory(request.memory_mib),
+            together=together,
+            where=where,
+            most=most,
         )
         facts["nearest"] = {"tasks": most, "gpus_per_task": request.gpus_per_task}
     return message, facts
@@ -231,27 +260,39 @@ def _gpu_mismatch_reason(request: ResourceRequest) -> tuple[str, dict[str, objec
         return _mig_profile_mismatch_reason(request)
     if of_any_age and not here:
         newest = max(gpu.compute_capability for gpu in of_any_age)
-        reported = f"the newest in {where} has {newest:.1f}" if newest else f"no node of {where} reports one"
-        message = (
-            f"Needs a GPU of compute capability {request.min_compute_capability:.1f} or more; {reported}."
+        reported = (
+            _("the newest in {where} has {newest:.1f}").format(where=where, newest=newest)
+            if newest
+            else _("no node of {where} reports one").format(where=where)
         )
+        message = _(
+            "Needs a GPU of compute capability {min_compute_capability:.1f} or more; {reported}."
+        ).format(min_compute_capability=request.min_compute_capability, reported=reported)
         return message, {"min_compute_capability": newest or None}
     if not here:
-        return f"There is no GPU in {where}.", {"gpus_per_task": 0, "milli_per_gpu": 1000}
+        return _("There is no GPU in {where}.").format(where=where), {
+            "gpus_per_task": 0,
+            "milli_per_gpu": 1000,
+        }
     models = sorted({gpu.model for gpu in here})
-    known = f"{'Models' if len(models) > 1 else 'The model'} there: {', '.join(models)}."
+    known = ngettext("The model there: {models}.", "Models there: {models}.", len(models))
+    known = known.format(models=", ".join(models))
     accepted = [gpu for gpu in here if accepts_gpu_model(request.gpu_model, gpu.model)]
     if not accepted:
         pool = _pool_of([each for each in _nodes_elsewhere(request) if each.gpus])
-        missing = f"There is no {_gpus_text(request, 1)} in {where}"
+        missing = _("There is no {gpus_text} in {where}").format(
+            gpus_text=_gpus_text(request, 1), where=where
+        )
         if pool is not None:
-            return f"{missing}; the pool {pool.name} has some. {known}", {"pool": pool.public_id}
+            return _("{missing}; the pool {name} has some. {known}").format(
+                missing=missing, name=pool.name, known=known
+            ), {"pool": pool.public_id}
         alike = difflib.get_close_matches(request.gpu_model, models, n=1, cutoff=0.0)
         return f"{missing}. {known}", {"gpu_model": alike[0]}
     most = max(gpu.memory_mib for gpu in accepted)
     needed, largest = format_distinct_memories(request.min_gpu_memory_mib or 0, most)
-    message = (
-        f"Needs a {_gpus_text(request, 1)} with {needed} of memory; the largest in {where} has {largest}."
+    message = _("Needs a {gpus_text} with {needed} of memory; the largest in {where} has {largest}.").format(
+        gpus_text=_gpus_text(request, 1), needed=needed, where=where, largest=largest
     )
     return message, {"min_gpu_memory_mib": most}
 
@@ -260,11 +301,15 @@ def _mig_profile_mismatch_reason(request: ResourceRequest) -> tuple[str, dict[st
     """No GPU is partitioned into the requested MIG profile."""
     gpus = Gpu.objects.filter(present=True).exclude(node__state=NodeState.RETIRED.value)
     profiles = sorted(set(gpus.exclude(mig_profile="").values_list("mig_profile", flat=True)))
-    message = f"There is no MIG slice {request.mig_profile} in {_pool_text(request)}."
+    message = _("There is no MIG slice {mig_profile} in {pool_text}.").format(
+        mig_profile=request.mig_profile, pool_text=_pool_text(request)
+    )
     if not profiles:
-        return f"{message} No GPU is divided into MIG slices.", None
+        return _("{message} No GPU is divided into MIG slices.").format(message=message), None
     alike = difflib.get_close_matches(request.mig_profile, profiles, n=1, cutoff=0.0)
-    return f"{message} The cluster has {', '.join(profiles)}.", {"mig_profile": alike[0]}
+    return _("{message} The cluster has {profiles}.").format(message=message, profiles=", ".join(profiles)), {
+        "mig_profile": alike[0]
+    }
 
 
 def _gpus_per_node_reason(
@@ -276,12 +321,16 @@ def _gpus_per_node_reason(
     smaller = replace(request, gpus_per_task=largest)
     most = max(sum(capacity.task_count(smaller) for capacity in held) for held in pools.values())
     parts = -(-request.gpus_per_task // largest) * request.tasks
-    message = (
-        f"Needs {request.gpus_per_task} {_gpus_text(request)} on one node; the largest node has {largest}, "
-        f"and all nodes together have {sum(len(capacity.gpus) for capacity in nodes)}. "
-        f"Request at most {largest} on a node"
+    message = _(
+        "Needs {gpus_per_task} {gpus_text} on one node; the largest node has {largest}, and "
+        "all nodes together have {sum}. Request at most {largest} on a node"
+    ).format(
+        gpus_per_task=request.gpus_per_task,
+        gpus_text=_gpus_text(request),
+        largest=largest,
+        sum=sum(len(capacity.gpus) for capacity in nodes),
     )
-    message += f", or for {parts} tasks on several nodes." if 1 < parts <= most else "."
+    message += _(", or for {parts} tasks on several nodes.").format(parts=parts) if 1 < parts <= most else "."
     return message, {"tasks": min(request.tasks, most), "gpus_per_task": largest} if most else None
 
 
@@ -291,11 +340,15 @@ def _node_too_small_reason(
     """No node fits a single task by CPU, memory, or both together with its GPUs."""
     cpu, most_memory = max(r.node.cpu_milli for r in nodes), max(r.node.memory_mib for r in nodes)
     if cpu < request.cpu_milli:
-        message = f"Needs {_cores_text(request.cpu_milli)}; the largest node has {_cores_text(cpu)}."
+        message = _("Needs {cores_text}; the largest node has {available}.").format(
+            cores_text=_cores_text(request.cpu_milli), available=_cores_text(cpu)
+        )
         return message, {"cpu_milli": cpu}
     if most_memory < request.memory_mib:
         needed, largest = format_distinct_memories(request.memory_mib, most_memory)
-        return f"Needs {needed} of memory; the largest node has {largest}.", {"memory_mib": most_memory}
+        return _("Needs {needed} of memory; the largest node has {largest}.").format(
+            needed=needed, largest=largest
+        ), {"memory_mib": most_memory}
     best = max(
         (each for each in nodes if each.task_count(replace(request, cpu_milli=0, memory_mib=0))),
         key=lambda each: min(
@@ -304,25 +357,33 @@ def _node_too_small_reason(
     ).node
     count = request.gpus_per_task
     wanted = f"{count} {_gpus_text(request, count)}, " if count else ""
-    wanted += f"{_cores_text(request.cpu_milli)} and {format_memory(request.memory_mib)}"
-    found = f"{_cores_text(best.cpu_milli)} and {format_memory(best.memory_mib)}"
-    found += " with as many GPUs" if count else ""
+    wanted += _("{cores_text} and {memory}").format(
+        cores_text=_cores_text(request.cpu_milli), memory=format_memory(request.memory_mib)
+    )
+    found = _("{cores_text} and {memory}").format(
+        cores_text=_cores_text(best.cpu_milli), memory=format_memory(best.memory_mib)
+    )
+    found += _(" with as many GPUs") if count else ""
     nearest = {name: min(getattr(request, name), getattr(best, name)) for name in ("cpu_milli", "memory_mib")}
-    return f"No node has {wanted} together; {best.name} has {found}.", {**nearest}
+    return _("No node has {wanted} together; {name} has {found}.").format(
+        wanted=wanted, name=best.name, found=found
+    ), {**nearest}
 
 
 def _pool_text(request: ResourceRequest) -> str:
-    return f"the pool {request.pool.name}" if request.pool else "this cluster"
+    return _("the pool {name}").format(name=request.pool.name) if request.pool else _("this cluster")
 
 
 def _gpus_text(request: ResourceRequest, count: int = 2) -> str:
-    noun = f"{request.mig_profile} slice" if request.mig_profile else "GPU"
-    noun += "" if count == 1 else "s"
+    noun = "GPU" if count == 1 else "GPUs"
+    if request.mig_profile:
+        noun = ngettext("{profile} slice", "{profile} slices", count).format(profile=request.mig_profile)
     return f"{format_gpu_models(request.gpu_model)}{noun}"
 
 
 def _cores_text(milli: int) -> str:
-    return f"{milli / 1000:g} CPU {'core' if milli == 1000 else 'cores'}"
+    text = ngettext("{count} CPU core", "{count} CPU cores", 1 if milli == 1000 else 2)
+    return text.format(count=f"{milli / 1000:g}")
 
 
 def _over_limit_reason(request: ResourceRequest, pools: list[int]) -> tuple[str, dict[str, object]] | None:
@@ -337,9 +398,13 @@ def _over_limit_reason(request: ResourceRequest, pools: list[int]) -> tuple[str,
         return None
     milli, quota, kind = max(bounds, key=lambda bound: bound[0])
     each = max(1, request.gpus_per_task * request.milli_per_gpu)
-    name = f"{_BOUND_TEXTS[kind]} of {quota.project.name} in {quota.pool.name}"
+    name = _("{bound} of {project} in {pool}").format(
+        bound=_(_BOUND_TEXTS[kind]), project=quota.project.name, pool=quota.pool.name
+    )
     return (
-        f"Needs {request.required_milli / 1000:g} GPUs; the {name} is {milli / 1000:g}.",
+        _("Needs {required_milli:g} GPUs; the {name} is {milli:g}.").format(
+            required_milli=request.required_milli / 1000, name=name, milli=milli / 1000
+        ),
         {
             "asked_gpus": request.required_milli / 1000,
             "bound_gpus": milli / 1000,
@@ -360,9 +425,9 @@ def _nearest_within(request: ResourceRequest, milli: int, each: int) -> dict[str
 
 
 _BOUND_TEXTS = {
-    "limit": "limit",
-    "user_limit": "user limit",
-    "guaranteed": "guarantee, which applies to non-preemptible jobs,",
+    "limit": gettext_noop("limit"),
+    "user_limit": gettext_noop("user limit"),
+    "guaranteed": gettext_noop("guarantee, which applies to non-preemptible jobs,"),
 }
 
 

@@ -16,6 +16,7 @@ from django.conf import settings
 from django.db import transaction
 from django.db.models.functions import Now
 from django.utils import timezone
+from django.utils.translation import gettext as _
 from redis.exceptions import RedisError
 
 from agents.engines.interface import FileList
@@ -83,7 +84,7 @@ def file_roots(user: User, job: Job) -> list[FileRoot]:
     """Return the directories that the user may read: the home for its owner, and the volumes that outlive tasks."""
     roots = []
     if user.pk == job.owner_id:
-        roots.append(FileRoot(home_mount_path(job.owner.username), "Home"))
+        roots.append(FileRoot(home_mount_path(job.owner.username), _("Home")))
     names = {each["volume"]: (each["target"], each["read_only"]) for each in job.volumes}
     if names:
         rows = usable_volumes(job.project).filter(name__in=names).exclude(kind=VolumeKind.SCRATCH.value)
@@ -98,7 +99,7 @@ def split_path(roots: Sequence[FileRoot], path: str) -> tuple[FileRoot, str]:
     """Return the root of a path, the longest that contains it, and the rest. Raise NotFound or InvalidRequest."""
     inside = [root for root in roots if path == root.target or path.startswith(root.target + "/")]
     if not inside:
-        raise NotFound("This path is in no directory of the job that you may read.", code="no_such_file")
+        raise NotFound(_("This path is in no directory of the job that you may read."), code="no_such_file")
     root = max(inside, key=lambda each: len(each.target))
     rest = path[len(root.target) :].strip("/")
     try:
@@ -121,13 +122,17 @@ def file_task(job: Job, rank: int) -> Task:
     rows = Task.objects.filter(attempt__job=job, rank=rank).select_related("node", "attempt")
     task = rows.order_by("-attempt__number").first()
     if task is None:
-        raise Conflict("This rank has not been placed on a node yet.", code="not_placed")
+        raise Conflict(_("This rank has not been placed on a node yet."), code="not_placed")
     node = task.node
     if node.state == NodeState.RETIRED.value:
-        raise Conflict(f"{node.name}, which has the files, was removed.", code="node_removed")
+        raise Conflict(
+            _("{name}, which has the files, was removed.").format(name=node.name), code="node_removed"
+        )
     seen = node.last_seen_at
     if not node.reachable or seen is None or timezone.now() - seen > NODE_SILENT_AFTER:
-        raise Conflict(f"{node.name} is not reachable at the moment.", code="node_unreachable")
+        raise Conflict(
+            _("{name} is not reachable at the moment.").format(name=node.name), code="node_unreachable"
+        )
     return task
 
 
@@ -157,7 +162,7 @@ def read_preview(user: User, job: Job, path: str, *, rank: int = 0, limit: int =
             if len(content) >= limit:
                 break
     except ConnectionError as error:
-        raise ServiceUnavailable("The node stopped sending the file. Try again.") from error
+        raise ServiceUnavailable(_("The node stopped sending the file. Try again.")) from error
     finally:
         found.chunks.close()
     return content[:limit]
@@ -185,7 +190,7 @@ def do_write_file(
         else:
             sender.send_end()
     except (RedisError, OSError) as error:
-        raise ServiceUnavailable("Valkey does not answer. Try again in a moment.") from error
+        raise ServiceUnavailable(_("Valkey does not answer. Try again in a moment.")) from error
     _receive_header(request, RECEIVER_WAIT_S)
 
 
@@ -195,7 +200,9 @@ def content_key(request: FileRequest) -> str:
 
 
 def upload_limit_text() -> str:
-    return f"An uploaded file has at most {settings.MAX_UPLOAD_BYTES // 2**20} MiB."
+    return _("An uploaded file has at most {max_upload_bytes} MiB.").format(
+        max_upload_bytes=settings.MAX_UPLOAD_BYTES // 2**20
+    )
 
 
 def _request(
@@ -205,9 +212,11 @@ def _request(
     require_permission(user, Permission.CONTROL if action in CHANGES else Permission.READ_FILES, job)
     root, rest = split_path(file_roots(user, job), path)
     if action in CHANGES and root.read_only:
-        raise Conflict(f"{root.title} is mounted read only.", code="read_only")
+        raise Conflict(_("{title} is mounted read only.").format(title=root.title), code="read_only")
     if action in CHANGES and not rest:
-        raise InvalidRequest(fields={"path": f"Name a file or directory below {root.target}."})
+        raise InvalidRequest(
+            fields={"path": _("Name a file or directory below {target}.").format(target=root.target)}
+        )
     task = file_task(job, rank)
     with transaction.atomic():
         request = FileRequest.objects.create(
@@ -230,10 +239,12 @@ def _receive_header(request: FileRequest, within_s: float = HEADER_WAIT_S) -> di
     try:
         answer = FileReceiver(request.public_id).receive(within_s)
     except (RedisError, OSError) as error:
-        raise ServiceUnavailable("Valkey does not answer. Try again in a moment.") from error
+        raise ServiceUnavailable(_("Valkey does not answer. Try again in a moment.")) from error
     if answer is None:
         FileRequest.objects.filter(pk=request.pk, taken_at=None).update(taken_at=Now())
-        message = f"{request.task.node.name} did not answer in time. It may be busy with other downloads; try again."
+        message = _("{name} did not answer in time. It may be busy with other downloads; try again.").format(
+            name=request.task.node.name
+        )
         raise ServiceUnavailable(message, code="node_silent")
     kind, content = answer
     header: dict[str, Any] = json.loads(content)

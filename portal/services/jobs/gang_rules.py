@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from django.utils.translation import gettext as _
+
 from agents.launchers import LAUNCHERS, REQUIRES_RENDEZVOUS, option_errors
 from portal.models import NodePool
 from portal.services.jobs.feasibility import InfeasibleReason
@@ -11,12 +13,14 @@ from portal.services.jobs.launching import LaunchRequest, preview_ranks
 def launcher_error(launcher: str, *, workspace: bool, elastic: bool) -> str | None:
     """Return why such a job cannot use the launcher, or None."""
     if launcher not in LAUNCHERS:
-        return f"Choose one of {', '.join(LAUNCHERS)}."
+        return _("Choose one of {launchers}.").format(launchers=", ".join(LAUNCHERS))
     if launcher != "none" and workspace:
-        return "A workspace runs the tool of its environment and has no launcher."
+        return _("A workspace runs the tool of its environment and has no launcher.")
     if launcher != "none" and elastic and not LAUNCHERS[launcher].elastic:
         fitting = ", ".join(name for name, each in LAUNCHERS.items() if each.elastic)
-        return f"{launcher} needs a fixed number of tasks; an elastic job can use {fitting}, or no launcher."
+        return _(
+            "{launcher} needs a fixed number of tasks; an elastic job can use {fitting}, or no launcher."
+        ).format(launcher=launcher, fitting=fitting)
     return None
 
 
@@ -36,11 +40,13 @@ def no_gang_network_reason(
     """
     if tasks == 1 or launcher not in REQUIRES_RENDEZVOUS or has_gang_network(pool):
         return None
-    where = f"the pool {pool.name} allows" if pool else "no pool allows"
-    network = "no network between nodes" if pool else "a network between nodes"
-    message = (
-        f"With {launcher} its {tasks} tasks must reach each other, but {where} gangs {network}. Request one task"
-        + (f" with {gpus} GPUs on one node." if gpus else ".")
+    where = _("the pool {name} allows").format(name=pool.name) if pool else _("no pool allows")
+    network = _("no network between nodes") if pool else _("a network between nodes")
+    message = _(
+        "With {launcher} its {tasks} tasks must reach each other, but {where} gangs "
+        "{network}. Request one task"
+    ).format(launcher=launcher, tasks=tasks, where=where, network=network) + (
+        _(" with {gpus} GPUs on one node.").format(gpus=gpus) if gpus else "."
     )
     return message, {"nearest": {"tasks": 1, "gpus_per_task": gpus, "launcher": launcher}}
 
@@ -58,7 +64,9 @@ def gang_network_text(tasks: int, *, elastic: bool, pool: NodePool | None) -> st
         return ""
     if has_gang_network(pool):
         if pool and pool.fabric_network:
-            return f"on several nodes its tasks use the network {pool.fabric_network} of the pool"
-        where = "" if pool else ", in pools that allow it"
-        return f"on several nodes its tasks use the host network{where}"
-    return "its tasks can reach each other only on one node"
+            return _("on several nodes its tasks use the network {fabric_network} of the pool").format(
+                fabric_network=pool.fabric_network
+            )
+        where = "" if pool else _(", in pools that allow it")
+        return _("on several nodes its tasks use the host network{where}").format(where=where)
+    return _("its tasks can reach each other only on one node")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from django.db import transaction
+from django.utils.translation import gettext as _
 
 from portal.access import Permission, require_permission
 from portal.domain.states import JobKind
@@ -37,7 +38,7 @@ def do_switch_gpus(
     """
     require_permission(user, Permission.CONTROL, job)
     if job.kind != JobKind.WORKSPACE.value:
-        raise Conflict("Only workspaces switch their GPUs.", code="not_a_workspace")
+        raise Conflict(_("Only workspaces switch their GPUs."), code="not_a_workspace")
     request = build_switch_request(job, gpus_per_task, gpu_model, pool)
     validate_request(job.owner, request)
     preview_start(job.owner, request)
@@ -49,7 +50,7 @@ def do_switch_gpus(
     }
     before = {name: (job.gpu_switch or {}).get(name, getattr(job, name)) for name in columns}
     if before == columns:
-        raise InvalidRequest(fields={"gpus_per_task": "It has these GPUs already."})
+        raise InvalidRequest(fields={"gpus_per_task": _("It has these GPUs already.")})
     message = (
         f"{user.username} switches it from {_describe(before['gpus_per_task'], before['gpu_model'])} to "
         f"{_describe(request.gpus_per_task, request.gpu_model)}; home and address stay."

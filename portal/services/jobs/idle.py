@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from django.db import connection, transaction
 from django.db.models.functions import Now
+from django.utils.translation import gettext as _
 
 from portal.access import Permission, can, require_permission
 from portal.domain.checkpoints import Validity
@@ -156,14 +157,16 @@ def do_snooze(user: User, job: Job) -> AttemptActivity:
     with transaction.atomic():
         row = _lock_running_activity(job)
         if row is None or row.idle_notified_at is None:
-            raise Conflict("No suspension is scheduled.", code="not_idle")
+            raise Conflict(_("No suspension is scheduled."), code="not_idle")
         settings = _policy_settings(row.attempt)
         used, most = row.effective_snooze_count, int(settings["idle_snooze_limit"])
         if used >= most:
             raise Conflict(
-                f"It has already been snoozed {most} times; use it, or give a reason to exempt it."
+                _("It has already been snoozed {most} times; use it, or give a reason to exempt it.").format(
+                    most=most
+                )
                 if most
-                else "Snoozing is disabled; use it, or give a reason to exempt it.",
+                else _("Snoozing is disabled; use it, or give a reason to exempt it."),
                 code="snooze_limit_reached",
             )
         now, keep_s = _now(), float(settings["idle_snooze_s"])
@@ -190,20 +193,26 @@ def do_exempt_from_idle(user: User, job: Job, reason: str) -> IdleExemption:
     require_permission(user, Permission.CONTROL, job)
     reason = " ".join(reason.split())
     if not MIN_REASON_LENGTH <= len(reason) <= 500:
-        raise InvalidRequest(fields={"reason": f"Enter a reason of {MIN_REASON_LENGTH} to 500 characters."})
+        raise InvalidRequest(
+            fields={
+                "reason": _("Enter a reason of {min_reason_length} to 500 characters.").format(
+                    min_reason_length=MIN_REASON_LENGTH
+                )
+            }
+        )
     with transaction.atomic():
         row = _lock_running_activity(job)
         if row is None:
-            raise Conflict("It is not running.", code="not_running")
+            raise Conflict(_("It is not running."), code="not_running")
         keep_s = float(_policy_settings(row.attempt)["idle_exemption_s"])
         if not keep_s:
-            raise Conflict("Exemptions are disabled.", code="exemptions_disabled")
+            raise Conflict(_("Exemptions are disabled."), code="exemptions_disabled")
         now = _now()
         earlier = IdleExemption.objects.filter(job=job)
         if earlier.filter(revoked_at__isnull=True, expires_at__gt=now).exists():
-            raise Conflict("It is already exempt.", code="already_exempt")
+            raise Conflict(_("It is already exempt."), code="already_exempt")
         if not user.is_admin and earlier.filter(revoked_at__isnull=False).exists():
-            message = "An exemption of this job was revoked; only administrators can grant another."
+            message = _("An exemption of this job was revoked; only administrators can grant another.")
             raise Forbidden(message)
         exemption = IdleExemption.objects.create(
             job=job,
@@ -225,12 +234,12 @@ def do_revoke_exemption(user: User, exemption: IdleExemption) -> IdleExemption:
     """Revoke an exemption; for administrators and managers of the project."""
     require_permission(user, Permission.VIEW, exemption.job)
     if not can(user, Permission.MANAGE, exemption.job.project):
-        raise Forbidden("Only managers of the project and administrators can revoke an exemption.")
+        raise Forbidden(_("Only managers of the project and administrators can revoke an exemption."))
     with transaction.atomic():
         rows = IdleExemption.objects.select_for_update(of=("self",), no_key=True)
         row = rows.select_related("job").get(pk=exemption.pk)
         if row.revoked_at is not None or row.expires_at <= _now():
-            raise Conflict("The exemption has expired or was revoked.", code="exemption_expired")
+            raise Conflict(_("The exemption has expired or was revoked."), code="exemption_expired")
         IdleExemption.objects.filter(pk=row.pk).update(revoked_at=Now())
         attempt = Attempt.objects.filter(job=row.job).order_by("-number").first()
         if attempt is not None:

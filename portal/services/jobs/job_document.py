@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import yaml
+from django.utils.translation import gettext as _
 
 from portal.domain.job_spec import JobRole, job_fields, json_value, roles_as_json
 from portal.domain.kubernetes import kubernetes_resources
@@ -137,7 +138,9 @@ class JobDocument:
     def locate(self, wrong: Mapping[str, str]) -> list[str]:
         """Return the errors of fields, each with its line, in the order of the document."""
         found = sorted((line_of(name, self.lines), f"{name}: {message}") for name, message in wrong.items())
-        return [f"Line {line}, {text}" if line else text for line, text in found]
+        return [
+            _("Line {line}, {text}").format(line=line, text=text) if line else text for line, text in found
+        ]
 
 
 def read_job_yaml(text: str) -> tuple[JobDocument, dict[str, str]]:
@@ -147,9 +150,9 @@ def read_job_yaml(text: str) -> tuple[JobDocument, dict[str, str]]:
     """
     loaded, lines = load_yaml_document(text, "yaml")
     if not isinstance(loaded, dict):
-        raise InvalidRequest(fields={"yaml": "It must be a mapping, such as name: my-job."})
+        raise InvalidRequest(fields={"yaml": _("It must be a mapping, such as name: my-job.")})
     if "job" in loaded:
-        message = "This is a sweep, schedule or service; the form imports jobs alone. Submit it with REST."
+        message = _("This is a sweep, schedule or service; the form imports jobs alone. Submit it with REST.")
         raise InvalidRequest(fields={"yaml": message})
     return JobDocument(loaded, lines), dict(_document_errors(loaded))
 
@@ -159,10 +162,10 @@ def _document_errors(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name, value in fields.items():
         if name in (*REFERENCES, "template"):
             if not isinstance(value, str) and (value is not None or name == "project"):
-                yield name, "Must be text."
+                yield name, _("Must be text.")
         elif name == "dependencies":
             if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-                yield name, "Must be a list of ids of jobs."
+                yield name, _("Must be a list of ids of jobs.")
         elif name not in rules:
             yield name, _unknown(name, [*rules, *REFERENCES, "dependencies"])
         elif error := field_error(rules[name], json_value(value)):
@@ -173,11 +176,11 @@ def _document_errors(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _nested_errors(name: str, value: Any) -> Iterator[tuple[str, str]]:
     if name == "env":
-        yield from ((f"env.{key}", "Must be text; put it into quotes.") for key, each in value.items()
+        yield from ((f"env.{key}", _("Must be text; put it into quotes.")) for key, each in value.items()
                     if not isinstance(each, str))  # fmt: skip
     for number, item in enumerate(value if name in _ITEM_KEYS else ()):
         if not isinstance(item, dict):
-            yield f"{name}.{number}", "Must be a mapping."
+            yield f"{name}.{number}", _("Must be a mapping.")
             continue
         keys = _ITEM_KEYS[name]
         yield from ((f"{name}.{number}.{key}", _unknown(key, keys)) for key in item.keys() - keys)
@@ -185,4 +188,4 @@ def _nested_errors(name: str, value: Any) -> Iterator[tuple[str, str]]:
 
 def _unknown(name: str, known: Any) -> str:
     near = difflib.get_close_matches(name, known, 1)
-    return "Unknown field." + (f" Did you mean {near[0]}?" if near else "")
+    return _("Unknown field.") + (_(" Did you mean {near}?").format(near=near[0]) if near else "")

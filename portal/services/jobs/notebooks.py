@@ -15,6 +15,7 @@ from django.db import transaction
 from django.db.models import Q
 from django.db.models.functions import Now
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from agents.engines.interface import ListedNotebook
 from portal.access import Permission, require_permission
@@ -50,15 +51,17 @@ def do_request_notebooks(user: User, job: Job) -> NotebookListing:
     """Request a listing from the node that has the home. Raise Conflict if the workspace never ran."""
     require_permission(user, Permission.ENTER, job)
     if not offers_notebooks(job):
-        raise Conflict("Only workspaces with JupyterLab have notebooks.", code="no_notebooks")
+        raise Conflict(_("Only workspaces with JupyterLab have notebooks."), code="no_notebooks")
     tasks = Task.objects.filter(attempt__job=job, running_at__isnull=False, rank=0)
     task = tasks.select_related("node").order_by("-attempt__number").first()
     if task is None:
-        raise Conflict("The workspace has not started yet.", code="task_not_running")
+        raise Conflict(_("The workspace has not started yet."), code="task_not_running")
     if not task.node.reachable:
-        raise Conflict(f"{task.node.name} is not reachable at the moment.", code="node_unreachable")
+        raise Conflict(
+            _("{name} is not reachable at the moment.").format(name=task.node.name), code="node_unreachable"
+        )
     with transaction.atomic():
-        listing, _ = NotebookListing.objects.update_or_create(
+        listing, __ = NotebookListing.objects.update_or_create(
             job=job, defaults={"node": task.node, "requested_at": Now(), "listed_at": None, "problem": ""}
         )
         record_action(user, "notebook.list", job)
@@ -119,7 +122,7 @@ def do_create_notebook_template(user: User, job: Job, path: str) -> Template:
     listing = get_listing(user, job)
     row = next((each for each in listing.notebooks if each["path"] == path), None) if listing else None
     if row is None:
-        raise NotFound("There is no such notebook among those that were listed last.")
+        raise NotFound(_("There is no such notebook among those that were listed last."))
     title = notebook_title(path)
     slug = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:40].rstrip("-")
     kept = " Its other parameters keep their values: " + ", ".join(row["fixed"]) + "." if row["fixed"] else ""

@@ -11,6 +11,8 @@ from typing import Any
 from django.db import transaction
 from django.db.models import Exists, OuterRef, Q
 from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 
 from portal.access import Permission, require_permission
 from portal.domain.pipeline_plans import (
@@ -28,7 +30,7 @@ from portal.selectors.nodes.free_nodes import pool_gpu_memory_mib
 from portal.selectors.nodes.network_links import slowest_link_bandwidth
 from portal.services.audit import record_action
 
-NO_ANSWER = "The scheduler does not answer. Try again in a moment."
+NO_ANSWER = gettext_noop("The scheduler does not answer. Try again in a moment.")
 MIB = 1024 * 1024
 LOG_WAIT = dt.timedelta(seconds=60)
 """A log that is incomplete after this time, such as that of a lost node, is read as it is."""
@@ -62,10 +64,10 @@ def do_create_profile(user: User, project: Project, name: str, content: Any) -> 
     """Store a layer profile that the scheduler accepts. Must not run in a transaction."""
     require_permission(user, Permission.SUBMIT, project)
     if not name.strip() or len(name) > 100:
-        raise InvalidRequest(fields={"name": "Give it a name of at most 100 characters."})
+        raise InvalidRequest(fields={"name": _("Give it a name of at most 100 characters.")})
     answer = query_profile(content)
     if answer is None:
-        raise ServiceUnavailable(NO_ANSWER)
+        raise ServiceUnavailable(_(NO_ANSWER))
     if "error" in answer:
         raise InvalidRequest(fields={"profile": answer["error"]})
     with transaction.atomic():
@@ -141,7 +143,7 @@ def do_create_plan(user: User, profile: LayerProfile, topology: TopologyInput) -
         memory_bytes = memory_mib * MIB if memory_mib else None
     answer = query_plan(profile.content, topology.levels(), memory_bytes)
     if answer is None:
-        raise ServiceUnavailable(NO_ANSWER)
+        raise ServiceUnavailable(_(NO_ANSWER))
     if "error" in answer:
         raise Unsatisfiable(answer["error"])
     with transaction.atomic():
@@ -159,15 +161,17 @@ def _topology_errors(topology: TopologyInput) -> dict[str, str]:
     wrong: dict[str, str] = {}
     for field, most in (("nodes", MAX_NODES), ("gpus_per_node", MAX_GPUS_PER_NODE)):
         if not 1 <= getattr(topology, field) <= most:
-            wrong[field] = f"Must be between 1 and {most}."
+            wrong[field] = _("Must be between 1 and {most}.").format(most=most)
     bandwidths = [("node_bandwidth", topology.node_bandwidth)]
     if topology.nodes > 1:
         bandwidths.append(("link_bandwidth", topology.link_bandwidth or 0.0))
     for field, bandwidth in bandwidths:
         if not MIN_BANDWIDTH <= bandwidth <= MAX_BANDWIDTH:
-            wrong[field] = f"Must be between {MIN_BANDWIDTH:g} and {MAX_BANDWIDTH:g} bytes per second."
+            wrong[field] = _(
+                "Must be between {min_bandwidth:g} and {max_bandwidth:g} bytes per second."
+            ).format(min_bandwidth=MIN_BANDWIDTH, max_bandwidth=MAX_BANDWIDTH)
     if topology.nodes > 1 and topology.link_bandwidth is None:
-        wrong["link_bandwidth"] = "Enter the bandwidth between nodes: no link of the pool is measured."
+        wrong["link_bandwidth"] = _("Enter the bandwidth between nodes: no link of the pool is measured.")
     if topology.memory_bytes is not None and not 0 < topology.memory_bytes < 1e15:
-        wrong["memory_bytes"] = "Must be above 0."
+        wrong["memory_bytes"] = _("Must be above 0.")
     return wrong

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django.db import transaction
 from django.db.models import Max
+from django.utils.translation import gettext as _
 
 from portal.access import Permission, require_admin, require_permission
 from portal.domain.job_spec import job_fields
@@ -30,7 +31,7 @@ def do_move_job(user: User, job: Job, to: str) -> Job:
     if to == "front":
         return _move_to_front(user, job)
     if job.owner_id != user.pk:
-        raise Forbidden("Only the owner of a job orders it among their other jobs.")
+        raise Forbidden(_("Only the owner of a job orders it among their other jobs."))
     with transaction.atomic():
         rows = Job.objects.filter(
             owner=user,
@@ -52,7 +53,10 @@ def do_move_job(user: User, job: Job, to: str) -> Job:
         if not 0 <= other < len(waiting):
             end = "first" if to == "up" else "last"
             raise Conflict(
-                f"It is the {end} of your waiting jobs with priority {job.priority}.", code="no_move"
+                _("It is the {end} of your waiting jobs with priority {priority}.").format(
+                    end=end, priority=job.priority
+                ),
+                code="no_move",
             )
         moved, passed = waiting[at], waiting[other]
         waiting[at], waiting[other] = passed, moved
@@ -78,8 +82,10 @@ def _move_to_front(user: User, job: Job) -> Job:
     others = Job.objects.filter(project=job.project, state=JobState.PENDING.value).exclude(pk=job.pk)
     highest = others.aggregate(highest=Max("priority"))["highest"]
     if highest is None or job.priority > highest:
-        raise Conflict("It is already at the front of its project.", code="no_move")
+        raise Conflict(_("It is already at the front of its project."), code="no_move")
     if highest >= int(job_fields()["priority"].maximum or 0):
-        message = f"Another waiting job of {job.project.name} has the highest priority, {highest}."
+        message = _("Another waiting job of {name} has the highest priority, {highest}.").format(
+            name=job.project.name, highest=highest
+        )
         raise Conflict(message, code="no_move")
     return do_change_job(user, job, {"priority": highest + 1})

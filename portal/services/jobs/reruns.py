@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from django.db import transaction
+from django.utils.translation import gettext as _
 
 from portal.access import Permission, require_permission
 from portal.domain.states import NodeState, RuntimeKind
@@ -92,21 +93,27 @@ def _refusals(user: User, job: Job) -> Iterator[Drift]:
 def _image_drift(job: Job) -> Iterator[Drift]:
     environment = job.environment
     if environment.runtime == RuntimeKind.PROCESS.value:
-        yield Drift("no_image", "It ran without a container: the software of the node is not pinned.")
+        yield Drift("no_image", _("It ran without a container: the software of the node is not pinned."))
         return
     if not job.image_digest:
-        yield Drift("image_unknown", "Its image was never resolved, so the present one is used.")
+        yield Drift("image_unknown", _("Its image was never resolved, so the present one is used."))
         return
     if environment.image_digest == job.image_digest:
         return
     yield Drift(
         "environment_changed",
-        f"{environment.title} has another image now. The rerun uses the recorded one, {job.image_digest}.",
+        _("{title} has another image now. The rerun uses the recorded one, {digest}.").format(
+            title=environment.title, digest=job.image_digest
+        ),
     )
     if not ImagePresence.objects.filter(image_pin=job.image_digest, state="present").exists():
         pullable = "@" in job.image_digest
-        how = "It must be pulled by its digest" if pullable else "It was loaded from an archive"
-        yield Drift("image_not_present", f"No node has the recorded image. {how}, which may fail.")
+        message = (
+            _("No node has the recorded image. It must be pulled by its digest, which may fail.")
+            if pullable
+            else _("No node has the recorded image. It was loaded from an archive, which may fail.")
+        )
+        yield Drift("image_not_present", message)
 
 
 def _node_drift(job: Job, record: EnvironmentRecord | None) -> Iterator[Drift]:
@@ -118,52 +125,65 @@ def _node_drift(job: Job, record: EnvironmentRecord | None) -> Iterator[Drift]:
         nodes = nodes.filter(pool=job.pool_id)
     drivers = {str(info.get("driver") or "") for info in nodes.values_list("agent_info", flat=True)}
     if record.driver and (other := sorted(drivers - {record.driver})):
-        seen = ", ".join(each or "none" for each in other)
-        also = "also" if record.driver in drivers else "only"
-        yield Drift("driver", f"It ran with driver {record.driver}. Ready nodes {also} have {seen}.")
+        seen = ", ".join(each or _("none") for each in other)
+        text = (
+            _("It ran with driver {driver}. Ready nodes also have {others}.")
+            if record.driver in drivers
+            else _("It ran with driver {driver}. Ready nodes only have {others}.")
+        )
+        yield Drift("driver", text.format(driver=record.driver, others=seen))
     if not record.gpu_model or job.gpu_model:
         return
     models = set(Gpu.objects.filter(node__in=nodes).values_list("model", flat=True))
     if other := sorted(models - {record.gpu_model}):
-        also = "also" if record.gpu_model in models else "only"
-        yield Drift("gpu_model", f"It ran on {record.gpu_model}. Ready nodes {also} have {', '.join(other)}.")
+        text = (
+            _("It ran on {model}. Ready nodes also have {others}.")
+            if record.gpu_model in models
+            else _("It ran on {model}. Ready nodes only have {others}.")
+        )
+        yield Drift("gpu_model", text.format(model=record.gpu_model, others=", ".join(other)))
 
 
 def _code_drift(job: Job, record: EnvironmentRecord | None) -> Iterator[Drift]:
     """What cannot be repeated for certain: code that no commit names is read when the job starts."""
     if job.seed is None:
-        yield Drift("no_seed", "It has no seed in FAIRWAY_SEED.")
+        yield Drift("no_seed", _("It has no seed in FAIRWAY_SEED."))
     if job.code_repository and not checked_out_commit(job):
-        ref = job.code_ref or "the default branch"
-        yield Drift("commit_unknown", f"No commit was checked out. The rerun uses {ref} as it is then.")
+        ref = job.code_ref or _("the default branch")
+        yield Drift(
+            "commit_unknown",
+            _("No commit was checked out. The rerun uses {ref} as it is then.").format(ref=ref),
+        )
     if record is None:
-        yield Drift("no_record", "Its code and packages were not recorded, so they cannot be compared.")
+        yield Drift("no_record", _("Its code and packages were not recorded, so they cannot be compared."))
         return
     if not record.git_commit:
-        yield Drift("no_commit", "Its code was not in a git repository with a commit.")
+        yield Drift("no_commit", _("Its code was not in a git repository with a commit."))
     if record.git_diff_bytes or record.untracked_files:
         yield Drift(
             "not_committed",
-            f"It ran with uncommitted changes ({record.git_diff_bytes or 0} bytes) and "
-            f"{len(record.untracked_files)} untracked files.",
+            _("It ran with uncommitted changes ({size} bytes) and {count} untracked files.").format(
+                size=record.git_diff_bytes or 0, count=len(record.untracked_files)
+            ),
         )
 
 
 def _record_drift(old: EnvironmentRecord, new: EnvironmentRecord) -> Iterator[Drift]:
     for code, label in (
-        ("git_commit", "Commit"),
-        ("git_remote", "Remote"),
+        ("git_commit", _("Commit")),
+        ("git_remote", _("Remote")),
         ("python_version", "Python"),
-        ("driver", "Driver"),
-        ("gpu_model", "GPU model"),
+        ("driver", _("Driver")),
+        ("gpu_model", _("GPU model")),
     ):
         before, after = getattr(old, code), getattr(new, code)
         if before != after:
-            yield Drift(code, f"{label}: {before or 'none'} before, {after or 'none'} now.")
+            text = _("{label}: {before} before, {after} now.")
+            yield Drift(code, text.format(label=label, before=before or _("none"), after=after or _("none")))
     if (old.git_diff, old.git_diff_bytes) != (new.git_diff, new.git_diff_bytes):
-        yield Drift("git_diff", "The uncommitted changes differ.")
-    yield from _package_drift("packages", "Packages", old.packages, new.packages)
-    yield from _package_drift("conda_packages", "Conda packages", old.conda_packages, new.conda_packages)
+        yield Drift("git_diff", _("The uncommitted changes differ."))
+    yield from _package_drift("packages", _("Packages"), old.packages, new.packages)
+    yield from _package_drift("conda_packages", _("Conda packages"), old.conda_packages, new.conda_packages)
 
 
 def _package_drift(code: str, label: str, old: Sequence[str], new: Sequence[str]) -> Iterator[Drift]:
@@ -172,4 +192,5 @@ def _package_drift(code: str, label: str, old: Sequence[str], new: Sequence[str]
     if changes:
         more = len(changes) - MAX_PACKAGES_NAMED
         named = ", ".join(sorted(changes[:MAX_PACKAGES_NAMED], key=lambda each: each[2:].lower()))
-        yield Drift(code, f"{label}: {named}{f' and {more} more' if more > 0 else ''}.")
+        text = _("{label}: {named} and {more} more.") if more > 0 else _("{label}: {named}.")
+        yield Drift(code, text.format(label=label, named=named, more=more))

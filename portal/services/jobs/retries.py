@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from django.db.models import Count
+from django.utils.translation import gettext as _
 
 from portal.access import Permission, require_permission
 from portal.domain.failure_rules import FailureAction, FailureRule
@@ -55,7 +56,7 @@ def do_retry_with_fix(user: User, job: Job) -> Job:
     last = Attempt.objects.filter(job=job).order_by("number").last()
     failure = identified_failure(user, job, last)
     if last is None or failure is None or failure.rule.action is FailureAction.NONE:
-        raise Conflict("Its failure has no fix that can be applied for you.", code="no_fix")
+        raise Conflict(_("Its failure has no fix that can be applied for you."), code="no_fix")
     return do_submit_job(user, _fix(job, last, failure.rule)[0])
 
 
@@ -97,7 +98,9 @@ def _fix(job: Job, last: Attempt, rule: FailureRule) -> tuple[JobRequest, str]:
         rank = failed_rank(last)
         memory_mib = more_memory_mib(job, rank)
         if memory_mib is None:
-            raise Conflict("No node has more memory than it requests for each task.", code="no_more_memory")
+            raise Conflict(
+                _("No node has more memory than it requests for each task."), code="no_more_memory"
+            )
         name = role_of_rank(job.job_roles, rank).role
         roles = [
             replace(role, memory_mib=memory_mib) if role.name == name else role for role in request.roles
@@ -108,7 +111,7 @@ def _fix(job: Job, last: Attempt, rule: FailureRule) -> tuple[JobRequest, str]:
     if rule.action is FailureAction.EXCLUDE_NODE:
         node = failed_node(last)
         if node is None or not enough_other_nodes(job, node):
-            message = "No other node can run it. Resubmit it to use the same node again."
+            message = _("No other node can run it. Resubmit it to use the same node again.")
             raise Conflict(message, code="no_other_node")
         avoided = [*job.avoid_nodes.all(), node]
         return replace(request, avoid_nodes=avoided), f" without the node {node.name}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.db.models import Aggregate, Max, OuterRef, Subquery, Sum
+from django.utils.translation import gettext as _
 
 from portal.domain.formatting import format_distinct_memories, format_memory
 from portal.models import Attempt, AttemptGpuDay, Environment, Template, User
@@ -45,18 +46,24 @@ class RightSizeAdvice:
     @property
     def message(self) -> str:
         used, held = format_distinct_memories(self.gpu_memory_used_mib, self.gpu_memory_mib)
-        known = [f"{used} of {held} of GPU memory", f"{self.used_gpus:.1f} of {_count(self.gpus)}"]
+        known = [
+            _("{used} of {held} of GPU memory").format(used=used, held=held),
+            _("{used} of {held}").format(used=f"{self.used_gpus:.1f}", held=_count(self.gpus)),
+        ]
         if "memory_mib" in self.fields:
-            known.append(f"{format_memory(self.memory_used_mib or 0)} of memory")
+            known.append(_("{memory} of memory").format(memory=format_memory(self.memory_used_mib or 0)))
         enough = []
         if "gpus_per_task" in self.fields:
             enough.append(_count(self.fields["gpus_per_task"]))
         if "memory_mib" in self.fields:
-            enough.append(f"{format_memory(self.fields['memory_mib'])} of memory")
-        return (
-            f"Your last {self.runs} runs of this {self.of} used at most {', '.join(known[:-1])} and {known[-1]}: "
-            f"{' and '.join(enough)} would do."
+            enough.append(_("{memory} of memory").format(memory=format_memory(self.fields["memory_mib"])))
+        text = (
+            _("Your last {runs} runs of this template used at most {used}: {enough} would do.")
+            if self.of == "template"
+            else _("Your last {runs} runs of this environment used at most {used}: {enough} would do.")
         )
+        used = _("{first} and {last}").format(first=", ".join(known[:-1]), last=known[-1])
+        return text.format(runs=self.runs, used=used, enough=_(" and ").join(enough))
 
 
 def _count(gpus: int) -> str:

@@ -8,6 +8,7 @@ from django.db import transaction
 from django.db.models import Q
 from django.db.models.functions import Now
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from portal.access import Permission, require_permission
 from portal.domain.signals import SIGNAL_TTL_S, SIGNALS
@@ -27,12 +28,14 @@ def do_send_signal(actor: User, job: Job, name: str) -> list[JobSignal]:
     """
     require_permission(actor, Permission.CONTROL, job)
     if name not in SIGNALS:
-        raise InvalidRequest(fields={"signal": f"Must be one of {', '.join(SIGNALS)}."})
+        raise InvalidRequest(
+            fields={"signal": _("Must be one of {signals}.").format(signals=", ".join(SIGNALS))}
+        )
     with transaction.atomic():
         attempts = job.attempts.select_for_update(no_key=True).select_related("job")
         attempt = attempts.filter(state=AttemptState.RUNNING.value, stop_requested_at__isnull=True).first()
         if attempt is None:
-            raise Conflict("It is not running and cannot receive signals.", code="not_running")
+            raise Conflict(_("It is not running and cannot receive signals."), code="not_running")
         running = Task.objects.filter(
             attempt=attempt, state=AttemptState.RUNNING.value, container_removed=False
         )

@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
 from portal.domain.formatting import format_duration
 from portal.domain.states import JobKind
 from portal.engine_client import query_would_start
@@ -151,11 +154,13 @@ def _candidate_changes(request: JobRequest) -> Iterator[Change]:
         yield from _smaller_requests(request)
     yield from _other_models(request)
     if request.pool is not None:
-        yield Change("any_pool", f"in any pool instead of {request.pool.name}", {"pool": None})
+        yield Change(
+            "any_pool", _("in any pool instead of {name}").format(name=request.pool.name), {"pool": None}
+        )
     if request.tasks > 1 and not request.allow_mixed_gpus:
-        yield Change("mixed_gpus", "with different GPUs", {"allow_mixed_gpus": True})
+        yield Change("mixed_gpus", _("with different GPUs"), {"allow_mixed_gpus": True})
     if not request.preemptible:
-        yield Change("preemptible", "as a preemptible job", {"preemptible": True})
+        yield Change("preemptible", _("as a preemptible job"), {"preemptible": True})
 
 
 def _shorter_limits(request: JobRequest) -> Iterator[Change]:
@@ -165,13 +170,14 @@ def _shorter_limits(request: JobRequest) -> Iterator[Change]:
     present_s = request.time_limit_s
     for limit_s in SHORTER_LIMITS_S:
         if present_s is None or limit_s < present_s:
-            before = "none" if present_s is None else format_duration(present_s)
-            text = f"with a time limit of {format_duration(limit_s)} instead of {before}"
+            before = _("none") if present_s is None else format_duration(present_s)
+            text = _("with a time limit of {limit} instead of {before}").format(
+                limit=format_duration(limit_s), before=before
+            )
             yield Change("shorter_limit", text, {"time_limit_s": limit_s})
 
 
 def _smaller_requests(request: JobRequest) -> Iterator[Change]:
-    each = " per task" if request.tasks > 1 else ""
     count = request.gpus_per_task
     is_training = request.kind == JobKind.TRAINING.value
     distributed = is_training and (request.launcher != "none" or request.tasks > 1)
@@ -179,16 +185,30 @@ def _smaller_requests(request: JobRequest) -> Iterator[Change]:
         # the same GPUs in smaller parts, which fit on more nodes
         fields = {"tasks": request.tasks * 2, "gpus_per_task": count // 2}
         fields |= {name: max(1, getattr(request, name) // 2) for name in ("cpu_milli", "memory_mib")}
-        gpus = f"{count // 2} {'GPU' if count == 2 else 'GPUs'}"
-        yield Change("more_nodes", f"as {request.tasks * 2} tasks of {gpus} on several nodes", fields)
+        gpus = _gpus_text(count // 2)
+        yield Change(
+            "more_nodes",
+            _("as {tasks} tasks of {gpus} on several nodes").format(tasks=request.tasks * 2, gpus=gpus),
+            fields,
+        )
     if is_training and request.tasks > 1 and not request.is_elastic:
         tasks = request.tasks // 2
-        text = f"with {tasks} {'task' if tasks == 1 else 'tasks'} instead of {request.tasks}"
+        text = ngettext(
+            "with {tasks} task instead of {before}", "with {tasks} tasks instead of {before}", tasks
+        ).format(tasks=tasks, before=request.tasks)
         yield Change("fewer_tasks", text, {"tasks": tasks})
     for fewer in (count // 2, count // 4):
         if fewer >= 1:
-            text = f"with {fewer} {'GPU' if fewer == 1 else 'GPUs'}{each} instead of {count}"
+            text = (
+                _("with {gpus} per task instead of {count}")
+                if request.tasks > 1
+                else _("with {gpus} instead of {count}")
+            ).format(gpus=_gpus_text(fewer), count=count)
             yield Change("fewer_gpus", text, {"gpus_per_task": fewer})
+
+
+def _gpus_text(count: int) -> str:
+    return f"{count} {'GPU' if count == 1 else 'GPUs'}"
 
 
 def _other_models(request: JobRequest) -> Iterator[Change]:
@@ -198,4 +218,8 @@ def _other_models(request: JobRequest) -> Iterator[Change]:
     if request.pool is not None:
         held = held.filter(node__pool=request.pool)
     for model in held.order_by("model").values_list("model", flat=True).distinct()[:MAX_OTHER_MODELS]:
-        yield Change("other_model", f"with {model} instead of {request.gpu_model}", {"gpu_model": model})
+        yield Change(
+            "other_model",
+            _("with {model} instead of {gpu_model}").format(model=model, gpu_model=request.gpu_model),
+            {"gpu_model": model},
+        )

@@ -12,6 +12,7 @@ from typing import Any
 from django.contrib.auth.hashers import UNUSABLE_PASSWORD_PREFIX
 from django.db import transaction
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from agents.launchers.checkout import CODE_DIR, KEY_FILE, TOKEN_FILE
 from portal.access import Permission, can, require_permission
@@ -91,7 +92,7 @@ def validate_request(user: User, request: JobRequest) -> None:
 def check_priority(user: User, request: JobRequest) -> None:
     """Raise Forbidden unless the user may give a job of this project its priority."""
     if request.priority > 0 and not can(user, Permission.MANAGE, request.project):
-        message = "Only managers of the project may raise a priority above 0."
+        message = _("Only managers of the project may raise a priority above 0.")
         raise Forbidden(message, code="priority_not_allowed")
 
 
@@ -154,16 +155,18 @@ def _preferred_nodes_error(request: JobRequest) -> str | None:
     if not names:
         return None
     if len(names) != request.tasks:
-        return f"Name a node for each of the {request.tasks} tasks; there are {len(names)} names."
+        return _("Name a node for each of the {tasks} tasks; there are {count} names.").format(
+            tasks=request.tasks, count=len(names)
+        )
     rows = Node.objects.filter(name__in=names).select_related("pool")
     pools = {node.name: node.pool for node in rows}
     if unknown := next((name for name in names if name not in pools), None):
-        return f"There is no node {unknown}."
+        return _("There is no node {unknown}.").format(unknown=unknown)
     found = sorted({pool.name for pool in pools.values()})
     if len(found) > 1:
-        return f"They are in different pools: {', '.join(found)}."
+        return _("They are in different pools: {found}.").format(found=", ".join(found))
     if request.pool is None or request.pool.name not in found:
-        return f"They are in the pool {found[0]}; request this pool, too."
+        return _("They are in the pool {found}; request this pool, too.").format(found=found[0])
     return None
 
 
@@ -197,7 +200,7 @@ def _checkpoint_errors(user: User, request: JobRequest) -> dict[str, str]:
         if fault := checkpoints.resume_error(user, request.resume_from, job):
             wrong["resume_from"] = fault
     if request.checkpoint_keep_every is not None and request.checkpoint_keep_last is None:
-        wrong["checkpoint_keep_every"] = "Set the number of newest checkpoints to keep, too."
+        wrong["checkpoint_keep_every"] = _("Set the number of newest checkpoints to keep, too.")
     return wrong
 
 
@@ -209,9 +212,11 @@ def _code_errors(user: User, request: JobRequest) -> dict[str, str]:
     )
     sources = [name for name in ("code_repository", "code_archive", "code_path") if getattr(request, name)]
     if len(sources) > 1:
-        wrong[sources[1]] = "A job has one source of code: a git repository, an archive or a path."
+        wrong[sources[1]] = _("A job has one source of code: a git repository, an archive or a path.")
     if request.code_archive and stored_size(request.project, request.code_archive) is None:
-        wrong["code_archive"] = f"{request.project.name} has no such archive. Upload it first."
+        wrong["code_archive"] = _("{name} has no such archive. Upload it first.").format(
+            name=request.project.name
+        )
     references = volumes.normalize_volume_references(request.volumes)
     if request.code_path and (fault := _code_path_error(user, request.code_path, references)):
         wrong["code_path"] = fault
@@ -219,18 +224,20 @@ def _code_errors(user: User, request: JobRequest) -> dict[str, str]:
     if (request.code_repository or request.code_archive) and any(
         f"{each}/".startswith(f"{CODE_DIR}/") for each in targets
     ):
-        wrong["volumes"] = f"{CODE_DIR} is the folder of the code; mount the volume elsewhere."
+        wrong["volumes"] = _("{code_dir} is the folder of the code; mount the volume elsewhere.").format(
+            code_dir=CODE_DIR
+        )
     return wrong
 
 
 def _code_path_error(user: User, path: str, references: Sequence[Mapping[str, Any]]) -> str | None:
     folder = PurePosixPath(home_mount_path(user.username), path)
     if ".." in folder.parts:
-        return "Must not contain .. as a part."
+        return _("Must not contain .. as a part.")
     inside = any(folder.is_relative_to(each["target"]) for each in references)
     if inside or not path.startswith("/") or folder.is_relative_to(home_mount_path(user.username)):
         return None
-    return f"{path} is neither in the home nor in a volume of the job."
+    return _("{path} is neither in the home nor in a volume of the job.").format(path=path)
 
 
 def preview_start(user: User, request: JobRequest, *, replaces: str = "") -> dict[str, Any] | None:
@@ -328,7 +335,9 @@ def do_suspend_job(user: User, job: Job) -> Job:
     """Suspend a job: it releases its GPUs and keeps its files until it is resumed. Repeatable."""
     require_permission(user, Permission.CONTROL, job)
     if job.kind == JobKind.SERVICE.value:
-        raise Conflict("A replica cannot be suspended; change or stop its service.", code="service_replica")
+        raise Conflict(
+            _("A replica cannot be suspended; change or stop its service."), code="service_replica"
+        )
     with transaction.atomic():
         before = job.desired_state
         job = suspension.suspend_job(job.pk, actor=user.username)
@@ -365,23 +374,23 @@ def do_resubmit_job(user: User, job: Job) -> Job:
 def check_resubmission(user: User, job: Job) -> None:
     """Raise Conflict or Forbidden unless the user may submit the request of the ended job again."""
     if job.state not in TERMINAL_JOB_STATES:
-        raise Conflict("The job has not ended.", code="job_not_ended")
+        raise Conflict(_("The job has not ended."), code="job_not_ended")
     if job.is_placeholder:
-        message = "It was adopted from a container and its command is unknown; submit a new job."
+        message = _("It was adopted from a container and its command is unknown; submit a new job.")
         raise Conflict(message, code="job_unknown")
     if job.kind == JobKind.SERVICE.value:
-        raise Conflict("It is a replica of a service, which replaces it.", code="service_replica")
+        raise Conflict(_("It is a replica of a service, which replaces it."), code="service_replica")
     if job.kind == JobKind.WORKSPACE.value and job.owner_id != user.pk:
-        raise Forbidden("Only its owner can restart a workspace.")
+        raise Forbidden(_("Only its owner can restart a workspace."))
 
 
 def do_resume_from_checkpoint(user: User, row: Checkpoint) -> Job:
     """Submit the request of a checkpoint's job as a new job that starts from the checkpoint, which is pinned."""
     require_permission(user, Permission.CONTROL, row.job)
     if row.job.owner_id != user.pk and checkpoints.is_in_home(row.job):
-        raise Forbidden("Only its owner can resume from it: it is kept in their home.")
+        raise Forbidden(_("Only its owner can resume from it: it is kept in their home."))
     if row.job.is_placeholder:
-        raise Conflict("It was adopted from a container and its command is unknown.", code="job_unknown")
+        raise Conflict(_("It was adopted from a container and its command is unknown."), code="job_unknown")
     return do_submit_job(user, replace(request_from_job(row.job), resume_from=row.public_id))
 
 
@@ -422,8 +431,10 @@ def _check_process_runtime_enabled(user: User) -> None:
     others = others.exclude(password__startswith=UNUSABLE_PASSWORD_PREFIX)
     if not user.is_admin or others.exists():
         raise Forbidden(
-            "Without containers all jobs would run under one account, so this is disabled when there is more than "
-            "one user. Use an environment with a container, or start Fairway as root.",
+            _(
+                "Without containers all jobs would run under one account, so this is disabled when there is more "
+                "than one user. Use an environment with a container, or start Fairway as root."
+            ),
             code="process_runtime_disabled",
         )
 
@@ -432,20 +443,22 @@ def _text_errors(request: JobRequest) -> dict[str, str]:
     wrong: dict[str, str] = {}
     if request.kind == JobKind.WORKSPACE.value:
         if not request.environment.tool_port:
-            wrong["environment"] = "This environment has no workspace tool."
+            wrong["environment"] = _("This environment has no workspace tool.")
         if request.tasks != 1:
-            wrong["tasks"] = "A workspace has one task."
+            wrong["tasks"] = _("A workspace has one task.")
         if request.min_tasks is not None:
-            wrong["min_tasks"] = "A workspace has exactly one task."
+            wrong["min_tasks"] = _("A workspace has exactly one task.")
         if request.command:
-            wrong["command"] = "A workspace runs the tool of its environment; leave the command empty."
+            wrong["command"] = _("A workspace runs the tool of its environment; leave the command empty.")
     elif fault := _command_error(request.command):
         wrong["command"] = fault
     if len(request.program.encode(errors="replace")) > MAX_COMMAND_BYTES or "\0" in request.program:
-        wrong["program"] = f"A program is text of at most {MAX_COMMAND_BYTES // 1024} KiB."
+        wrong["program"] = _("A program is text of at most {max_command_bytes} KiB.").format(
+            max_command_bytes=MAX_COMMAND_BYTES // 1024
+        )
     for role in request.roles:
         if fault := _command_error(role.command):
-            wrong["roles"] = f"{role.name}, command: {fault}"
+            wrong["roles"] = _("{name}, command: {fault}").format(name=role.name, fault=fault)
             wrong.pop("command", None)
     if fault := _variables_error(request.env):
         wrong["env"] = fault
@@ -453,25 +466,27 @@ def _text_errors(request: JobRequest) -> dict[str, str]:
         if not str(rank).isdecimal() or not 0 <= int(rank) < (
             MAX_TASKS if request.is_elastic else request.tasks
         ):
-            wrong["rank_overrides"] = (
-                f"There is no rank {rank}; ranks are numbered from 0 to {request.tasks - 1}."
-            )
+            wrong["rank_overrides"] = _(
+                "There is no rank {rank}; ranks are numbered from 0 to {tasks}."
+            ).format(rank=rank, tasks=request.tasks - 1)
         elif fault := _variables_error(variables):
-            wrong["rank_overrides"] = f"Rank {rank}: {fault}"
+            wrong["rank_overrides"] = _("Rank {rank}: {fault}").format(rank=rank, fault=fault)
     return wrong
 
 
 def _command_error(command: Sequence[str]) -> str | None:
     if not command:
-        return "Enter a command."
+        return _("Enter a command.")
     if any(not isinstance(word, str) or "\0" in word for word in command):
-        return "The command must be a list of strings."
+        return _("The command must be a list of strings.")
     if sum(len(word.encode()) for word in command) > MAX_COMMAND_BYTES:
-        return "The command is longer than 64 KiB; put it into a script."
+        return _("The command is longer than 64 KiB; put it into a script.")
     if len(command) > MAX_COMMAND_ARGUMENTS:
-        return f"The command has more than {MAX_COMMAND_ARGUMENTS} arguments."
+        return _("The command has more than {max_command_arguments} arguments.").format(
+            max_command_arguments=MAX_COMMAND_ARGUMENTS
+        )
     if not command[0] or command[0].startswith(("-", "[")):
-        return "The first argument is the program to run; it must not begin with - or [."
+        return _("The first argument is the program to run; it must not begin with - or [.")
     return None
 
 
@@ -479,29 +494,29 @@ def _variables_error(variables: Mapping[str, object]) -> str | None:
     """Return what is wrong with the variables of a job, or None."""
     texts = [(name, value) for name, value in variables.items() if isinstance(value, str)]
     if len(variables) > MAX_VARIABLES:
-        return f"There are more than {MAX_VARIABLES} variables."
+        return _("There are more than {max_variables} variables.").format(max_variables=MAX_VARIABLES)
     if sum(len(name.encode()) + len(value.encode()) for name, value in texts) > MAX_ENV_BYTES:
-        return "The variables are longer than 128 KiB in total; put long values into a file."
+        return _("The variables are longer than 128 KiB in total; put long values into a file.")
     for name, value in variables.items():
         if not VARIABLE_NAME.fullmatch(str(name)) or not isinstance(value, str) or "\0" in value:
-            return f"{name!r} is not a valid variable name with a string value."
+            return _("{name!r} is not a valid variable name with a string value.").format(name=name)
         if len(value.encode()) > MAX_VARIABLE_BYTES:
-            return f"{name} is longer than 32 KiB; put long values into a file."
+            return _("{name} is longer than 32 KiB; put long values into a file.").format(name=name)
         if RESERVED_VARIABLES.match(name):
-            return f"{name} is set by Fairway and cannot be changed."
+            return _("{name} is set by Fairway and cannot be changed.").format(name=name)
     return None
 
 
 def _number_errors(request: JobRequest) -> dict[str, str]:
     wrong: dict[str, str] = {}
     if request.start_after and request.start_after > timezone.now() + MAX_START_DELAY:
-        wrong["start_after"] = f"Must be within {MAX_START_DELAY.days} days."
+        wrong["start_after"] = _("Must be within {days} days.").format(days=MAX_START_DELAY.days)
     if request.min_tasks is not None and not 1 <= request.min_tasks <= request.tasks:
-        wrong["min_tasks"] = "Must be between 1 and the number of tasks."
+        wrong["min_tasks"] = _("Must be between 1 and the number of tasks.")
     if request.mig_profile and request.milli_per_gpu != 1000:
-        wrong["milli_per_gpu"] = "A MIG slice cannot be shared."
+        wrong["milli_per_gpu"] = _("A MIG slice cannot be shared.")
     if request.milli_per_gpu != 1000 and request.gpus_per_task > 1:
-        wrong["milli_per_gpu"] = (
+        wrong["milli_per_gpu"] = _(
             "A task can have a share of one GPU only; request whole GPUs if you need several."
         )
     return wrong

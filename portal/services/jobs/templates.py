@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from django.db import IntegrityError, transaction
+from django.utils.translation import gettext as _
 
 from portal.access import Permission, require_admin, require_permission
 from portal.domain.job_spec import job_fields
@@ -60,17 +61,21 @@ def input_errors(given: TemplateInput) -> dict[str, str]:
     if error := name_error(given.name):
         wrong["name"] = error
     if not given.title.strip() or len(given.title) > MAX_TITLE_LENGTH:
-        wrong["title"] = f"Enter a title of at most {MAX_TITLE_LENGTH} characters."
+        wrong["title"] = _("Enter a title of at most {max_title_length} characters.").format(
+            max_title_length=MAX_TITLE_LENGTH
+        )
     if len(given.description) > MAX_DESCRIPTION_LENGTH:
-        wrong["description"] = f"Enter at most {MAX_DESCRIPTION_LENGTH} characters."
+        wrong["description"] = _("Enter at most {max_description_length} characters.").format(
+            max_description_length=MAX_DESCRIPTION_LENGTH
+        )
     for name, values in (("category", TemplateCategory), ("scope", TemplateScope), ("kind", JobKind)):
         if getattr(given, name) not in set(values):
-            wrong[name] = f"Choose one of {', '.join(values)}."
+            wrong[name] = _("Choose one of {values}.").format(values=", ".join(values))
     if (given.scope == TemplateScope.PROJECT) != (given.project is not None):
-        wrong["project"] = "Name the project with which it is shared; other scopes have none."
+        wrong["project"] = _("Name the project with which it is shared; other scopes have none.")
     for name in ("fields", "parameters", "sweep"):
         if not _is_storable(getattr(given, name)):
-            wrong[name] = "Contains a number or a character that cannot be stored."
+            wrong[name] = _("Contains a number or a character that cannot be stored.")
     return wrong or template_errors(given.fields, given.parameters) or _sweep_errors(given)
 
 
@@ -78,16 +83,16 @@ def _sweep_errors(given: TemplateInput) -> dict[str, str]:
     if not given.sweep:
         return {}
     if given.kind != JobKind.TRAINING:
-        return {"sweep": "Only jobs have sweeps, not workspaces."}
+        return {"sweep": _("Only jobs have sweeps, not workspaces.")}
     spec = {name: value for name, value in given.sweep.items() if name not in ("parameters", "points")}
     if unknown := sorted(spec.keys() - job_fields(SweepSpec)):
-        return {"sweep": f"{unknown[0][:60]} is no field of a sweep."}
+        return {"sweep": _("{unknown} is no field of a sweep.").format(unknown=unknown[0][:60])}
     space, points = given.sweep.get("parameters", {}), given.sweep.get("points", [])
     try:
         if wrong := sweep_errors(SweepSpec(**spec), space, points):
             return {"sweep": " ".join(f"{name}: {error}" for name, error in wrong.items())}
     except TypeError:
-        return {"sweep": "A value has the wrong type."}
+        return {"sweep": _("A value has the wrong type.")}
     declared = read_template_parameters(given.parameters)
     error = swept_parameters_error(declared, given.fields, points or [space])
     return {"sweep": error} if error else {}
@@ -130,7 +135,7 @@ def do_save_template(
         if "name" not in str(error):
             raise
         raise InvalidRequest(
-            fields={"name": "There is a template of this name, maybe one that you cannot see."}
+            fields={"name": _("There is a template of this name, maybe one that you cannot see.")}
         ) from error
 
 
@@ -143,7 +148,9 @@ def _save(user: User, given: TemplateInput, row: Template | None, version: int |
         before = _audit_values(row)
         if version not in (None, row.version):
             raise Conflict(
-                f"Version {row.version} was saved meanwhile. Open it, and make your changes again.",
+                _("Version {version} was saved meanwhile. Open it, and make your changes again.").format(
+                    version=row.version
+                ),
                 code="template_changed",
             )
     old = [getattr(row, name) for name in CONTENT]
@@ -181,13 +188,16 @@ def check_template_version(template: Template, version: int | None) -> None:
     """Raise InvalidRequest if a request is based on an older version of the template."""
     if version in (None, template.version):
         return
-    message = f"The template {template.title} has changed: it now has version {template.version}, "
-    message += f"and this request is based on version {version}."
+    message = _(
+        "The template {title} has changed: it now has version {version}, "
+        "and this request is based on version {before}."
+    ).format(title=template.title, version=template.version, before=version)
     old = template.versions.filter(version=version).first()
     changed = changed_parameters(old.parameters, template.parameters) if old else []
     if changed:
-        message += f" Parameters that changed: {', '.join(changed)}."
-    raise InvalidRequest(fields={"template_version": f"{message} Open the template again."})
+        message += " " + _("Parameters that changed: {changed}.").format(changed=", ".join(changed))
+    message += " " + _("Open the template again.")
+    raise InvalidRequest(fields={"template_version": message})
 
 
 def fill_template(

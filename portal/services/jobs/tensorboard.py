@@ -6,6 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from portal.access import Permission, require_permission, visible_environments
 from portal.domain.checkpoints import CheckpointPlace
 from portal.domain.states import TERMINAL_JOB_STATES, DesiredState, JobKind
@@ -27,9 +29,11 @@ def do_open_tensorboard(user: User, jobs: Sequence[Job]) -> Job:
     """
     jobs = sorted({job.pk: job for job in jobs}.values(), key=lambda job: job.pk)
     if not 1 <= len(jobs) <= MAX_JOBS:
-        raise InvalidRequest(fields={"others": f"Choose at most {MAX_JOBS} jobs."})
+        raise InvalidRequest(
+            fields={"others": _("Choose at most {max_jobs} jobs.").format(max_jobs=MAX_JOBS)}
+        )
     if len({job.project_id for job in jobs}) > 1:
-        raise InvalidRequest(fields={"others": "All jobs must be of one project."})
+        raise InvalidRequest(fields={"others": _("All jobs must be of one project.")})
     places = [_event_place(user, job) for job in jobs]
     environment = _environment(user, jobs[0])
     folders = {
@@ -69,14 +73,18 @@ def _event_place(user: User, job: Job) -> CheckpointPlace:
     rows = {row.name: row for row in Volume.objects.filter(owner__isnull=True, name__in=names)}
     place = job_checkpoint_place(job, rows)
     if place is None:
-        raise Conflict(f"{job.name} keeps no event files.", code="no_event_files")
+        raise Conflict(_("{name} keeps no event files.").format(name=job.name), code="no_event_files")
     if not place.volume and job.owner_id != user.pk:
-        raise Forbidden(f"{job.name} keeps its event files in the home of {job.owner.display_name}.")
-    if job.started_at is None or (job.state in TERMINAL_JOB_STATES and not _has_event_files(job)):
-        message = (
-            f"{job.name} wrote no event files to FAIRWAY_TENSORBOARD_DIR. Metrics that were logged with MLflow "
-            "are on its tab Metrics and on the page Experiments."
+        raise Forbidden(
+            _("{name} keeps its event files in the home of {display_name}.").format(
+                name=job.name, display_name=job.owner.display_name
+            )
         )
+    if job.started_at is None or (job.state in TERMINAL_JOB_STATES and not _has_event_files(job)):
+        message = _(
+            "{name} wrote no event files to FAIRWAY_TENSORBOARD_DIR. Metrics that were logged "
+            "with MLflow are on its tab Metrics and on the page Experiments."
+        ).format(name=job.name)
         raise Conflict(message, code="no_event_files")
     return place.entry(EVENTS_FOLDER)
 
@@ -97,6 +105,8 @@ def _environment(user: User, job: Job) -> Environment:
     rows = visible_environments(user).filter(tool=TENSORBOARD_TOOL, enabled=True).order_by("id")
     usable = [row for row in rows if row.runtime == job.environment.runtime]
     if not usable:
-        message = "No environment has the tool tensorboard. Administrators add one on the page Environments."
+        message = _(
+            "No environment has the tool tensorboard. Administrators add one on the page Environments."
+        )
         raise Conflict(message, code="no_tensorboard")
     return usable[0]

@@ -13,6 +13,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import Case, Exists, F, FloatField, IntegerField, OuterRef, QuerySet, Value, When
 from django.db.models.fields.json import KeyTextTransform
 from django.db.models.functions import Cast, Least, Now
+from django.utils.translation import gettext as _
 
 from portal.access import Permission, project_parents, require_permission
 from portal.domain.formatting import format_duration
@@ -101,13 +102,17 @@ def do_request_extension(user: User, job: Job, extra_s: int, reason: str = "") -
     max_s = float(effective_pool_settings([attempt.pool])[attempt.pool_id]["max_extension_s"])
     most_s = min(extension_allowance_s(job, max_s), MAX_TIME_LIMIT_S - (job.time_limit_s or 0))
     if most_s < MIN_EXTENSION_S:
-        message = f"No extension is possible; the policy allows {format_duration(max_s)} in total."
+        message = _("No extension is possible; the policy allows {limit} in total.").format(
+            limit=format_duration(max_s)
+        )
         raise InvalidRequest(fields={"extra_s": message})
     if not MIN_EXTENSION_S <= extra_s <= most_s:
         low, high = format_duration(MIN_EXTENSION_S), format_duration(most_s)
-        raise InvalidRequest(fields={"extra_s": f"At least {low}, at most {high} may be added."})
+        raise InvalidRequest(
+            fields={"extra_s": _("At least {low}, at most {high} may be added.").format(low=low, high=high)}
+        )
     if UserRequest.objects.filter(job=job, state=RequestState.OPEN.value).exists():
-        raise Conflict("An extension request is already pending.", code="extension_pending")
+        raise Conflict(_("An extension request is already pending."), code="extension_pending")
     end_s = attempt.ends_at.timestamp()
     answer = query_delay_impact(job.public_id, end_s, end_s + extra_s)
     asked = UserRequest(
@@ -124,7 +129,7 @@ def do_request_extension(user: User, job: Job, extra_s: int, reason: str = "") -
         with transaction.atomic():
             locked = _lock_job(job.pk, attempt)
             if locked.time_limit_s != limit_s:
-                raise Conflict("Its time limit has changed; reload and try again.", code="job_changed")
+                raise Conflict(_("Its time limit has changed; reload and try again."), code="job_changed")
             if asked.has_no_impact:
                 asked.state = RequestState.APPROVED.value
             asked.job = locked
@@ -136,7 +141,7 @@ def do_request_extension(user: User, job: Job, extra_s: int, reason: str = "") -
                 message = f"An extension by {format_duration(extra_s)} was requested. {_delay_message(asked)}"
                 record_owner_event(attempt, "time_asked", message, user.username)
     except IntegrityError as twice:
-        raise Conflict("An extension request is already pending.", code="extension_pending") from twice
+        raise Conflict(_("An extension request is already pending."), code="extension_pending") from twice
     return asked
 
 
@@ -150,7 +155,7 @@ def approve_extension(user: User, asked: UserRequest, answer: str) -> None:
     """Extend the limit of the locked job. Raise Conflict if it would exceed the maximum."""
     attempt, extra_s = _extension(asked)
     if (attempt.job.time_limit_s or 0) + extra_s > MAX_TIME_LIMIT_S:
-        raise Conflict("The new limit would exceed the maximum time limit.", code="limit_too_long")
+        raise Conflict(_("The new limit would exceed the maximum time limit."), code="limit_too_long")
     _extend_limit(user, attempt, extra_s, _delay_message(asked), answer)
 
 
@@ -171,7 +176,7 @@ def _running_attempt(job: Job) -> Any:
     """Return the attempt that runs with the job's limit, with ``ends_at``."""
     row = attempts_with_limit().select_related("pool", "job").filter(job=job).first()
     if row is None or job.desired_state != DesiredState.RUN:
-        raise Conflict("It is not running with a time limit.", code="no_time_limit")
+        raise Conflict(_("It is not running with a time limit."), code="no_time_limit")
     return row
 
 
@@ -180,7 +185,7 @@ def _lock_job(job_id: int, attempt: Attempt) -> Job:
     job = Job.objects.select_for_update(of=("self",), no_key=True).get(pk=job_id)
     live = Attempt.objects.select_for_update(no_key=True).get(pk=attempt.pk)
     if live.state != AttemptState.RUNNING or live.stop_requested_at is not None or job.time_limit_s is None:
-        raise Conflict("It has ended or is stopping.", code="job_ended")
+        raise Conflict(_("It has ended or is stopping."), code="job_ended")
     attempt.job = job
     return job
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django.db import IntegrityError, transaction
+from django.utils.translation import gettext as _
 
 from portal.access import Permission, require_permission
 from portal.errors import InvalidRequest
@@ -16,19 +17,24 @@ def do_save_view(user: User, *, name: str, query: str, project: Project | None =
     """Save filters, order and columns under a name; a project shares them with its members."""
     name, query = " ".join(name.split()), query.removeprefix("?")
     if not name or len(name) > 60:
-        raise InvalidRequest(fields={"name": "Enter a name of at most 60 characters."})
+        raise InvalidRequest(fields={"name": _("Enter a name of at most 60 characters.")})
     if len(query) > 1000:
-        raise InvalidRequest(fields={"query": "The filters are longer than 1000 characters."})
+        raise InvalidRequest(fields={"query": _("The filters are longer than 1000 characters.")})
     if project is not None:
         require_permission(user, Permission.SUBMIT, project)
     if SavedJobView.objects.filter(owner=user).count() >= MAX_VIEWS:
-        raise InvalidRequest(f"You have {MAX_VIEWS} saved views; delete one first.", code="too_many")
+        raise InvalidRequest(
+            _("You have {max_views} saved views; delete one first.").format(max_views=MAX_VIEWS),
+            code="too_many",
+        )
     try:
         with transaction.atomic():
             view = SavedJobView.objects.create(owner=user, name=name, query=query, project=project)
             record_action(user, "job_view.save", view, after=_as_audit(view))
     except IntegrityError as taken:
-        raise InvalidRequest(fields={"name": f"You have a view called {name}."}) from taken
+        raise InvalidRequest(
+            fields={"name": _("You have a view called {name}.").format(name=name)}
+        ) from taken
     return view
 
 

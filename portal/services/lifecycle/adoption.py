@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from django.db.models import F
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from portal.domain.states import LIVE_ATTEMPT_STATES, TERMINAL_JOB_STATES, AttemptState, JobKind, JobState
 from portal.errors import Conflict
@@ -48,7 +49,9 @@ def adopt_attempt(
         transition_job(job, JobState.RUNNING, reason="kept", message=message, attempt=attempt, actor=actor)
         transition_attempts([AttemptChange(attempt, AttemptState.RUNNING, "kept", message, actor)])
     elif attempt.state not in LIVE_ATTEMPT_STATES:
-        message = f"Attempt {number} of {job.name} has already ended; the container can only be stopped."
+        message = _(
+            "Attempt {number} of {name} has already ended; the container can only be stopped."
+        ).format(number=number, name=job.name)
         raise Conflict(message, code="attempt_ended")
     allocate_running_gpus(share for _, gpus in found for share in gpus)
     for row, gpus in sorted(found, key=lambda each: each[0].rank):
@@ -77,11 +80,23 @@ def _check_adoptable(job: Job) -> None:
     if job.state == JobState.PENDING:
         return
     if job.state in TERMINAL_JOB_STATES:
-        message = f"{job.name} has already ended ({job.state.lower()}); the container can only be stopped."
+        message = _("{name} has already ended ({state}); the container can only be stopped.").format(
+            name=job.name, state=job.state.lower()
+        )
         raise Conflict(message, code="job_ended")
     live = job.attempts.filter(state__in=LIVE_ATTEMPT_STATES).first()
+    text = (
+        _(
+            "Attempt {number} of {name} is still running in the database. When its end is proved, this container "
+            "can be adopted."
+        )
+        if live
+        else _(
+            "Another attempt of {name} is still running in the database. When its end is proved, this container "
+            "can be adopted."
+        )
+    )
     raise Conflict(
-        f"{'Attempt ' + str(live.number) if live else 'Another attempt'} of {job.name} is still running in the "
-        "database. When its end is proved, this container can be adopted.",
+        text.format(number=live.number if live else 0, name=job.name),
         code="job_running",
     )

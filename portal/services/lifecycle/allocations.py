@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from django.db.models import F
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from portal.errors import Conflict
 from portal.models import Allocation, Gpu, NodePool, Task, UsageInterval
@@ -31,9 +32,13 @@ def allocate_gpus(shares: Iterable[tuple[int, int, int]]) -> None:
     for gpu in wanted:
         row = held.get(gpu)
         if row is None or row.health != "ok" or not row.present:
-            raise Conflict(f"GPU {row.uuid if row else gpu} is not healthy.", code="gpu_not_healthy")
+            raise Conflict(
+                _("GPU {gpu} is not healthy.").format(gpu=row.uuid if row else gpu), code="gpu_not_healthy"
+            )
         if row.foreign_process_owner:
-            message = f"GPU {row.uuid} is used by a process of {row.foreign_process_owner}."
+            message = _("GPU {uuid} is used by a process of {foreign_process_owner}.").format(
+                uuid=row.uuid, foreign_process_owner=row.foreign_process_owner
+            )
             raise Conflict(message, code="gpu_busy_foreign_process")
     _check_gpu_sharing_scope(asked)
     _add_used_milli(wanted)
@@ -58,7 +63,10 @@ def _check_gpu_sharing_scope(requested: Iterable[tuple[int, int, int]]) -> None:
     settings = effective_pool_settings({row.node.pool for row in rows}) if rows else {}
     for row in rows:
         if settings[row.node.pool_id]["gpu_sharing_scope"] != "any":
-            raise Conflict(f"GPU {row.uuid} is shared by another project.", code="gpu_shared_elsewhere")
+            raise Conflict(
+                _("GPU {uuid} is shared by another project.").format(uuid=row.uuid),
+                code="gpu_shared_elsewhere",
+            )
 
 
 def allocate_running_gpus(shares: Iterable[tuple[int, int]]) -> None:
@@ -75,8 +83,10 @@ def allocate_running_gpus(shares: Iterable[tuple[int, int]]) -> None:
             )
             names = ", ".join(sorted({one.task.attempt.job.name for one in held}))
             raise Conflict(
-                f"GPU {row.index} of {row.node.name} is still allocated to {names}. When its end is "
-                "proved, or it is cancelled, this container can be adopted.",
+                _(
+                    "GPU {index} of {name} is still allocated to {names}. When its end is proved, or it "
+                    "is cancelled, this container can be adopted."
+                ).format(index=row.index, name=row.node.name, names=names),
                 code="gpu_taken",
                 details={"gpu": row.uuid, "used_milli": row.used_milli},
             )
@@ -119,7 +129,7 @@ def release_gpus(proofs: Mapping[Task, str]) -> None:
     _add_used_milli(freed)
     by_proof: dict[str, list[int]] = defaultdict(list)
     proof_of = {task.pk: proof for task, proof in proofs.items()}
-    for allocation, task, _, _ in held:
+    for allocation, task, *__ in held:
         by_proof[proof_of[task]].append(allocation)
     for proof, ids in by_proof.items():
         Allocation.objects.filter(pk__in=ids).update(ended_at=now, proof=proof)

@@ -17,6 +17,7 @@ from django.db import transaction
 from django.db.models import Case, F, Value, When
 from django.db.models.functions import Coalesce
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from agents.node.spec.task_spec import CAN_PROBE_LISTENING
 from portal.domain.end_states import END_STATES, is_retried
@@ -167,7 +168,9 @@ def start_attempts(
         job = each.job
         held = job.held or job.awaits_failure_rule
         if job.state != JobState.PENDING or job.desired_state != DesiredState.RUN or held:
-            raise Conflict(f"The job is {job.state.lower()}, not pending.", code="job_changed")
+            raise Conflict(
+                _("The job is {state}, not pending.").format(state=job.state.lower()), code="job_changed"
+            )
         if not job.required_tasks <= len(each.placements) <= job.tasks:
             raise ValueError(f"{len(each.placements)} placements for {job.tasks} tasks")
     allocate_placements((each.job, each.placements) for each in starts)
@@ -584,7 +587,9 @@ def set_job_held(job_id: int, held: bool, *, actor: str) -> Job:
     with transaction.atomic():
         job = Job.objects.select_for_update(no_key=True).get(pk=job_id)
         if job.state in TERMINAL_JOB_STATES:
-            raise Conflict(f"The job has already ended: {job.state.lower()}.", code="job_ended")
+            raise Conflict(
+                _("The job has already ended: {state}.").format(state=job.state.lower()), code="job_ended"
+            )
         if job.held != held:
             _set_held([job], held, {job.pk: f"{'Held' if held else 'Released'} by {actor}."}, actor)
         return job

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from django.db.models import QuerySet
+from django.utils.translation import gettext as _
 
 from portal.domain.reasons import EndReason, end_message
 from portal.domain.states import LIVE_ATTEMPT_STATES, DesiredState, JobState
@@ -44,7 +45,9 @@ class ChoiceRequired(Conflict):
 
     def __init__(self, queued: int, running: int) -> None:
         super().__init__(
-            f"{queued} queued and {running} running jobs would lose the rights they need.",
+            _("{queued} queued and {running} running jobs would lose the rights they need.").format(
+                queued=queued, running=running
+            ),
             code="choice_required",
             details={"queued": queued, "running": running},
         )

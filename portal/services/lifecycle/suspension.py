@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from django.db import transaction
+from django.utils.translation import gettext as _
 
 from portal.domain.end_states import PREEMPTION_REASONS, is_retried
 from portal.domain.failure_rules import PROGRAM_FAILURES
@@ -43,11 +44,11 @@ def suspend_job(job_id: int, *, actor: str, message: str = "", only_attempt: int
         if job.desired_state == DesiredState.SUSPENDED:
             return job
         if job.state in TERMINAL_JOB_STATES or job.desired_state == DesiredState.CANCELLED:
-            raise Conflict("It has ended or is stopping.", code="job_ended")
+            raise Conflict(_("It has ended or is stopping."), code="job_ended")
         if attempt is not None and attempt.stop_reason and not _job_survives_stop(job, attempt):
-            raise Conflict("It is stopping.", code="job_ended")
+            raise Conflict(_("It is stopping."), code="job_ended")
         if job.is_placeholder:
-            raise Conflict("It was adopted from a container and could not be resumed.", code="job_unknown")
+            raise Conflict(_("It was adopted from a container and could not be resumed."), code="job_unknown")
         message = message or f"Suspended by {actor}; its files are kept."
         job.desired_state = DesiredState.SUSPENDED.value
         job.version += 1
@@ -71,7 +72,9 @@ def resume_job(job_id: int, *, actor: str) -> Job:
     with transaction.atomic():
         job = Job.objects.select_for_update(of=("self",), no_key=True).get(pk=job_id)
         if job.desired_state != DesiredState.SUSPENDED or job.state in TERMINAL_JOB_STATES:
-            raise Conflict(f"It is {job.state.lower()}, not suspended.", code="job_not_suspended")
+            raise Conflict(
+                _("It is {state}, not suspended.").format(state=job.state.lower()), code="job_not_suspended"
+            )
         job.desired_state = DesiredState.RUN.value
         message = f"Resumed by {actor}."
         if job.state == JobState.SUSPENDED:
@@ -99,7 +102,7 @@ def switch_gpus(job_id: int, columns: Mapping[str, Any], *, actor: str, message:
             suspend_job(job_id, actor=actor, message=message)
             resume_job(job_id, actor=actor)
         elif job.state in TERMINAL_JOB_STATES or job.desired_state == DesiredState.CANCELLED:
-            raise Conflict("It has ended or is stopping.", code="job_ended")
+            raise Conflict(_("It has ended or is stopping."), code="job_ended")
         elif was_suspended:
             resume_job(job_id, actor=actor)
         job.refresh_from_db()

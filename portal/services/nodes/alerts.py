@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeVar
 from django.db import transaction
 from django.db.models import F, QuerySet
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from agents.xid_catalog import XidSeverity, xid_severity
 from portal.access import require_admin
@@ -130,9 +131,9 @@ def report_invalid_rows(reports: Sequence[InvalidRowReport]) -> None:
 def _acknowledge(rows: QuerySet[AlertRow], actor: User, public_id: str, note: str) -> AlertRow:
     """Mark an open alert as acknowledged, within a transaction. Raise NotFound or Conflict."""
     locked = rows.select_for_update(of=("self",), no_key=True).filter(public_id=public_id)
-    row = get_first(locked, "There is no such alert.")
+    row = get_first(locked, _("There is no such alert."))
     if row.acknowledged_at is not None:
-        raise Conflict("It is already acknowledged.", code="acknowledged")
+        raise Conflict(_("It is already acknowledged."), code="acknowledged")
     row.acknowledged_at, row.acknowledged_by = timezone.now(), actor
     row.note = " ".join(note.split())[:500]
     row.save(update_fields=["acknowledged_at", "acknowledged_by", "note"])

@@ -18,6 +18,7 @@ from typing import Any
 
 from django.conf import settings
 from django.db import transaction
+from django.utils.translation import gettext as _
 from redis.exceptions import RedisError
 
 from agents.enrolment import EnrolmentError, EnrolmentOptions, PublicKeys, check_options, enrolment_script
@@ -149,7 +150,7 @@ def do_enrol_by_sudo(actor: User, node: Node, login: SudoLogin) -> NodeOperation
     """Make worker-nodes run the script through a sudo login; its steps are added to the operation's row."""
     require_permission(actor, Permission.CHANGE, node)
     if not login.username or not login.password:
-        raise InvalidRequest(fields={"password": "Enter an account that may use sudo, and its password."})
+        raise InvalidRequest(fields={"password": _("Enter an account that may use sudo, and its password.")})
     check_choices(engine=login.engine, runtime=node.runtime, account=node.ssh_user)
     with transaction.atomic():
         check = NodeOperation.objects.create(node=node, kind=OperationKind.ENROL.value, actor=actor)
@@ -157,7 +158,7 @@ def do_enrol_by_sudo(actor: User, node: Node, login: SudoLogin) -> NodeOperation
         try:
             valkey_client(STORE_TIMEOUT_S).set(_login_key(check.public_id), sealed, ex=PASSWORD_TTL_S)
         except RedisError as away:
-            message = "Valkey does not respond, so the credentials cannot be passed on."
+            message = _("Valkey does not respond, so the credentials cannot be passed on.")
             raise ServiceUnavailable(message) from away
         enqueue_task("scheduler.enrol_node", [check.public_id], "nodes")
     return check

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from django.db import transaction
+from django.utils.translation import gettext as _
 
 from portal.access import Permission, require_admin, require_permission
 from portal.domain.gang_fabric import GangFabric, fabric_errors, missing_requirements
@@ -64,8 +65,14 @@ def do_set_interface(actor: User, node: Node, name: str, *, reason: str = "") ->
         row = Node.objects.select_for_update(no_key=True).get(pk=node.pk)
         known = [each["name"] for each in row.agent_info.get("interfaces", ())]
         if name and name not in known:
-            there = f"It reports {', '.join(known)}." if known else "Its agent reports none."
-            message = f"{row.name} has no interface {name} with an address. {there}"
+            there = (
+                _("It reports {known}.").format(known=", ".join(known))
+                if known
+                else _("Its agent reports none.")
+            )
+            message = _("{name} has no interface {interface} with an address. {there}").format(
+                name=row.name, interface=name, there=there
+            )
             raise InvalidRequest(fields={"interface": message})
         if row.gang_interface == name:
             return row

@@ -10,6 +10,7 @@ from typing import Any
 
 from django.db import transaction
 from django.db.models import Exists, OuterRef, Q
+from django.utils.translation import gettext as _
 
 from portal.access import Permission, require_permission
 from portal.domain.reasons import EndReason, end_message
@@ -33,7 +34,7 @@ def do_return_gpu_to_service(actor: User, gpu: Gpu, *, reason: str = "") -> Gpu:
         if row.health == GpuHealth.OK:
             return row
         if row.present and row.health == GpuHealth.LOST:
-            message = "The node reports that the GPU does not respond; it cannot be used yet."
+            message = _("The node reports that the GPU does not respond; it cannot be used yet.")
             raise Conflict(message, code="gpu_lost")
         before = {"health": row.health, "reason": row.health_reason}
         row.health, row.health_reason = GpuHealth.OK.value, ""

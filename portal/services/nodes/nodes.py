@@ -14,6 +14,7 @@ from typing import Any
 from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from agents.enrolment import EnrolmentError, check_account
 from portal.access import Permission, require_admin, require_permission
@@ -52,7 +53,7 @@ _MAINTENANCE_TITLES = {
 def do_create_pool(actor: User, name: str) -> NodePool:
     require_admin(actor, "add pools")
     check_name(name)
-    with atomic_unique("name", f"There is already a pool called {name}."):
+    with atomic_unique("name", _("There is already a pool called {name}.").format(name=name)):
         pool = NodePool.objects.create(name=name)
         record_action(actor, "pool.create", pool, after={"name": name})
     return pool
@@ -85,16 +86,16 @@ def do_create_node(
         except InvalidRequest as refusal:
             wrong |= refusal.fields
         if not 1 <= port <= 65_535:
-            wrong["port"] = "Must be between 1 and 65535."
+            wrong["port"] = _("Must be between 1 and 65535.")
         try:
             check_account(ssh_user)
         except EnrolmentError as fault:
             wrong["account"] = str(fault)
         if not HOST_KEY_PATTERN.fullmatch(host_key):
-            wrong["host_key"] = "Confirm the host key first."
+            wrong["host_key"] = _("Confirm the host key first.")
     if wrong:
         raise InvalidRequest(fields=wrong)
-    with atomic_unique("name", "A node with this name or address already exists."):
+    with atomic_unique("name", _("A node with this name or address already exists.")):
         node = Node.objects.create(
             name=name,
             pool=pool,
@@ -122,7 +123,7 @@ def validate_host(host: str) -> None:
         or any(c.isspace() or c in "/@\0" for c in host)
         or any(not 0 < len(label) < 64 for label in labels)
     ):
-        raise InvalidRequest(fields={"host": "Enter a host name or an address."})
+        raise InvalidRequest(fields={"host": _("Enter a host name or an address.")})
 
 
 def do_set_node_state(actor: User, node: Node, state: NodeState, *, reason: str = "") -> Node:
@@ -135,7 +136,9 @@ def do_set_node_state(actor: User, node: Node, state: NodeState, *, reason: str 
         )
         held = Task.objects.filter(node=row, container_removed=False)
         if state is NodeState.RETIRED and held.exists():
-            message = f"{held.count()} tasks still hold its GPUs; drain it first, or declare it fenced."
+            message = _("{count} tasks still hold its GPUs; drain it first, or declare it fenced.").format(
+                count=held.count()
+            )
             raise Conflict(message, code="node_busy")
         if state is NodeState.READY:
             _require_connected_once(row)
@@ -170,7 +173,9 @@ def do_uncordon_node(
         if row.state == NodeState.READY.value:
             return None
         if not row.reachable:
-            message = f"{row.name} is unreachable, so it cannot be checked. A forced uncordon is possible."
+            message = _(
+                "{name} is unreachable, so it cannot be checked. A forced uncordon is possible."
+            ).format(name=row.name)
             raise Conflict(message, code="node_unreachable")
         checks = row.operations.filter(kind=OperationKind.PREFLIGHT.value, finished_at__isnull=True)
         check = checks.first() or request_operation(row, OperationKind.PREFLIGHT)
@@ -182,7 +187,7 @@ def do_uncordon_node(
 
 def _require_connected_once(node: Node) -> None:
     if not node.agent_info:
-        message = "It has not been connected yet; test the connection first."
+        message = _("It has not been connected yet; test the connection first.")
         raise Conflict(message, code="node_never_connected")
 
 
@@ -193,11 +198,11 @@ def do_fence_node(actor: User, node: Node, *, reason: str) -> int:
     """
     require_permission(actor, Permission.CHANGE, node)
     if not reason.strip():
-        raise InvalidRequest(fields={"reason": "Explain how you know that nothing runs there."})
+        raise InvalidRequest(fields={"reason": _("Explain how you know that nothing runs there.")})
     with transaction.atomic():
         row = Node.objects.select_for_update(no_key=True).get(pk=node.pk)
         if row.reachable:
-            raise Conflict("It is reachable; drain it instead.", code="node_reachable")
+            raise Conflict(_("It is reachable; drain it instead."), code="node_reachable")
         unknown = OrphanContainer.objects.filter(node=row, removed_at__isnull=True).exclude(decision="adopt")
         # before the tasks: adoption locks in this order
         forgotten = unknown.update(removed_at=timezone.now())

@@ -15,6 +15,7 @@ from django.db import transaction
 from django.db.models import OuterRef, Q, Subquery
 from django.db.models.functions import Now
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from portal.access import Permission, require_admin, require_permission
 from portal.domain.node_operations import (
@@ -56,7 +57,7 @@ def do_request_operation(actor: User, node: Node, kind: OperationKind) -> NodeOp
         if under_way is not None:
             return under_way
         if not row.reachable:
-            message = f"{row.name} is unreachable, so this operation cannot be started."
+            message = _("{name} is unreachable, so this operation cannot be started.").format(name=row.name)
             raise Conflict(message, code="node_unreachable")
         check = request_operation(row, kind, actor)
         record_action(actor, f"node.{kind.value}", row)
@@ -72,10 +73,10 @@ def do_upgrade_all(actor: User) -> AgentRollout:
     bundled_agent()
     with transaction.atomic():
         if AgentRollout.objects.select_for_update().filter(finished_at__isnull=True).exists():
-            raise Conflict("The nodes are already being upgraded.", code="rollout_in_progress")
+            raise Conflict(_("The nodes are already being upgraded."), code="rollout_in_progress")
         nodes = [node for node in Node.objects.order_by("name") if _needs_upgrade(node)]
         if not nodes:
-            raise Conflict("Every reachable node already runs this agent.", code="nothing_to_upgrade")
+            raise Conflict(_("Every reachable node already runs this agent."), code="nothing_to_upgrade")
         rollout = AgentRollout.objects.create(actor=actor)
         NodeOperation.objects.bulk_create(
             NodeOperation(node=node, kind=OperationKind.UPGRADE.value, actor=actor, rollout=rollout)

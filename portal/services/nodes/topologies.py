@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from django.db import transaction
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from portal.access import Permission, require_admin, require_permission
 from portal.domain.labels import labels_error, levels_error
@@ -51,7 +53,7 @@ def do_save_topology(
         wrong["levels"] = fault
     if wrong:
         raise InvalidRequest(fields=wrong)
-    with atomic_unique("name", f"There is already a topology called {name}."):
+    with atomic_unique("name", _("There is already a topology called {name}.").format(name=name)):
         if row is None:
             saved, before = Topology(name=name), None
         else:
@@ -74,7 +76,11 @@ def do_delete_topology(actor: User, row: Topology, *, reason: str = "") -> None:
         locked = Topology.objects.select_for_update().get(pk=row.pk)
         pending = Job.objects.filter(state=JobState.PENDING.value, topology_constraint__topology=locked.name)
         if waiting := pending.count():
-            message = f"{waiting} pending {'job requires' if waiting == 1 else 'jobs require'} this topology."
+            message = ngettext(
+                "{count} pending job requires this topology.",
+                "{count} pending jobs require this topology.",
+                waiting,
+            ).format(count=waiting)
             raise Conflict(message, code="topology_in_use", details={"waiting": waiting})
         record_action(actor, "topology.delete", locked, before={"levels": locked.levels}, reason=reason)
         _publish(locked)
@@ -87,13 +93,17 @@ def topology_constraint_error(constraint: TopologyConstraint) -> str | None:
     row = Topology.objects.filter(name=name).first() if name else None
     if row is None:
         known = ", ".join(Topology.objects.order_by("name").values_list("name", flat=True))
-        return f"There is no topology called {name}; there is {known or 'none here'}."
+        return _("There is no topology called {name}; there is {known}.").format(
+            name=name, known=known or _("none here")
+        )
     levels = [level for key in ("required", "preferred") if (level := constraint.get(key)) is not None]
     if not levels:
-        return "Enter a required or a preferred level."
+        return _("Enter a required or a preferred level.")
     unknown = next((level for level in levels if level not in row.levels), None)
     if unknown is not None:
-        return f"{row.name} has no level {unknown}; it has {', '.join(row.levels)}."
+        return _("{name} has no level {unknown}; it has {levels}.").format(
+            name=row.name, unknown=unknown, levels=", ".join(row.levels)
+        )
     return None
 
 

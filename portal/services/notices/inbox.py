@@ -9,6 +9,7 @@ from django.db import transaction
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from portal.domain.notices import (
     CHANNEL_LABELS,
@@ -62,19 +63,21 @@ def do_save_preferences(
     wrong: dict[str, str] = {}
     for name, chosen in channels.items():
         if name not in EVENTS or not set(chosen) <= set(Channel):
-            wrong["channels"] = "There is no such event or channel."
+            wrong["channels"] = _("There is no such event or channel.")
         elif set(chosen) >= MAIL_CHANNELS:
-            wrong["channels"] = "Choose e-mail at once or in the digest, not both."
+            wrong["channels"] = _("Choose e-mail at once or in the digest, not both.")
     if (quiet_start is None) != (quiet_end is None):
-        wrong["quiet_end" if quiet_end is None else "quiet_start"] = "Enter both times, or none."
+        wrong["quiet_end" if quiet_end is None else "quiet_start"] = _("Enter both times, or none.")
     elif quiet_start is not None and quiet_start == quiet_end:
-        wrong["quiet_end"] = "Must differ from the start."
+        wrong["quiet_end"] = _("Must differ from the start.")
     if wrong:
         raise InvalidRequest(fields=wrong)
     values = {"quiet_start": quiet_start, "quiet_end": quiet_end, "digest_at": digest_at}
     stored = {name: sorted(set(chosen)) for name, chosen in channels.items()}
     with transaction.atomic():
-        row, _ = NoticePreferences.objects.update_or_create(user=user, defaults=values | {"channels": stored})
+        row, __ = NoticePreferences.objects.update_or_create(
+            user=user, defaults=values | {"channels": stored}
+        )
         times = {name: at.isoformat("minutes") if at else None for name, at in values.items()}
         record_action(user, "user.notice_preferences", user, after={"channels": stored} | times)
     return row
@@ -86,10 +89,14 @@ def do_send_test(user: User, channel: Channel) -> Notice:
     with transaction.atomic():
         User.objects.select_for_update(no_key=True).get(pk=user.pk)
         if channel not in available_channels(recipients().get(pk=user.pk)) or channel is Channel.DIGEST:
-            raise Conflict(f"The channel {label} is not set up.", code="channel_unavailable")
+            raise Conflict(
+                _("The channel {label} is not set up.").format(label=label), code="channel_unavailable"
+            )
         pending = NoticeDelivery.objects.filter(notice__recipient=user, state=DeliveryState.PENDING.value)
         if pending.filter(channel=channel.value, notice__kind=NoticeKind.TEST.value).exists():
-            raise Conflict(f"A test over {label} is already on its way.", code="test_pending")
+            raise Conflict(
+                _("A test over {label} is already on its way.").format(label=label), code="test_pending"
+            )
         message = "You asked for this test on the page Inbox."
         draft = NoticeDraft(NoticeKind.TEST, user.pk, f"Test of {label}", message)
         (notice,) = write_notices([draft], only=channel)
@@ -107,7 +114,7 @@ def do_retry_delivery(user: User, public_id: str) -> None:
     with transaction.atomic():
         locked = deliveries.select_for_update(of=("self",), no_key=True)
         failed = locked.exclude(state=DeliveryState.SENT.value).exclude(last_error="")
-        row = get_first(failed.filter(public_id=public_id), "There is no such delivery to try again.")
+        row = get_first(failed.filter(public_id=public_id), _("There is no such delivery to try again."))
         row.state, row.due_at, row.finished_at = DeliveryState.PENDING.value, timezone.now(), None
         row.save(update_fields=["state", "due_at", "finished_at"])
         enqueue_task("scheduler.deliver_notices", [], "nodes")

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import SplitResult, urlsplit
 
+from django.utils.translation import gettext as _
+
 TIME_LIMIT_S = 10.0
 MAX_URL_LENGTH = 2000
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
@@ -44,9 +46,13 @@ def parse_url(url: str) -> SplitResult:
     except ValueError:
         valid = False
     if not valid or len(url) > MAX_URL_LENGTH or not url.isascii() or not url.isprintable() or " " in url:
-        raise WebhookError(f"Enter an http or https address of at most {MAX_URL_LENGTH} characters.")
+        raise WebhookError(
+            _("Enter an http or https address of at most {max_url_length} characters.").format(
+                max_url_length=MAX_URL_LENGTH
+            )
+        )
     if parts.username is not None or parts.password is not None:
-        raise WebhookError("The address must not contain a user name or password.")
+        raise WebhookError(_("The address must not contain a user name or password."))
     return parts
 
 
@@ -66,7 +72,11 @@ def check_address(address: IpAddress, *, allow_private: bool) -> None:
             return
     usable = address.is_global or (allow_private and (address.is_private or address.is_loopback))
     if not usable or address.is_link_local or address.is_multicast or address.is_unspecified:
-        raise WebhookError(f"{address} is not a public address; administrators can allow private ones.")
+        raise WebhookError(
+            _("{address} is not a public address; administrators can allow private ones.").format(
+                address=address
+            )
+        )
 
 
 def post_body(url: str, body: bytes, headers: Mapping[str, str], *, allow_private: bool) -> None:
@@ -121,7 +131,7 @@ def _resolve(host: str, port: int, *, allow_private: bool) -> str:
             TIME_LIMIT_S
         )
     except (OSError, UnicodeError, TimeoutError) as unknown:
-        raise WebhookError(f"The name {host} cannot be resolved.") from unknown
+        raise WebhookError(_("The name {host} cannot be resolved.").format(host=host)) from unknown
     addresses = [str(each[4][0]).partition("%")[0] for each in found]
     for address in addresses:
         check_address(ipaddress.ip_address(address), allow_private=allow_private)

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from django.db import transaction
+from django.utils.translation import gettext as _
 
 from portal.access import Permission, require_admin, require_permission
 from portal.domain.notices import (
@@ -57,7 +58,7 @@ def require_webhook_right(actor: User, owner: WebhookOwner) -> None:
     elif owner is None:
         require_admin(actor, "set webhooks of the cluster")
     elif owner.pk != actor.pk:
-        raise Forbidden("You may change only webhooks of your own.")
+        raise Forbidden(_("You may change only webhooks of your own."))
 
 
 def do_save_webhook(
@@ -70,11 +71,11 @@ def do_save_webhook(
     """
     require_webhook_right(actor, owner)
     if channel not in WEBHOOK_CHANNELS:
-        raise NotFound("There is no such channel.")
+        raise NotFound(_("There is no such channel."))
     accepted = () if isinstance(owner, User) else PROJECT_EVENTS if owner else CLUSTER_EVENTS
     wrong = set(events) - {kind.value for kind in accepted}
     if wrong or (accepted and not events):
-        text = f"Choose from {', '.join(accepted)}."
+        text = _("Choose from {accepted}.").format(accepted=", ".join(accepted))
         raise InvalidRequest(fields={"events": text})
     with transaction.atomic():
         _lock(owner)
@@ -99,7 +100,9 @@ def do_remove_webhook(actor: User, owner: WebhookOwner, channel: Channel) -> Non
     with transaction.atomic():
         hook = set_up_webhooks(owner).filter(channel=channel.value).first()
         if hook is None:
-            raise NotFound(f"There is no address for {CHANNEL_LABELS[channel]}.")
+            raise NotFound(
+                _("There is no address for {channel_labels}.").format(channel_labels=CHANNEL_LABELS[channel])
+            )
         _record(actor, owner, hook, before={"channel": channel.value, "host": hook.host})
         hook.delete()
 
@@ -110,11 +113,15 @@ def do_test_webhook(actor: User, owner: Project | None, channel: Channel) -> Not
     with transaction.atomic():
         hooks = set_up_webhooks(owner).select_for_update(of=("self",), no_key=True)
         label = CHANNEL_LABELS[channel]
-        hook = get_first(hooks.filter(channel=channel.value), f"There is no address for {label}.")
+        hook = get_first(
+            hooks.filter(channel=channel.value), _("There is no address for {label}.").format(label=label)
+        )
         if hook.deliveries.filter(
             notice__kind=NoticeKind.TEST.value, state=DeliveryState.PENDING.value
         ).exists():
-            raise Conflict(f"A test over {label} is already on its way.", code="test_pending")
+            raise Conflict(
+                _("A test over {label} is already on its way.").format(label=label), code="test_pending"
+            )
         message = f"{actor.display_name} asked for this test."
         return write_test(hook, f"Test of {label}", message)
 
@@ -128,10 +135,12 @@ def do_subscribe_browser(user: User, url: str, p256dh: str, auth: str, label: st
     try:
         keys.check()
     except ValueError as wrong:
-        raise InvalidRequest(fields={"p256dh": f"These are not the keys of a browser: {wrong}"}) from wrong
+        raise InvalidRequest(
+            fields={"p256dh": _("These are not the keys of a browser: {wrong}").format(wrong=wrong)}
+        ) from wrong
     host = _check_url(url)
     if not url.startswith("https:") and not allows_private_addresses():
-        raise InvalidRequest(fields={"url": "The address of a push service starts with https."})
+        raise InvalidRequest(fields={"url": _("The address of a push service starts with https.")})
     digest = hashlib.sha256(url.encode()).hexdigest()
     push = NoticeWebhook.objects.filter(channel=Channel.PUSH.value)
     with transaction.atomic():
@@ -153,7 +162,7 @@ def do_unsubscribe_browser(user: User, public_id: str) -> None:
     """Raise NotFound."""
     with transaction.atomic():
         own = NoticeWebhook.objects.filter(user=user, channel=Channel.PUSH.value)
-        row = get_first(own.filter(public_id=public_id), "There is no such browser.")
+        row = get_first(own.filter(public_id=public_id), _("There is no such browser."))
         record_action(user, "user.push_subscription", user, before={"browser": row.label, "host": row.host})
         row.delete()
 

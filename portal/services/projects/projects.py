@@ -10,6 +10,7 @@ from typing import Any
 
 from django.db import transaction
 from django.db.models import QuerySet
+from django.utils.translation import gettext as _
 
 from agents.node.spec.egress import DNS_ENTRY, MAX_TARGETS, parse_egress_target
 from portal.access import Permission, require_admin, require_permission
@@ -39,7 +40,7 @@ def do_create_project(actor: User, *, name: str, title: str = "", parent: Projec
         require_permission(actor, Permission.MANAGE, parent)
         _check_depth(len(path_to_root(parent, lambda below: below.parent)))
     check_name(name)
-    with atomic_unique("name", f"There is already a project called {name}."):
+    with atomic_unique("name", _("There is already a project called {name}.").format(name=name)):
         project = Project.objects.create(name=name, title=title[:200], parent=parent)
         record_action(actor, "project.create", project, after=_audit_values(project))
         trigger_cycle("project")
@@ -64,7 +65,7 @@ def do_change_project(
         changes["egress_allow"] = _egress_targets(changes["egress_allow"])
     if "name" in changes:
         check_name(changes["name"])
-    with atomic_unique("name", "A project with this name already exists."):
+    with atomic_unique("name", _("A project with this name already exists.")):
         # one lock for all changes of the tree, so that two concurrent moves cannot create a cycle
         tree = {row.pk: row for row in Project.objects.select_for_update(no_key=True).order_by("pk")}
         row = tree[project.pk]
@@ -72,7 +73,7 @@ def do_change_project(
         if changes.get("parent") is not None:
             _check_acyclic(row, changes["parent"], tree)
         if changes.get("archived_at") and row.jobs.filter(state__in=LIVE_JOB_STATES).exists():
-            raise Conflict("It still has pending or running jobs.", code="project_busy")
+            raise Conflict(_("It still has pending or running jobs."), code="project_busy")
         if "parent" in changes:
             _bump_inherited_rights_versions(row, tree)
         with applying_choice(actor, row, _jobs_below(row, tree), choice):
@@ -167,7 +168,7 @@ def do_change_quota(
         standing = quota.version if quota else 0
         if version is not None and version != standing:
             raise PreconditionFailed(
-                "Another user changed this quota while you were editing it.",
+                _("Another user changed this quota while you were editing it."),
                 details={"current": quota_values(quota) if quota else None, "version": standing},
             )
         before = quota_values(quota) if quota else None
@@ -197,7 +198,7 @@ def do_undo_quota_change(actor: User, change: QuotaChange, *, reason: str = "") 
     with transaction.atomic():
         newest = quota.changes.select_for_update(no_key=True).order_by("-id").first()
         if newest is None or newest.pk != change.pk:
-            raise Conflict("It has been changed since; undo the newest change first.", code="not_newest")
+            raise Conflict(_("It has been changed since; undo the newest change first."), code="not_newest")
         return do_change_quota(
             actor,
             quota.project,
@@ -251,18 +252,18 @@ def validate_quota(values: QuotaValues) -> None:
     """Raise InvalidRequest by field for values out of range."""
     wrong: dict[str, str] = {}
     if not 0 <= values.guaranteed_milli <= MAX_MILLI:
-        wrong["guaranteed_milli"] = "Must be between 0 and 10,000 GPUs."
+        wrong["guaranteed_milli"] = _("Must be between 0 and 10,000 GPUs.")
     if values.limit_milli is not None:
         if not 0 <= values.limit_milli <= MAX_MILLI:
-            wrong["limit_milli"] = "Must be between 0 and 10,000 GPUs, or empty for no limit."
+            wrong["limit_milli"] = _("Must be between 0 and 10,000 GPUs, or empty for no limit.")
         elif values.limit_milli < values.guaranteed_milli:
-            wrong["limit_milli"] = "The limit cannot be below the guarantee."
+            wrong["limit_milli"] = _("The limit cannot be below the guarantee.")
     if values.user_limit_milli is not None and not 0 <= values.user_limit_milli <= MAX_MILLI:
-        wrong["user_limit_milli"] = "Must be between 0 and 10,000 GPUs, or empty for no limit."
+        wrong["user_limit_milli"] = _("Must be between 0 and 10,000 GPUs, or empty for no limit.")
     if not math.isfinite(values.weight) or not MIN_WEIGHT <= values.weight <= MAX_WEIGHT:
-        wrong["weight"] = "Must be between 0.001 and 1000."
+        wrong["weight"] = _("Must be between 0.001 and 1000.")
     if not -1000 <= values.priority <= 1000:
-        wrong["priority"] = "Must be between -1000 and 1000."
+        wrong["priority"] = _("Must be between -1000 and 1000.")
     if wrong:
         raise InvalidRequest(fields=wrong)
 
@@ -277,13 +278,18 @@ def _egress_targets(entries: Sequence[str]) -> list[str]:
     except ValueError as fault:
         raise InvalidRequest(
             fields={
-                "egress_allow": f"{fault}. Use the form 10.1.0.0/16, 10.1.2.3 443, {DNS_ENTRY} "
-                f"or {TRACKING_ENTRY}."
+                "egress_allow": _(
+                    "{fault}. Use the form 10.1.0.0/16, 10.1.2.3 443, {dns_entry} or {tracking_entry}."
+                ).format(fault=fault, dns_entry=DNS_ENTRY, tracking_entry=TRACKING_ENTRY)
             }
         ) from fault
     if len(found) > MAX_TARGETS:
         raise InvalidRequest(
-            fields={"egress_allow": f"At most {MAX_TARGETS} entries; these are {len(found)}."}
+            fields={
+                "egress_allow": _("At most {max_targets} entries; these are {count}.").format(
+                    max_targets=MAX_TARGETS, count=len(found)
+                )
+            }
         )
     return found
 
@@ -291,14 +297,20 @@ def _egress_targets(entries: Sequence[str]) -> list[str]:
 def _check_acyclic(project: Project, parent: Project, tree: dict[int, Project]) -> None:
     line = path_to_root(parent.pk, lambda below: tree[below].parent_id)
     if project.pk in line:
-        raise InvalidRequest(fields={"parent": "A project cannot be its own ancestor."})
+        raise InvalidRequest(fields={"parent": _("A project cannot be its own ancestor.")})
     _check_depth(len(line) + 1)
 
 
 def _check_depth(ancestors: int) -> None:
     """Raise InvalidRequest if a project below this many ancestors would be nested too deep."""
     if ancestors >= MAX_DEPTH:
-        raise InvalidRequest(fields={"parent": f"Projects can be nested at most {MAX_DEPTH} levels deep."})
+        raise InvalidRequest(
+            fields={
+                "parent": _("Projects can be nested at most {max_depth} levels deep.").format(
+                    max_depth=MAX_DEPTH
+                )
+            }
+        )
 
 
 def _jobs_below(project: Project, tree: dict[int, Project]) -> QuerySet[Job]:

@@ -8,6 +8,7 @@ from typing import Any
 from django.db import transaction
 from django.db.models.functions import Now
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from portal.access import require_admin
 from portal.errors import Conflict, InvalidRequest
@@ -44,7 +45,9 @@ def do_add_quota(
         if not Quota.objects.filter(project=project, pool=pool).exists():
             if project.children.exists():
                 raise Conflict(
-                    f"{project.name} has subprojects and no quota in {pool.name}; set its quota first.",
+                    _("{name} has subprojects and no quota in {pool_name}; set its quota first.").format(
+                        name=project.name, pool_name=pool.name
+                    ),
                     code="no_quota",
                 )
             do_change_quota(actor, project, pool, QuotaValues(), version=0, reason=reason)
@@ -69,7 +72,7 @@ def do_end_quota_addition(actor: User, addition: QuotaAddition, *, reason: str =
         Quota.objects.select_for_update(no_key=True).get(pk=addition.quota_id)
         rows = QuotaAddition.objects.filter(pk=addition.pk, ended_at__isnull=True, ends_at__gt=Now())
         if not rows.update(ended_at=Now(), ended_by=actor):
-            raise Conflict("It has already ended.", code="addition_ended")
+            raise Conflict(_("It has already ended."), code="addition_ended")
         addition.refresh_from_db()
         _record(actor, "quota.addition_end", addition, reason)
     return addition
@@ -99,15 +102,15 @@ def check_addition(extra_milli: int, starts_at: dt.datetime | None, ends_at: dt.
     wrong: dict[str, str] = {}
     now = timezone.now()
     if not 1 <= extra_milli <= MAX_MILLI:
-        wrong["extra_milli"] = "Must be more than 0 and at most 10,000 GPUs."
+        wrong["extra_milli"] = _("Must be more than 0 and at most 10,000 GPUs.")
     if starts_at is not None and ends_at is None:
-        wrong["ends_at"] = "Quota with a start needs an end."
+        wrong["ends_at"] = _("Quota with a start needs an end.")
     if ends_at is not None:
         first = max(starts_at or now, now)
         if ends_at <= first:
-            wrong["ends_at"] = "Must be in the future and after the start."
+            wrong["ends_at"] = _("Must be in the future and after the start.")
         elif ends_at > now + MAX_ADDITION:
-            wrong["ends_at"] = "Must be within a year."
+            wrong["ends_at"] = _("Must be within a year.")
     if wrong:
         raise InvalidRequest(fields=wrong)
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from django.db import transaction
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from portal.access import require_admin
 from portal.errors import Conflict, InvalidRequest
@@ -32,7 +33,7 @@ def begin_replay(user: User, edits: Sequence[QuotaEdit]) -> QuotaReplay:
     The user's own replay of the same quotas is returned again for a day, unless it failed.
     """
     if len({edit.pool.pk for edit in edits}) != 1:
-        raise InvalidRequest(fields={"quotas": "Give quotas of one pool."})
+        raise InvalidRequest(fields={"quotas": _("Give quotas of one pool.")})
     pool = edits[0].pool
     quotas = sorted(engine_quotas(edits), key=lambda each: str(each["project"]))
     digest = hashlib.sha256(json.dumps([pool.public_id, quotas], sort_keys=True).encode()).hexdigest()
@@ -43,7 +44,10 @@ def begin_replay(user: User, edits: Sequence[QuotaEdit]) -> QuotaReplay:
         if found is not None:
             return found
         if mine.filter(finished_at__isnull=True).count() >= MAX_OPEN:
-            raise Conflict(f"{MAX_OPEN} of your replays are not finished yet.", code="too_many_replays")
+            raise Conflict(
+                _("{max_open} of your replays are not finished yet.").format(max_open=MAX_OPEN),
+                code="too_many_replays",
+            )
         row = QuotaReplay.objects.create(pool=pool, quotas=quotas, digest=digest, requested_by=user)
         enqueue_task("scheduler.replay_quotas", [], "replay")
     return row

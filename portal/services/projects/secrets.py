@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from django.db import transaction
 from django.db.models import QuerySet
+from django.utils.translation import gettext as _
 
 from agents.node.spec.environment import is_reserved
 from agents.node.spec.task_spec import FORBIDDEN_ENV
@@ -53,9 +54,11 @@ def do_save_secret(actor: User, holder: User | Project, name: str, value: str) -
     if fault := name_error(name):
         wrong["name"] = fault
     if not value:
-        wrong["value"] = "A secret cannot be empty."
+        wrong["value"] = _("A secret cannot be empty.")
     elif "\0" in value or len(value.encode()) > MAX_VALUE_BYTES:
-        wrong["value"] = f"A secret must be text of at most {MAX_VALUE_BYTES // 1024} KiB."
+        wrong["value"] = _("A secret must be text of at most {max_value_bytes} KiB.").format(
+            max_value_bytes=MAX_VALUE_BYTES // 1024
+        )
     if wrong:
         raise InvalidRequest(fields=wrong)
     with transaction.atomic():
@@ -72,7 +75,7 @@ def do_delete_secret(actor: User, holder: User | Project, name: str) -> None:
     """Delete a secret. Running jobs keep it; a job that references it fails to start."""
     _require_holder_access(actor, holder)
     with transaction.atomic():
-        row = get_first(_lock_secrets(holder, name), "There is no such secret.")
+        row = get_first(_lock_secrets(holder, name), _("There is no such secret."))
         record_action(actor, "secret.delete", row, before=_audit_values(row))
         row.delete()
 
@@ -94,12 +97,16 @@ def normalize_secret_references(references: Iterable[SecretReference]) -> list[d
 def secret_references_error(env: Mapping[str, str], references: Sequence[SecretReference]) -> str | None:
     """Return what is wrong with the secret references of a job, or None."""
     if len(references) > MAX_SECRETS_PER_JOB:
-        return f"A job can use at most {MAX_SECRETS_PER_JOB} secrets."
+        return _("A job can use at most {max_secrets_per_job} secrets.").format(
+            max_secrets_per_job=MAX_SECRETS_PER_JOB
+        )
     for each in references:
         if bool(each.get("variable")) == bool(each.get("file")):
-            return f"Enter either a variable or a file for {each['secret']}."
+            return _("Enter either a variable or a file for {secret}.").format(secret=each["secret"])
         if each.get("owner_type") not in (None, USER_SCOPE, PROJECT_SCOPE):
-            return f"{each['secret']} must belong to {USER_SCOPE} or the {PROJECT_SCOPE}."
+            return _("{secret} must belong to {user_scope} or the {project_scope}.").format(
+                secret=each["secret"], user_scope=USER_SCOPE, project_scope=PROJECT_SCOPE
+            )
     wanted = normalize_secret_references(references)
     seen: set[tuple[str, str]] = set()
     for each in wanted:
@@ -107,7 +114,7 @@ def secret_references_error(env: Mapping[str, str], references: Sequence[SecretR
         if fault := _variable_error(name, env) if way == "variable" else _file_name_error(name):
             return fault
         if (way, name) in seen:
-            return f"Two secrets use the same {way} {name}."
+            return _("Two secrets use the same {way} {name}.").format(way=way, name=name)
         seen.add((way, name))
     return None
 
@@ -162,16 +169,18 @@ def _encryption_context(row: Secret) -> EncryptionContext:
 
 def _variable_error(name: str, env: Mapping[str, str]) -> str | None:
     if not VARIABLE_NAME.fullmatch(name):
-        return f"{name!r} is not the name of a variable."
+        return _("{name!r} is not the name of a variable.").format(name=name)
     if name in FORBIDDEN_ENV or is_reserved(name):
-        return f"{name} is set by Fairway and cannot be changed."
-    return f"{name} is also one of the variables." if name in env else None
+        return _("{name} is set by Fairway and cannot be changed.").format(name=name)
+    return _("{name} is also one of the variables.").format(name=name) if name in env else None
 
 
 def _file_name_error(name: str) -> str | None:
     if not FILE_NAME.fullmatch(name):
-        return f"{name!r} is not the name of a file."
-    return f"{name} is reserved by Fairway." if name in (SECRET_FILE, "variables") else None
+        return _("{name!r} is not the name of a file.").format(name=name)
+    return (
+        _("{name} is reserved by Fairway.").format(name=name) if name in (SECRET_FILE, "variables") else None
+    )
 
 
 def _audit_values(row: Secret) -> dict[str, Any]:

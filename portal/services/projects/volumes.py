@@ -10,6 +10,8 @@ from typing import Any
 
 from django.db import IntegrityError, transaction
 from django.db.models import Q, QuerySet
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from agents.node.spec.task_spec import mount_target_error
 from portal.access import require_admin
@@ -84,9 +86,9 @@ def do_save_volume(
             )
             trigger_cycle("volume")
     except IntegrityError as clash:
-        fault = f"There is already a volume called {spec.name}."
+        fault = _("There is already a volume called {name}.").format(name=spec.name)
         if "volume_one_declared_home" in str(clash):
-            fault = "There is only one volume for homes; change that one."
+            fault = _("There is only one volume for homes; change that one.")
         raise InvalidRequest(fields={"name": fault}, code="already_exists") from clash
     return saved
 
@@ -98,7 +100,9 @@ def do_delete_volume(actor: User, row: Volume, *, reason: str = "") -> None:
         locked = Volume.objects.select_for_update(of=("self",)).get(pk=row.pk)
         live = Job.objects.filter(state__in=LIVE_JOB_STATES, volumes__contains=[{"volume": locked.name}])
         if jobs := live.count():
-            message = f"{jobs} unfinished {'job uses' if jobs == 1 else 'jobs use'} it."
+            message = ngettext(
+                "{count} unfinished job uses it.", "{count} unfinished jobs use it.", jobs
+            ).format(count=jobs)
             raise Conflict(message, code="volume_in_use", details={"jobs": jobs})
         record_action(actor, "volume.delete", locked, before=_audit_values(locked), reason=reason)
         trigger_cycle("volume")
@@ -138,18 +142,20 @@ def volume_references_error(owner: User, runtime: str, references: Sequence[Volu
     if not references:
         return None
     if runtime == RuntimeKind.PROCESS.value:
-        return "Volumes need an environment with a container."
+        return _("Volumes need an environment with a container.")
     if len(references) > MAX_VOLUMES_PER_JOB:
-        return f"A job can use at most {MAX_VOLUMES_PER_JOB} volumes."
+        return _("A job can use at most {max_volumes_per_job} volumes.").format(
+            max_volumes_per_job=MAX_VOLUMES_PER_JOB
+        )
     wanted = normalize_volume_references(references)
     targets = [each["target"] for each in wanted]
     for target in targets:
         if fault := mount_target_error(target):
             return fault
         if PurePosixPath(target).is_relative_to(home_mount_path(owner.username)):
-            return f"{target} is inside the home; choose a path outside it."
+            return _("{target} is inside the home; choose a path outside it.").format(target=target)
         if targets.count(target) > 1:
-            return f"Two volumes have the mount path {target}."
+            return _("Two volumes have the mount path {target}.").format(target=target)
     return None
 
 
@@ -188,8 +194,12 @@ def _no_common_node_reason(rows: list[Volume], pool: NodePool | None) -> str | N
     if nodes.exists():
         return None
     names = ", ".join(sorted(row.name for row in rows if row.pk in limited))
-    where = f"No node of {pool.name}" if pool else "No node"
-    return f"{where} has {names}." if len(limited) == 1 else f"{where} has all of {names}."
+    where = _("No node of {name}").format(name=pool.name) if pool else _("No node")
+    return (
+        _("{where} has {names}.").format(where=where, names=names)
+        if len(limited) == 1
+        else _("{where} has all of {names}.").format(where=where, names=names)
+    )
 
 
 def _validation_errors(spec: VolumeInput, row: Volume | None) -> dict[str, str]:
@@ -198,24 +208,24 @@ def _validation_errors(spec: VolumeInput, row: Volume | None) -> dict[str, str]:
     if row is None and (fault := name_error(spec.name)):
         wrong["name"] = fault
     if row is not None and (row.name, row.kind) != (spec.name, kind.value):
-        wrong["kind"] = "The name and kind of a volume cannot be changed; delete it and create another."
+        wrong["kind"] = _("The name and kind of a volume cannot be changed; delete it and create another.")
     pathless = kind is VolumeKind.SCRATCH or (kind is VolumeKind.HOME and spec.scope is VolumeScope.NODE)
     if pathless and spec.path:
-        wrong["path"] = "The node's settings define this path; leave it empty."
+        wrong["path"] = _("The node's settings define this path; leave it empty.")
     elif not pathless and (not spec.path.startswith("/") or mount_target_error(spec.path.rstrip("/"))):
-        wrong["path"] = "Enter the full path of the folder on the nodes."
+        wrong["path"] = _("Enter the full path of the folder on the nodes.")
     if kind is VolumeKind.SCRATCH and spec.scope is VolumeScope.SHARED:
-        wrong["reach"] = "A scratch folder is always local to its node."
+        wrong["reach"] = _("A scratch folder is always local to its node.")
     if kind is VolumeKind.NFS and spec.scope is VolumeScope.NODE:
-        wrong["reach"] = "A network share is the same on every node; choose shared."
+        wrong["reach"] = _("A network share is the same on every node; choose shared.")
     if kind is VolumeKind.SCRATCH and spec.read_only:
-        wrong["read_only"] = "A scratch folder must be writable."
+        wrong["read_only"] = _("A scratch folder must be writable.")
     if spec.quota_mib is not None and kind not in QUOTA_KINDS:
-        wrong["quota_mib"] = "A node can limit only homes, project folders and scratch folders."
+        wrong["quota_mib"] = _("A node can limit only homes, project folders and scratch folders.")
     elif spec.quota_mib is not None and not 1 <= spec.quota_mib <= MAX_QUOTA_MIB:
-        wrong["quota_mib"] = "Must be at least 1."
+        wrong["quota_mib"] = _("Must be at least 1.")
     if kind is VolumeKind.HOME and (spec.projects or spec.nodes or spec.pool or spec.read_only):
-        wrong["kind"] = "Homes must be available to all projects, pools and nodes."
+        wrong["kind"] = _("Homes must be available to all projects, pools and nodes.")
     return wrong
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from django.db import transaction
 from django.db.models import F
 from django.db.models.functions import Now
+from django.utils.translation import gettext as _
 
 from portal.access import Permission, require_permission
 from portal.domain.job_spec import field_errors, job_fields
@@ -60,19 +61,21 @@ def check_deployment(user: User, deployment: Deployment) -> Deployment:
     spec, request, model = deployment.spec, deployment.request, deployment.model
     wrong = field_errors(spec)
     if len(request.name) > MAX_NAME_LENGTH:
-        wrong["name"] = f"The name of a service has at most {MAX_NAME_LENGTH} characters."
+        wrong["name"] = _("The name of a service has at most {max_name_length} characters.").format(
+            max_name_length=MAX_NAME_LENGTH
+        )
     rules = job_fields()
     wrong |= {
-        name: "A replica is one task; set the number of replicas."
+        name: _("A replica is one task; set the number of replicas.")
         for name in _SINGLE
         if getattr(request, name) != rules[name].default
     }
     if request.dependencies:
-        wrong["dependencies"] = "A service cannot have dependencies."
+        wrong["dependencies"] = _("A service cannot have dependencies.")
     if request.held:
-        wrong["held"] = "A service cannot be held; stop it."
+        wrong["held"] = _("A service cannot be held; stop it.")
     if request.start_after:
-        wrong["start_after"] = "A service cannot have a start time."
+        wrong["start_after"] = _("A service cannot have a start time.")
     if wrong:
         raise InvalidRequest(fields=wrong)
     request = replace(request, kind=JobKind.SERVICE.value)
@@ -107,7 +110,7 @@ def do_update_service(user: User, service: Service, deployment: Deployment) -> S
     require_permission(user, Permission.CONTROL, service)
     deployment = replace(deployment, request=replace(deployment.request, name=service.name))
     if deployment.request.project != service.project:
-        raise InvalidRequest(fields={"project": "The project of a service cannot change."})
+        raise InvalidRequest(fields={"project": _("The project of a service cannot change.")})
     deployment = check_deployment(service.owner, deployment)
     run = _model_run(deployment.request, deployment.model)
     with transaction.atomic():
@@ -128,7 +131,7 @@ def do_cancel_update(user: User, service: Service) -> Service:
         service = lock_service(service.pk)
         rolling = service.versions.filter(state=VersionState.ROLLING.value).first()
         if rolling is None or not service.versions.filter(state=VersionState.ACTIVE.value).exists():
-            raise Conflict("There is no update to cancel.", code="no_update")
+            raise Conflict(_("There is no update to cancel."), code="no_update")
         fail_version(service, rolling, f"Cancelled by {user.username}.")
         record_action(user, "service.cancel_update", service, after={"version": rolling.number})
         announce_service(service)
@@ -173,7 +176,7 @@ def do_start_service(user: User, service: Service) -> Service:
     with _unique_name(service.name):
         service = lock_service(service.pk)
         if service.state == ServiceState.ACTIVE and not service.asleep:
-            raise Conflict("The service is not stopped.", code="service_not_stopped")
+            raise Conflict(_("The service is not stopped."), code="service_not_stopped")
         _wake(service)
         record_action(user, "service.start", service)
     return service
@@ -198,7 +201,7 @@ def record_requests(counts: Mapping[str, int]) -> None:
 def target_version(service: Service) -> ServiceVersion:
     """Return the version that the service runs or rolls out, with its rows."""
     rows = service.versions.filter(state__in=TARGET_STATES).select_related("environment", "pool")
-    return get_first(rows, "The service has no version.")
+    return get_first(rows, _("The service has no version."))
 
 
 def next_deployment(service: Service) -> Deployment:
@@ -254,7 +257,9 @@ def _model_run(request: JobRequest, model: ModelReference | None) -> str:
     try:
         return get_version(request.project, model.name, model.version).run
     except NotFound:
-        message = f"{request.project.name} has no version {model.version} of a model {model.name}."
+        message = _("{name} has no version {version} of a model {model_name}.").format(
+            name=request.project.name, version=model.version, model_name=model.name
+        )
         raise InvalidRequest(fields={"model": message}) from None
 
 
@@ -300,9 +305,11 @@ def _wake(service: Service) -> None:
 
 def _require_active(service: Service) -> None:
     if service.state != ServiceState.ACTIVE:
-        raise Conflict("The service is stopped. Start it first.", code="service_stopped")
+        raise Conflict(_("The service is stopped. Start it first."), code="service_stopped")
 
 
 def _unique_name(name: str) -> Any:
-    message = f"A service named {name} already runs in this project. Update it, or choose another name."
+    message = _(
+        "A service named {name} already runs in this project. Update it, or choose another name."
+    ).format(name=name)
     return atomic_unique("name", message)

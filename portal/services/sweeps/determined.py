@@ -8,6 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
+
 from portal.domain.end_states import FailureClass
 from portal.domain.sweeps import Searcher
 from portal.errors import InvalidRequest
@@ -23,18 +26,18 @@ _SEARCHERS = {
     "async_halving": Searcher.ASHA,
 }
 _DEFAULT_DIVISOR, _DEFAULT_RUNGS, _DEFAULT_PARALLEL = 4, 5, 16
-_NO_COUNTERPART = "It has no counterpart and is ignored."
+_NO_COUNTERPART = gettext_noop("It has no counterpart and is ignored.")
 _REASONS = {
-    "environment.image": "Choose an environment with this image.",
-    "environment": "Choose an environment.",
-    "project": "The project is chosen at the import.",
-    "workspace": "The project is chosen at the import.",
-    "resources.resource_pool": "The pool is chosen at the import.",
-    "resources.priority": "Its scale differs; the job has priority 0.",
-    "bind_mounts": "Give volumes instead.",
-    "data": "Give variables or volumes instead.",
-    "checkpoint_storage": "Trials save into their home or a volume.",
-    "searcher.max_time": "The number of steps is unknown without an integer.",
+    "environment.image": gettext_noop("Choose an environment with this image."),
+    "environment": gettext_noop("Choose an environment."),
+    "project": gettext_noop("The project is chosen at the import."),
+    "workspace": gettext_noop("The project is chosen at the import."),
+    "resources.resource_pool": gettext_noop("The pool is chosen at the import."),
+    "resources.priority": gettext_noop("Its scale differs; the job has priority 0."),
+    "bind_mounts": gettext_noop("Give volumes instead."),
+    "data": gettext_noop("Give variables or volumes instead."),
+    "checkpoint_storage": gettext_noop("Trials save into their home or a volume."),
+    "searcher.max_time": gettext_noop("The number of steps is unknown without an integer."),
 }
 
 
@@ -52,13 +55,13 @@ def read_experiment(text: str) -> ImportedExperiment:
     """Return the sweep of an experiment file. Raise InvalidRequest with the field ``experiment``."""
     loaded = load_yaml(text, "experiment")
     if not isinstance(loaded, dict):
-        raise _wrong("It is not an experiment: its keys are missing.")
+        raise _wrong(_("It is not an experiment: its keys are missing."))
     given, found = dict(loaded), ImportedExperiment()
     _read_job(given, found)
     _read_searcher(_section(given, "searcher"), found)
     for name, value in _flatten(_section(given, "hyperparameters"), 0):
         found.parameters[name] = _parameter(name, value, is_grid=found.sweep["searcher"] == Searcher.GRID)
-    found.ignored |= {str(key): _REASONS.get(str(key), _NO_COUNTERPART) for key in given}
+    found.ignored |= {str(key): _(_REASONS.get(str(key), _NO_COUNTERPART)) for key in given}
     return found
 
 
@@ -68,13 +71,17 @@ def _read_job(given: dict[Any, Any], found: ImportedExperiment) -> None:
     job["name"] = name.strip(" .-_")[:90].strip(" .-_") or "experiment"
     entrypoint = given.pop("entrypoint", None)
     if isinstance(entrypoint, str) and _TRIAL_CLASS.fullmatch(entrypoint.strip()):
-        raise _wrong(f"The entrypoint {entrypoint} is a Trial class of Determined; give a command instead.")
+        raise _wrong(
+            _("The entrypoint {entrypoint} is a Trial class of Determined; give a command instead.").format(
+                entrypoint=entrypoint
+            )
+        )
     if isinstance(entrypoint, str) and entrypoint.strip():
         job["command"] = ["/bin/sh", "-c", entrypoint]
     elif isinstance(entrypoint, list) and entrypoint:
         job["command"] = [str(word) for word in entrypoint]
     else:
-        raise _wrong("It has no entrypoint; give a command or a list of words.")
+        raise _wrong(_("It has no entrypoint; give a command or a list of words."))
     resources = _section(given, "resources")
     job["gpus_per_task"] = _count(resources.pop("slots_per_trial", 1), "resources.slots_per_trial", 0)
     if (shm_bytes := resources.pop("shm_size", None)) is not None:
@@ -106,7 +113,11 @@ def _read_job(given: dict[Any, Any], found: ImportedExperiment) -> None:
 def _read_searcher(given: dict[Any, Any], found: ImportedExperiment) -> None:
     name = str(given.pop("name", ""))
     if name not in _SEARCHERS:
-        raise _wrong(f"The searcher {name[:40]!r} is not known; known are {', '.join(sorted(_SEARCHERS))}.")
+        raise _wrong(
+            _("The searcher {name!r} is not known; known are {sorted}.").format(
+                name=name[:40], sorted=", ".join(sorted(_SEARCHERS))
+            )
+        )
     sweep = found.sweep
     searcher = _SEARCHERS[name]
     sweep |= {"searcher": searcher.value, "reads_environment": True}
@@ -144,7 +155,7 @@ def _read_searcher(given: dict[Any, Any], found: ImportedExperiment) -> None:
 def _flatten(given: Mapping[Any, Any], depth: int, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield hyperparameters by dotted name; a mapping with ``type`` is one, others are groups."""
     if depth > MAX_DEPTH:
-        raise _wrong("Its hyperparameters are nested too deeply.")
+        raise _wrong(_("Its hyperparameters are nested too deeply."))
     for key, value in given.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and "type" not in value:
@@ -162,17 +173,23 @@ def _parameter(name: str, given: Any, *, is_grid: bool) -> Any:
     if kind == "categorical" and isinstance(given.get("vals"), list):
         return {"choices": list(given["vals"])}
     if kind not in ("int", "double", "log"):
-        raise _wrong(f"The hyperparameter {name} has the unknown type {str(kind)[:40]}.")
+        raise _wrong(
+            _("The hyperparameter {name} has the unknown type {kind}.").format(name=name, kind=str(kind)[:40])
+        )
     low, high = (_number(given.get(key), f"{name}.{key}") for key in ("minval", "maxval"))
     base = _number(given.get("base", 10.0), f"{name}.base")
     is_log = kind == "log"
     if is_log and not (base > 1 and max(abs(low), abs(high)) * math.log10(base) <= 15):
-        raise _wrong(f"The hyperparameter {name} has values above 1e15 or a base that is not above 1.")
+        raise _wrong(
+            _("The hyperparameter {name} has values above 1e15 or a base that is not above 1.").format(
+                name=name
+            )
+        )
     count = given.get("count")
     if is_grid and count is not None:
         total = _count(count, f"{name}.count", 1)
         if total > 1000:
-            raise _wrong(f"The hyperparameter {name} has more than 1000 values.")
+            raise _wrong(_("The hyperparameter {name} has more than 1000 values.").format(name=name))
         points = [low + index * (high - low) / max(1, total - 1) for index in range(total)]
         values = [base**each if is_log else round(each) if kind == "int" else each for each in points]
         return {"choices": list(dict.fromkeys(values))}
@@ -184,27 +201,29 @@ def _parameter(name: str, given: Any, *, is_grid: bool) -> Any:
 def _variables(given: Any) -> dict[str, str]:
     lines = given.get("gpu") or given.get("cpu") or [] if isinstance(given, Mapping) else given or []
     if not isinstance(lines, list):
-        raise _wrong("environment.environment_variables is not a list of NAME=VALUE.")
+        raise _wrong(_("environment.environment_variables is not a list of NAME=VALUE."))
     return {name: value for name, _, value in (str(line).partition("=") for line in lines)}
 
 
 def _section(given: dict[Any, Any], name: str) -> dict[Any, Any]:
     value = given.pop(name, None) or {}
     if not isinstance(value, Mapping):
-        raise _wrong(f"{name} is not a mapping.")
+        raise _wrong(_("{name} is not a mapping.").format(name=name))
     return dict(value)
 
 
 def _ignore(found: ImportedExperiment, section: str, rest: Mapping[Any, Any]) -> None:
     for key in rest:
         path = f"{section}.{key}"
-        found.ignored[path] = _REASONS.get(path, _NO_COUNTERPART)
+        found.ignored[path] = _(_REASONS.get(path, _NO_COUNTERPART))
 
 
 def _count(value: Any, name: str, minimum: int) -> int:
     number = _number(value, name)
     if number != int(number) or number < minimum:
-        raise _wrong(f"{name} is not a whole number of at least {minimum}.")
+        raise _wrong(
+            _("{name} is not a whole number of at least {minimum}.").format(name=name, minimum=minimum)
+        )
     return int(number)
 
 
@@ -212,9 +231,9 @@ def _number(value: Any, name: str) -> float | int:
     try:
         number = value if isinstance(value, int) and not isinstance(value, bool) else float(value)
     except (TypeError, ValueError) as problem:
-        raise _wrong(f"{name} is missing or is no number.") from problem
+        raise _wrong(_("{name} is missing or is no number.").format(name=name)) from problem
     if not abs(number) <= 1e15:
-        raise _wrong(f"{name} is too large.")
+        raise _wrong(_("{name} is too large.").format(name=name))
     return number
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from django.db import transaction
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from portal.access import Permission, require_permission
 from portal.domain.job_spec import job_fields
@@ -56,13 +57,15 @@ def check_sweep(
     """Raise what the creation would raise. Not within a transaction."""
     wrong = sweep_errors(spec, parameters, list(points))
     if request.kind != JobKind.TRAINING.value:
-        wrong["kind"] = "The trials of a sweep are jobs, not workspaces."
+        wrong["kind"] = _("The trials of a sweep are jobs, not workspaces.")
     if len(request.name) > MAX_NAME_LENGTH:
-        wrong["name"] = f"The name of a sweep has at most {MAX_NAME_LENGTH} characters."
+        wrong["name"] = _("The name of a sweep has at most {max_name_length} characters.").format(
+            max_name_length=MAX_NAME_LENGTH
+        )
     if request.dependencies:
-        wrong["dependencies"] = "The trials of a sweep cannot have dependencies."
+        wrong["dependencies"] = _("The trials of a sweep cannot have dependencies.")
     if request.held:
-        wrong["held"] = "Trials cannot be held; pause the sweep."
+        wrong["held"] = _("Trials cannot be held; pause the sweep.")
     if not wrong and request.template and request.template.parameters:
         declared = read_template_parameters(request.template.parameters)
         if fault := swept_parameters_error(declared, request.template.fields, points or [parameters]):
@@ -172,7 +175,10 @@ def do_resume_sweep(user: User, sweep: Sweep) -> Sweep:
     with transaction.atomic():
         sweep = lock_sweep(sweep.pk)
         if sweep.state != SweepState.PAUSED:
-            raise Conflict(f"The sweep is {sweep.state.lower()}, not paused.", code="sweep_not_paused")
+            raise Conflict(
+                _("The sweep is {state}, not paused.").format(state=sweep.state.lower()),
+                code="sweep_not_paused",
+            )
         for trial in sweep.trials.filter(state=TrialState.PAUSED.value).order_by("number"):
             if trial.search_state.get(PAUSED_WITH_SWEEP):
                 resume_trial(trial, user.username)
@@ -193,7 +199,7 @@ def do_change_sweep(
     rules = job_fields(SweepSpec)
     wrong = {name: error for name, value in changes.items() if (error := rules[name].error_of(value))}
     if max_trials is not None and sweep.searcher in (Searcher.LIST, Searcher.GRID):
-        wrong["max_trials"] = "The size of an array cannot change."
+        wrong["max_trials"] = _("The size of an array cannot change.")
     if wrong:
         raise InvalidRequest(fields=wrong)
     with transaction.atomic():
@@ -268,7 +274,9 @@ def resume_trial(trial: Trial, actor: str) -> None:
 
 def _require_live(sweep: Sweep) -> None:
     if SweepState(sweep.state) in (SweepState.COMPLETED, SweepState.STOPPED):
-        raise Conflict(f"The sweep has already ended: {sweep.state.lower()}.", code="sweep_ended")
+        raise Conflict(
+            _("The sweep has already ended: {state}.").format(state=sweep.state.lower()), code="sweep_ended"
+        )
 
 
 def _first_values(parameters: Mapping[str, Any]) -> dict[str, Value]:

@@ -10,6 +10,7 @@ from django.conf import settings
 from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from portal.access import Permission, can, require_permission
 from portal.domain.services import ServiceState
@@ -83,9 +84,11 @@ def do_open_workspace(user: User, job: Job, session_key: str) -> tuple[str, str]
     require_permission(user, Permission.VISIT, job)
     attempt = open_attempt(job)
     if attempt is None:
-        raise Conflict("Its server does not respond yet, or has stopped.", code="workspace_not_ready")
+        raise Conflict(_("Its server does not respond yet, or has stopped."), code="workspace_not_ready")
     if attempt.leader_epoch == 0:
-        message = "It was adopted after a restore and its access secret is lost. Stop it and start it again."
+        message = _(
+            "It was adopted after a restore and its access secret is lost. Stop it and start it again."
+        )
         raise Conflict(message, code="workspace_unknown")
     with transaction.atomic():
         ticket = _create_ticket(user, session_key, attempt=attempt)
@@ -97,7 +100,7 @@ def do_open_service(user: User, service: Service, session_key: str) -> tuple[str
     """As ``do_open_workspace``, for a service. Raise Conflict if it is stopped."""
     require_permission(user, Permission.ENTER, service)
     if service.state != ServiceState.ACTIVE:
-        raise Conflict("The service is stopped.", code="service_stopped")
+        raise Conflict(_("The service is stopped."), code="service_stopped")
     with transaction.atomic():
         ticket = _create_ticket(user, session_key, service=service)
         record_action(user, "service.open", service)
@@ -108,7 +111,7 @@ def _create_ticket(user: User, session_key: str, **target: Attempt | Service) ->
     """Return a new ticket for an attempt or a service. Raise Conflict if the portal session has ended."""
     session = session_id(session_key)
     if session_user(session) != user:
-        raise Conflict("Sign in again, then open it.", code="session_ended")
+        raise Conflict(_("Sign in again, then open it."), code="session_ended")
     now = timezone.now()
     ticket = secrets.token_urlsafe(32)
     WorkspaceTicket.objects.filter(user=user, expires_at__lt=now - TICKET_TTL).delete()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from django.db import transaction
 from django.db.models import QuerySet
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from portal.access import Permission, can, has_role, require_permission
 from portal.domain.project_tree import path_to_root
@@ -50,7 +51,7 @@ def get_share(user: User, public_id: str) -> WorkspaceShare:
     rows = WorkspaceShare.objects.select_related("user", "created_by", "job__project", "job__owner")
     share = rows.filter(public_id=public_id).first()
     if share is None or not can(user, Permission.CONTROL, share.job):
-        raise NotFound("There is no such share.")
+        raise NotFound(_("There is no such share."))
     return share
 
 
@@ -91,26 +92,33 @@ def do_share_workspace(user: User, job: Job, guest: User, access: str, duration_
     """
     require_permission(user, Permission.ENTER, job)
     if job.kind != JobKind.WORKSPACE.value:
-        raise Conflict("Only workspaces can be shared.", code="not_a_workspace")
+        raise Conflict(_("Only workspaces can be shared."), code="not_a_workspace")
     wrong: dict[str, str] = {}
     if access not in set(ShareAccess):
-        wrong["access"] = f"Choose one of {', '.join(ShareAccess)}."
+        wrong["access"] = _("Choose one of {shareaccess}.").format(shareaccess=", ".join(ShareAccess))
     elif access == ShareAccess.VIEW and job.environment.tool not in VIEWABLE_TOOLS:
-        wrong["access"] = f"{job.environment.tool} cannot be used for viewing only."
+        wrong["access"] = _("{tool} cannot be used for viewing only.").format(tool=job.environment.tool)
     if not MIN_DURATION_S <= duration_s <= MAX_DURATION_S:
-        wrong["duration_s"] = f"Must be between {MIN_DURATION_S} and {MAX_DURATION_S} s."
+        wrong["duration_s"] = _("Must be between {min_duration_s} and {max_duration_s} s.").format(
+            min_duration_s=MIN_DURATION_S, max_duration_s=MAX_DURATION_S
+        )
     if guest.pk == job.owner_id:
-        wrong["user"] = "It is their own workspace."
+        wrong["user"] = _("It is their own workspace.")
     elif not guest.is_active or not has_role(guest, job.project, Role.MEMBER):
-        wrong["user"] = f"{guest.username} is not a member of {job.project.name}."
+        wrong["user"] = _("{username} is not a member of {name}.").format(
+            username=guest.username, name=job.project.name
+        )
     if wrong:
         raise InvalidRequest(fields=wrong)
     with transaction.atomic():
         job = Job.objects.select_for_update(of=("self",), no_key=True).get(pk=job.pk)
         if job.state in TERMINAL_JOB_STATES:
-            raise Conflict("It has ended.", code="job_ended")
+            raise Conflict(_("It has ended."), code="job_ended")
         if live_shares(job).exclude(user=guest).count() >= MAX_SHARES:
-            raise Conflict(f"It is shared with {MAX_SHARES} users already.", code="too_many_shares")
+            raise Conflict(
+                _("It is shared with {max_shares} users already.").format(max_shares=MAX_SHARES),
+                code="too_many_shares",
+            )
         now = timezone.now()
         WorkspaceShare.objects.filter(job=job, user=guest, revoked_at=None).update(revoked_at=now)
         share = WorkspaceShare.objects.create(
@@ -130,7 +138,7 @@ def do_share_workspace(user: User, job: Job, guest: User, access: str, duration_
 def do_revoke_share(user: User, share: WorkspaceShare) -> WorkspaceShare:
     """Revoke a share: requests are refused, and open connections end, within 5 s. Repeatable."""
     if not can(user, Permission.CONTROL, share.job):
-        raise Forbidden("Only its owner, managers of its project and administrators can revoke it.")
+        raise Forbidden(_("Only its owner, managers of its project and administrators can revoke it."))
     with transaction.atomic():
         live = WorkspaceShare.objects.filter(pk=share.pk, revoked_at=None)
         if live.update(revoked_at=timezone.now()):

@@ -8,6 +8,7 @@ import secrets
 from django.db import transaction
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
+from django.utils.translation import gettext as _
 
 from portal.access import Permission, require_permission
 from portal.domain.states import AttemptState, DesiredState
@@ -56,9 +57,11 @@ def do_open_terminal(
     require_permission(user, Permission.ENTER, job)
     task = running_task(job, rank)
     if not session_key and token is None:
-        raise Conflict("Sign in again, then open it.", code="session_ended")
+        raise Conflict(_("Sign in again, then open it."), code="session_ended")
     if Terminal.objects.filter(IS_OPEN, user=user).count() >= MAX_TERMINALS_PER_USER:
-        message = f"You have {MAX_TERMINALS_PER_USER} open terminals. Close one first."
+        message = _("You have {max_terminals_per_user} open terminals. Close one first.").format(
+            max_terminals_per_user=MAX_TERMINALS_PER_USER
+        )
         raise Conflict(message, code="too_many_terminals")
     name = new_public_id()
     with transaction.atomic():
@@ -92,9 +95,11 @@ def running_task(job: Job, rank: int) -> Task:
     )
     task = running.select_related("node").first()
     if task is None:
-        raise Conflict("This rank is not running.", code="task_not_running")
+        raise Conflict(_("This rank is not running."), code="task_not_running")
     if not task.node.reachable:
-        raise Conflict(f"{task.node.name} is not reachable at the moment.", code="node_unreachable")
+        raise Conflict(
+            _("{name} is not reachable at the moment.").format(name=task.node.name), code="node_unreachable"
+        )
     return task
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
+from django.utils.translation import gettext as _
 
 from portal.errors import InvalidRequest
 from portal.services.lifecycle.rights_changes import ChoiceRequired, JobChoice, QueuedJobs, RunningJobs
@@ -19,7 +20,7 @@ def parse_choice(request: HttpRequest) -> JobChoice | None:
     try:
         return JobChoice(QueuedJobs(queued or QueuedJobs.HOLD), RunningJobs(running or RunningJobs.FINISH))
     except ValueError:
-        raise InvalidRequest(fields={QUEUED_CHOICES: "Choose what happens to the jobs."}) from None
+        raise InvalidRequest(fields={QUEUED_CHOICES: _("Choose what happens to the jobs.")}) from None
 
 
 def render_choice(request: HttpRequest, needed: ChoiceRequired, *, change: str, back: str) -> HttpResponse:

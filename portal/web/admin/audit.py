@@ -9,6 +9,7 @@ from django.core.paginator import Paginator
 from django.db.models import Q
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
+from django.utils.translation import gettext_lazy
 
 from portal.access import AccessPolicy
 from portal.models import AuditEntry, User
@@ -16,10 +17,16 @@ from portal.web.display.formatting import cores, gpu_amount
 from portal.web.views import page
 
 KINDS = {
-    "sign-ins": ("Sign-ins and sessions", Q(action__startswith="user.sign_") | Q(action="user.end_sessions")),
-    "refused": ("Refused", Q(action__in=("request.refused", "user.sign_in_failed", "user.sign_in_paused"))),
+    "sign-ins": (
+        gettext_lazy("Sign-ins and sessions"),
+        Q(action__startswith="user.sign_") | Q(action="user.end_sessions"),
+    ),
+    "refused": (
+        gettext_lazy("Refused"),
+        Q(action__in=("request.refused", "user.sign_in_failed", "user.sign_in_paused")),
+    ),
     "workspaces": (
-        "Workspaces and terminals",
+        gettext_lazy("Workspaces and terminals"),
         Q(action="workspace.open") | Q(action__startswith="terminal."),
     ),
 }

@@ -8,6 +8,10 @@ import shlex
 import zoneinfo
 from collections.abc import Sequence
 
+from django.utils import dateformat
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
 from portal.domain.throughput import Layout
 
 NBSP = "\u00a0"
@@ -27,7 +31,7 @@ def parse_whole_number(text: object) -> int | None:
 def duration(seconds: float | None) -> str:
     """Format as 12 s, 4 min 10 s, 7 h 22 min or 3 d 4 h; "unknown" for None."""
     if seconds is None:
-        return "unknown"
+        return _("unknown")
     whole = max(0, int(seconds))
     if whole < 60:
         return f"{whole}{NBSP}s"
@@ -44,7 +48,7 @@ def duration(seconds: float | None) -> str:
 def memory(mib: float | None) -> str:
     """Format as 512 MiB or 80 GiB; "unknown" for None."""
     if mib is None:
-        return "unknown"
+        return _("unknown")
     if mib < 1024:
         return f"{mib:.0f}{NBSP}MiB"
     gib = mib / 1024
@@ -68,9 +72,13 @@ def energy(joules: float) -> str:
 def gpus(milli: int) -> str:
     """Format as 2 GPUs, 1 GPU, 0.5 GPU or no GPU."""
     if milli == 0:
-        return f"no{NBSP}GPU"
+        return no_gpu()
     amount = f"{milli / 1000:g}"
     return f"{amount}{NBSP}{'GPU' if milli <= 1000 else 'GPUs'}"
+
+
+def no_gpu() -> str:
+    return _("no GPU").replace(" ", NBSP)
 
 
 def gpu_amount(milli: int) -> str:
@@ -91,10 +99,14 @@ def amount(value: float) -> str:
 
 def rate(per_s: float) -> str:
     """Format as 340 a second, 2.5 a minute or 0.4 an hour."""
-    for unit, seconds in (("second", 1), ("minute", 60)):
+    for text, seconds in ((_("{rate} a second"), 1), (_("{rate} a minute"), 60)):
         if per_s * seconds >= 0.5:
-            return f"{amount(per_s * seconds)} a{NBSP}{unit}"
-    return f"{amount(per_s * 3600)} an{NBSP}hour"
+            return _join_last_words(text.format(rate=amount(per_s * seconds)))
+    return _join_last_words(_("{rate} an hour").format(rate=amount(per_s * 3600)))
+
+
+def _join_last_words(text: str) -> str:
+    return NBSP.join(text.rsplit(" ", 1))
 
 
 def gb(amount_bytes: float) -> str:
@@ -110,18 +122,23 @@ def milliseconds(seconds: float) -> str:
 def layout_text(lies: Layout) -> str:
     """Format as: H200 on 1 node; A100 on 2 nodes, 4 NVLink islands, 1 fabric level apart."""
     models = " + ".join(short_gpu_model(model) for model in lies.gpu_model.split(" + "))
-    said = f"{models} on {plural(lies.nodes, 'node')}"
+    said = _("{models} on {nodes}").format(models=models, nodes=plural(lies.nodes, "node"))
     if lies.islands > lies.nodes:
         said += f", {plural(lies.islands, 'NVLink island')}"
-    return f"{said}, {plural(lies.levels, 'fabric level')} apart" if lies.levels else said
+    if lies.levels:
+        said += ", " + _("{levels} apart").format(levels=plural(lies.levels, "fabric level"))
+    return said
 
 
 def topology_constraint_text(near: dict[str, str | None] | None) -> str:
     """Format as: in one rack (fabric); preferably in one block (fabric); "" without a constraint."""
     if not near:
         return ""
-    said = [("in one", near.get("required")), ("preferably in one", near.get("preferred"))]
-    levels = ", ".join(f"{how} {level.rpartition('/')[2]}" for how, level in said if level)
+    said = [
+        (_("in one {level}"), near.get("required")),
+        (_("preferably in one {level}"), near.get("preferred")),
+    ]
+    levels = ", ".join(text.format(level=level.rpartition("/")[2]) for text, level in said if level)
     return f"{levels} ({near.get('topology')})"
 
 
@@ -151,13 +168,13 @@ def step_time(seconds: float) -> str:
 
 def spaced(code: str) -> str:
     """Format a code as words: node_failure as node failure."""
-    return code.replace("_", " ")
+    return _(code.replace("_", " "))
 
 
 def cores(milli: int) -> str:
     """Format as 4 cores, 1 core or 0.5 core."""
     amount = f"{milli / 1000:g}"
-    return f"{amount}{NBSP}{'core' if milli <= 1000 else 'cores'}"
+    return f"{amount}{NBSP}{ngettext('core', 'cores', 1 if milli <= 1000 else 2)}"
 
 
 def time_zone(name: str) -> dt.tzinfo:
@@ -171,7 +188,7 @@ def time_zone(name: str) -> dt.tzinfo:
 def full_time(at: dt.datetime, zone: dt.tzinfo) -> str:
     """Format as Tuesday 12 May 2026, 13:52:04 (CEST), in the reader's zone."""
     here = at.astimezone(zone)
-    return f"{here:%A} {here.day} {here:%B %Y, %H:%M:%S} ({here:%Z})"
+    return f"{format_date(here, _('l j F Y, H:i:s'))} ({here:%Z})"
 
 
 def short_time(at: dt.datetime, zone: dt.tzinfo, now: dt.datetime) -> str:
@@ -181,18 +198,21 @@ def short_time(at: dt.datetime, zone: dt.tzinfo, now: dt.datetime) -> str:
     if days == 0:
         return f"{here:%H:%M}"
     if days == 1:
-        return f"yesterday {here:%H:%M}"
+        return _("yesterday {time}").format(time=f"{here:%H:%M}")
     if days == -1:
-        return f"tomorrow {here:%H:%M}"
-    if here.year == today.year:
-        return f"{here.day} {here:%b %H:%M}"
-    return f"{here.day} {here:%b %Y}"
+        return _("tomorrow {time}").format(time=f"{here:%H:%M}")
+    return format_date(here, _("j M H:i") if here.year == today.year else _("j M Y"))
+
+
+def format_date(at: dt.date, form: str) -> str:
+    """Format with names of days and months in the language of the page; ``form`` as in Django's filter ``date``."""
+    return dateformat.format(at, form)
 
 
 def plural(count: int, names: str) -> str:
     """Format as 1 node, 3 nodes; 1 time, 2 times for the names ``time,times``."""
-    one, _, many = names.partition(",")
-    return f"{count:,}{NBSP}{one if count == 1 else (many or one + 's')}"
+    one, __, many = names.partition(",")
+    return f"{count:,}{NBSP}{ngettext(one, many or one + 's', count)}"
 
 
 def shell_words(words: Sequence[str]) -> str:
@@ -207,4 +227,4 @@ def short_digest(pin: str) -> str:
 
 def metric_value(value: float | None) -> str:
     """Format a number of a run with four significant digits; "none" for None."""
-    return "none" if value is None else f"{value:,.0f}" if value == int(value) else f"{value:.4g}"
+    return _("none") if value is None else f"{value:,.0f}" if value == int(value) else f"{value:.4g}"

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
+
 from portal.domain.policy_settings import IDLE_SETTINGS
 from portal.domain.states import JobKind
 from portal.models import NodePool, Project
@@ -22,14 +25,14 @@ class IdleRuleText:
 
 
 _UNUSED = {
-    JobKind.WORKSPACE: "without use of its GPUs and its tool",
-    JobKind.TRAINING: "without use of its GPUs",
-    JobKind.SERVICE: "without requests and use of its GPUs",
+    JobKind.WORKSPACE: gettext_noop("without use of its GPUs and its tool"),
+    JobKind.TRAINING: gettext_noop("without use of its GPUs"),
+    JobKind.SERVICE: gettext_noop("without requests and use of its GPUs"),
 }
 _SUSPENDED = {
-    JobKind.WORKSPACE: "it is suspended; its files are kept",
-    JobKind.TRAINING: "it is suspended; resumed, it continues from its newest checkpoint",
-    JobKind.SERVICE: "it is scaled to zero until the next request",
+    JobKind.WORKSPACE: gettext_noop("it is suspended; its files are kept"),
+    JobKind.TRAINING: gettext_noop("it is suspended; resumed, it continues from its newest checkpoint"),
+    JobKind.SERVICE: gettext_noop("it is scaled to zero until the next request"),
 }
 
 
@@ -41,15 +44,16 @@ def idle_rule_text(rules: PoolRules, kind: JobKind) -> IdleRuleText:
     if action == "suspend":
         grace = duration(float(settings["idle_grace_s"]))
         message = (
-            f"After {after} {_UNUSED[kind]}, and a countdown of {grace} that you can stop, "
-            f"{_SUSPENDED[kind]}."
-        )
+            _("After {after} {unused}, and a countdown of {grace} that you can stop, {suspended}.")
+        ).format(after=after, unused=_(_UNUSED[kind]), grace=grace, suspended=_(_SUSPENDED[kind]))
         reported.append("idle_grace_s")
     elif action == "notify":
-        message = f"After {after} {_UNUSED[kind]} you are notified; it is not suspended."
+        message = _("After {after} {unused} you are notified; it is not suspended.").format(
+            after=after, unused=_(_UNUSED[kind])
+        )
     else:
-        message, reported = "Nothing happens while it is idle.", [action_name]
-    set_by = " and ".join(dict.fromkeys(rules.rules[name].source_text for name in reported))
+        message, reported = _("Nothing happens while it is idle."), [action_name]
+    set_by = _(" and ").join(dict.fromkeys(rules.rules[name].source_text for name in reported))
     return IdleRuleText(message, set_by)
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop, ngettext
 
 from portal.access import Permission, permitted_job_ids
 from portal.domain.reasons import VerdictCode
@@ -22,31 +24,31 @@ from portal.domain.states import (
 from portal.models import Attempt, AttemptActivity, Gpu, Job, JobVerdict, Task, User
 from portal.selectors.jobs.idle import attempt_activity
 from portal.selectors.jobs.time_limits import ends_at
-from portal.web.display.formatting import NBSP, duration, gpu_amount, memory, plural, short_gpu_model
+from portal.web.display.formatting import NBSP, duration, gpu_amount, memory, no_gpu, plural, short_gpu_model
 
 VERDICT_LABELS = {
-    VerdictCode.PROJECT_LIMIT: "Project limit",
-    VerdictCode.WAITING_FOR_EVICTION: "Waiting for eviction",
-    VerdictCode.BEGIN_TIME: "Scheduled",
-    VerdictCode.RESERVED_FOR_OTHER_JOB: "Reserved",
-    VerdictCode.DEPENDENCY: "Dependency",
-    VerdictCode.USER_LIMIT: "At the user's limit",
-    VerdictCode.UNSATISFIABLE: "Cannot start",
-    VerdictCode.OWNER_NOT_PERMITTED: "Not permitted",
-    VerdictCode.INVALID_DATA: "Invalid data",
+    VerdictCode.PROJECT_LIMIT: gettext_noop("Project limit"),
+    VerdictCode.WAITING_FOR_EVICTION: gettext_noop("Waiting for eviction"),
+    VerdictCode.BEGIN_TIME: gettext_noop("Scheduled"),
+    VerdictCode.RESERVED_FOR_OTHER_JOB: gettext_noop("Reserved"),
+    VerdictCode.DEPENDENCY: gettext_noop("Dependency"),
+    VerdictCode.USER_LIMIT: gettext_noop("At the user's limit"),
+    VerdictCode.UNSATISFIABLE: gettext_noop("Cannot start"),
+    VerdictCode.OWNER_NOT_PERMITTED: gettext_noop("Not permitted"),
+    VerdictCode.INVALID_DATA: gettext_noop("Invalid data"),
 }
 END_STATE_DISPLAY = {
-    JobState.COMPLETED: ("done", "Completed"),
-    JobState.FAILED: ("failed", "Failed"),
-    JobState.CANCELLED: ("stopped", "Stopped"),
-    JobState.TIMEOUT: ("warning", "Time is up"),
+    JobState.COMPLETED: ("done", gettext_noop("Completed")),
+    JobState.FAILED: ("failed", gettext_noop("Failed")),
+    JobState.CANCELLED: ("stopped", gettext_noop("Stopped")),
+    JobState.TIMEOUT: ("warning", gettext_noop("Time is up")),
 }
 
 
 STATE_DISPLAY = END_STATE_DISPLAY | {
-    JobState.PENDING: ("waiting", "Waiting"),
-    JobState.RUNNING: ("running", "Running"),
-    JobState.SUSPENDED: ("stopped", "Suspended"),
+    JobState.PENDING: ("waiting", gettext_noop("Waiting")),
+    JobState.RUNNING: ("running", gettext_noop("Running")),
+    JobState.SUSPENDED: ("stopped", gettext_noop("Suspended")),
 }
 """Icon and label of a state where nothing else of the job is known."""
 
@@ -133,24 +135,25 @@ class JobRow:
     def state_display(self) -> tuple[str, str]:
         job = self.job
         if self.ended:
-            return END_STATE_DISPLAY[JobState(job.state)]
+            icon, label = END_STATE_DISPLAY[JobState(job.state)]
+            return icon, _(label)
         if self.stopping:
-            return "starting", "Suspending" if self.suspended else "Stopping"
+            return "starting", _("Suspending") if self.suspended else _("Stopping")
         if job.state == JobState.SUSPENDED:
-            return "stopped", "Suspended"
+            return "stopped", _("Suspended")
         if job.state == JobState.PENDING:
             if job.held:
-                return "stopped", "Held"
+                return "stopped", _("Held")
             verdict = current_verdict(job)
             code = VerdictCode(verdict.code) if verdict and verdict.code in set(VerdictCode) else None
-            return "waiting", VERDICT_LABELS.get(code, "Waiting") if code else "Waiting"
+            return "waiting", _(VERDICT_LABELS.get(code, "Waiting")) if code else _("Waiting")
         if self.is_unreachable:
-            return "unreachable", "Unreachable"
+            return "unreachable", _("Unreachable")
         if self.attempt is None or self.attempt.state == AttemptState.CONFIGURING:
-            return "starting", "Starting"
+            return "starting", _("Starting")
         if self.is_workspace and self.attempt.ready_at is None:
-            return "starting", "Starting"
-        return ("idle", "Idle, holds GPUs") if self.idle else ("running", "Running")
+            return "starting", _("Starting")
+        return ("idle", _("Idle, holds GPUs")) if self.idle else ("running", _("Running"))
 
     @property
     def icon(self) -> str:
@@ -175,26 +178,31 @@ class JobRow:
             "",
         )
         if self.stopping:
-            return (self.attempt.message if self.attempt else "") or "It is releasing its GPUs."
+            return (self.attempt.message if self.attempt else "") or _("It is releasing its GPUs.")
         if job.state == JobState.PENDING:
             verdict = current_verdict(job)
             if job.held:
-                return "Held: it cannot start until it is released."
+                return _("Held: it cannot start until it is released.")
             if verdict is not None:
                 return verdict.message
-            return job.message or "Just submitted; the next cycle considers it."
+            return job.message or _("Just submitted; the next cycle considers it.")
         if self.is_unreachable:
             names = sorted({task.node.name for task in self.tasks if not task.node.reachable})
-            return f"{', '.join(names)} does not answer. The job keeps running there and keeps its GPUs."
+            return ngettext(
+                "{names} does not answer. The job keeps running there and keeps its GPUs.",
+                "{names} does not answer. The job keeps running there and keeps its GPUs.",
+                len(names),
+            ).format(names=", ".join(names))
         if problem:
             return problem
         if self.attempt is not None and self.attempt.state == AttemptState.CONFIGURING:
-            return f"Its containers are starting on {self.node_names}."
+            return _("Its containers are starting on {nodes}.").format(nodes=self.node_names)
         if self.is_workspace and self.attempt is not None and self.attempt.ready_at is None:
-            return "Its container is running; you can open it once its server answers."
+            return _("Its container is running; you can open it once its server answers.")
         if not self.node_names:
             return job.message
-        return f"{self.elastic_size} on {self.node_names}." if self.elastic_size else f"On {self.node_names}."
+        text = _("{size} on {nodes}.") if self.elastic_size else _("On {nodes}.")
+        return text.format(size=self.elastic_size, nodes=self.node_names)
 
     @property
     def suggestion(self) -> str:
@@ -221,14 +229,14 @@ class JobRow:
         """2 of 4 tasks, while an elastic job runs; empty otherwise."""
         if not self.job.is_elastic or self.job.state != JobState.RUNNING:
             return ""
-        return f"{len(self._running_tasks)} of {self.job.tasks} tasks"
+        return _("{count} of {tasks} tasks").format(count=len(self._running_tasks), tasks=self.job.tasks)
 
     @property
     def gpus(self) -> str:
         """16 × H200, 0.5 × A100, no GPU."""
         job = self.job
         if job.total_gpus == 0:
-            return f"no{NBSP}GPU"
+            return no_gpu()
         waits = job.state == JobState.PENDING  # GPUs of an earlier attempt do not determine those of the next
         models = [] if waits else sorted({short_gpu_model(model) for model in self.gpu_models})
         model = ", ".join(models) or (short_gpu_model(job.gpu_model) if job.gpu_model else "GPU")
@@ -245,9 +253,15 @@ class JobRow:
         if self.job.roles:
             return ", ".join(f"{role.tasks} {role.name}" for role in self.job.job_roles)
         if self.job.is_elastic:
-            return f"{self.job.required_tasks} to {self.job.tasks} tasks of {self.job.gpus_per_task}"
+            return _("{required_tasks} to {tasks} tasks of {gpus_per_task}").format(
+                required_tasks=self.job.required_tasks,
+                tasks=self.job.tasks,
+                gpus_per_task=self.job.gpus_per_task,
+            )
         if self.job.tasks > 1:
-            return f"{self.job.tasks} tasks of {self.job.gpus_per_task}"
+            return _("{tasks} tasks of {gpus_per_task}").format(
+                tasks=self.job.tasks, gpus_per_task=self.job.gpus_per_task
+            )
         return ""
 
     @property
@@ -263,7 +277,7 @@ class JobRow:
         """Run time of an ended job; empty if it never started."""
         job = self.job
         if job.started_at is None or job.ended_at is None:
-            return "never started"
+            return _("never started")
         return duration((job.ended_at - job.started_at).total_seconds())
 
     @property

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.db.models import Count, Q, QuerySet, Subquery
 from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.functional import SimpleLazyObject
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, gettext_noop
 
 from portal.access import own_notices, visible_jobs
 from portal.domain.states import LIVE_JOB_STATES, DesiredState, JobState, NodeState
@@ -18,12 +20,15 @@ from portal.selectors.nodes.cluster_overview import ACCEPTS_WORK
 from portal.selectors.nodes.recovery import recovery_status
 from portal.selectors.scheduling.cycles import scheduler_alert
 
+if TYPE_CHECKING:
+    from django.utils.functional import _StrOrPromise as StrOrPromise
+
 
 @dataclass(frozen=True)
 class NavItem:
     """An entry of the sidebar. ``key`` is pressed after ``g``; ``counter`` names the number beside it."""
 
-    name: str
+    name: StrOrPromise
     view: str
     icon: str
     key: str
@@ -39,11 +44,11 @@ class NavItem:
 
 
 NAVIGATION: dict[str, tuple[NavItem, ...]] = {
-    "Work": (
-        NavItem("Home", "home", "home", "h", help="jobs", in_tab_bar=True),
-        NavItem("Launch", "launch", "launch", "l", help="jobs", in_tab_bar=True),
+    gettext_noop("Work"): (
+        NavItem(gettext_lazy("Home"), "home", "home", "h", help="jobs", in_tab_bar=True),
+        NavItem(gettext_lazy("Launch"), "launch", "launch", "l", help="jobs", in_tab_bar=True),
         NavItem(
-            "Jobs",
+            gettext_lazy("Jobs"),
             "jobs",
             "jobs",
             "j",
@@ -70,11 +75,20 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
             ),
             in_tab_bar=True,
         ),
-        NavItem("Experiments", "experiments", "flask", "m", help="experiments", active_views=("run",)),
-        NavItem("Models", "models", "model", "o", help="experiments#pages"),
-        NavItem("Services", "services", "open", "i", help="services", active_views=("service",)),
         NavItem(
-            "Pipeline plans",
+            gettext_lazy("Experiments"),
+            "experiments",
+            "flask",
+            "m",
+            help="experiments",
+            active_views=("run",),
+        ),
+        NavItem(gettext_lazy("Models"), "models", "model", "o", help="experiments#pages"),
+        NavItem(
+            gettext_lazy("Services"), "services", "open", "i", help="services", active_views=("service",)
+        ),
+        NavItem(
+            gettext_lazy("Pipeline plans"),
             "plans",
             "tool",
             "t",
@@ -82,19 +96,28 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
             active_views=("plan", "create-plan", "create-profile"),
         ),
         NavItem(
-            "Templates",
+            gettext_lazy("Templates"),
             "templates",
             "copy",
             "n",
             help="templates",
             active_views=("new-template", "edit-template"),
         ),
-        NavItem("Sweeps", "sweeps", "sweep", "y", help="sweeps", active_views=("sweep", "import-sweep")),
-        NavItem("Schedules", "schedules", "again", "b", help="schedules", active_views=("schedule",)),
-    ),
-    "Cluster": (
         NavItem(
-            "Cluster",
+            gettext_lazy("Sweeps"),
+            "sweeps",
+            "sweep",
+            "y",
+            help="sweeps",
+            active_views=("sweep", "import-sweep"),
+        ),
+        NavItem(
+            gettext_lazy("Schedules"), "schedules", "again", "b", help="schedules", active_views=("schedule",)
+        ),
+    ),
+    gettext_noop("Cluster"): (
+        NavItem(
+            gettext_lazy("Cluster"),
             "cluster",
             "cluster",
             "c",
@@ -115,18 +138,25 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
             ),
             in_tab_bar=True,
         ),
-        NavItem("Queue", "queue", "queue", "q", help="scheduling#order", counter="waiting"),
+        NavItem(gettext_lazy("Queue"), "queue", "queue", "q", help="scheduling#order", counter="waiting"),
         NavItem(
-            "Calendar",
+            gettext_lazy("Calendar"),
             "calendar",
             "calendar",
             "r",
             help="scheduling#reserved-nodes",
             active_views=("save-reservation",),
         ),
-        NavItem("Scheduler", "scheduler", "flask", "d", help="scheduling#when-a-cycle-runs", admin_only=True),
         NavItem(
-            "Alerts",
+            gettext_lazy("Scheduler"),
+            "scheduler",
+            "flask",
+            "d",
+            help="scheduling#when-a-cycle-runs",
+            admin_only=True,
+        ),
+        NavItem(
+            gettext_lazy("Alerts"),
             "alerts",
             "s-warning",
             "w",
@@ -135,7 +165,7 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
             admin_only=True,
         ),
         NavItem(
-            "Environments",
+            gettext_lazy("Environments"),
             "environments",
             "model",
             "e",
@@ -143,7 +173,7 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
             active_views=("environment", "registries", "save-registry"),
         ),
         NavItem(
-            "Failure rules",
+            gettext_lazy("Failure rules"),
             "failure-rules",
             "s-failed",
             "f",
@@ -152,7 +182,7 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
             admin_only=True,
         ),
         NavItem(
-            "Announcements",
+            gettext_lazy("Announcements"),
             "announcements",
             "inbox",
             "1",
@@ -160,11 +190,18 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
             active_views=("announce",),
             admin_only=True,
         ),
-        NavItem("Volumes", "volumes", "data", "v", help="nodes#volumes", active_views=("save-volume",)),
-    ),
-    "Sharing": (
         NavItem(
-            "Quotas",
+            gettext_lazy("Volumes"),
+            "volumes",
+            "data",
+            "v",
+            help="nodes#volumes",
+            active_views=("save-volume",),
+        ),
+    ),
+    gettext_noop("Sharing"): (
+        NavItem(
+            gettext_lazy("Quotas"),
             "quotas",
             "quota",
             "s",
@@ -172,9 +209,9 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
             active_views=("save-quotas", "add-quota"),
             in_tab_bar=True,
         ),
-        NavItem("Reports", "usage", "report", "z", help="checkpoints#lost-work"),
+        NavItem(gettext_lazy("Reports"), "usage", "report", "z", help="checkpoints#lost-work"),
         NavItem(
-            "Projects",
+            gettext_lazy("Projects"),
             "projects",
             "project",
             "p",
@@ -182,7 +219,7 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
             active_views=("project", "add-project", "set-member", "invite-into", "project-webhooks"),
         ),
         NavItem(
-            "Requests",
+            gettext_lazy("Requests"),
             "approvals",
             "inbox",
             "x",
@@ -190,7 +227,7 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
             active_views=("make-request", "revoke-exemption"),
         ),
         NavItem(
-            "Scheduling policy",
+            gettext_lazy("Scheduling policy"),
             "policy",
             "gear",
             "k",
@@ -198,7 +235,7 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
             active_views=("save-policy", "cluster-webhooks"),
         ),
         NavItem(
-            "Users",
+            gettext_lazy("Users"),
             "users",
             "users",
             "u",
@@ -206,7 +243,9 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
             active_views=("invite", "change-user", "confirm-user-change"),
             admin_only=True,
         ),
-        NavItem("Audit", "audit", "report", "a", help="operations#the-audit-trail", admin_only=True),
+        NavItem(
+            gettext_lazy("Audit"), "audit", "report", "a", help="operations#the-audit-trail", admin_only=True
+        ),
     ),
 }
 """The sidebar by group. New pages are added here (docs/recipes.md, "Add a page")."""
@@ -233,12 +272,12 @@ def _build_navigation(request: HttpRequest, user: User | None) -> dict[str, Any]
     )
     counters = _counters(user)
     unread = counters.pop("unread")
-    counters |= {"free": f"{gpus['free']} free" if gpus["all"] else ""}
+    counters |= {"free": _("{free} free").format(free=gpus["free"]) if gpus["all"] else ""}
     match = request.resolver_match
     here = (match.view_name if match else "") or ""
     groups: list[tuple[str, list[dict[str, Any]]]] = [
         (
-            title,
+            _(title),
             [
                 {
                     "item": item,
@@ -251,7 +290,7 @@ def _build_navigation(request: HttpRequest, user: User | None) -> dict[str, Any]
         )
         for title, items in NAVIGATION.items()
     ]
-    rows = [row for _, each in groups for row in each]
+    rows = [row for group in groups for row in group[1]]
     return {
         "groups": groups,
         "help": next((row["item"].help for row in rows if row["current"]), ""),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from django.utils.translation import gettext as _
+
 from portal.selectors.projects.quota_usage import QuotaUsage
 from portal.web.display.formatting import gpu_amount
 
@@ -36,15 +38,25 @@ class QuotaBar:
         """The quota as text: 10 guaranteed, no limit, 4 per user, pool of 24."""
         share = self.share
         if not share.has_quota:
-            above = "limited by a project above" if share.bound_by_ancestor else "no limit"
-            return f"no quota of its own, {above}, pool of {gpu_amount(share.pool_milli)}"
-        limit = "no limit" if share.limit_milli is None else f"limit {gpu_amount(share.limit_milli)}"
+            text = (
+                _("no quota of its own, limited by a project above, pool of {pool}")
+                if share.bound_by_ancestor
+                else _("no quota of its own, no limit, pool of {pool}")
+            )
+            return text.format(pool=gpu_amount(share.pool_milli))
+        limit = _("no limit")
+        if share.limit_milli is not None:
+            limit = _("limit {limit}").format(limit=gpu_amount(share.limit_milli))
         if share.user_limit_milli is not None:
-            limit += f", {gpu_amount(share.user_limit_milli)} per user"
-        guaranteed = gpu_amount(share.guaranteed_milli) if share.guaranteed_milli else "none"
-        return f"{guaranteed} guaranteed, {limit}, pool of {gpu_amount(share.pool_milli)}"
+            limit += ", " + _("{limit} per user").format(limit=gpu_amount(share.user_limit_milli))
+        guaranteed = gpu_amount(share.guaranteed_milli) if share.guaranteed_milli else _("none")
+        return _("{guaranteed} guaranteed, {limit}, pool of {pool}").format(
+            guaranteed=guaranteed, limit=limit, pool=gpu_amount(share.pool_milli)
+        )
 
     @property
     def message(self) -> str:
         """The bar as text for screen readers."""
-        return f"{self.title}: {gpu_amount(self.share.used_milli)} used, {self.terms}"
+        return _("{title}: {used} used, {terms}").format(
+            title=self.title, used=gpu_amount(self.share.used_milli), terms=self.terms
+        )

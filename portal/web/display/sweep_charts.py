@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from django.utils.translation import gettext as _
+
 from portal.domain.sweeps import Parameter, TrialState, Value, format_value
 from portal.models import Sweep, Trial
 from portal.selectors.sweeps import MetricPoint, best_so_far
@@ -62,11 +64,19 @@ def best_chart(sweep: Sweep, trials: Sequence[Trial]) -> Chart | None:
         steps.append((number, value))
     steps.append((last, steps[-1][1]))
     dots = [
-        TrialLine(_dot(n / last, scale(value)), _kind(each), f"Trial {n}: {value:.6g}")
+        TrialLine(
+            _dot(n / last, scale(value)), _kind(each), _("Trial {n}: {value:.6g}").format(n=n, value=value)
+        )
         for n, value, each in valued
     ]
     path = _path((number / last, scale(value)) for number, value in steps)
-    return Chart([*dots, TrialLine(path, "best")], "0", f"trial {last}", scale.low_text, scale.high_text)
+    return Chart(
+        [*dots, TrialLine(path, "best")],
+        "0",
+        _("trial {last}").format(last=last),
+        scale.low_text,
+        scale.high_text,
+    )
 
 
 def curves_chart(trials: Sequence[Trial], curves: Mapping[int, Sequence[MetricPoint]]) -> Chart | None:
@@ -85,9 +95,14 @@ def curves_chart(trials: Sequence[Trial], curves: Mapping[int, Sequence[MetricPo
             drawn = [(step / last, scale(value)) for step, value in points]
             end = _dot(*drawn[-1]) if trial.state == TrialState.PRUNED else ""
             lines.append(
-                TrialLine(_path(drawn), _kind(trial), f"Trial {trial.number}: {points[-1][1]:.6g}", end)
+                TrialLine(
+                    _path(drawn),
+                    _kind(trial),
+                    _("Trial {number}: {points:.6g}").format(number=trial.number, points=points[-1][1]),
+                    end,
+                )
             )
-    return Chart(lines, "0", f"step {last:g}", scale.low_text, scale.high_text)
+    return Chart(lines, "0", _("step {last:g}").format(last=last), scale.low_text, scale.high_text)
 
 
 def parallel_coordinates(
@@ -108,7 +123,13 @@ def parallel_coordinates(
         heights = [_height(each, trial.parameters[each.name]) for each in varied]
         points = [(n / width, y) for n, y in enumerate([*heights, scale(trial.value or 0.0)])]
         kind = "best" if trial.number == best else _kind(trial)
-        lines.append(TrialLine(_path(points), kind, f"Trial {trial.number}: {trial.value:.6g}"))
+        lines.append(
+            TrialLine(
+                _path(points),
+                kind,
+                _("Trial {number}: {value:.6g}").format(number=trial.number, value=trial.value),
+            )
+        )
     return ParallelCoordinates(axes, lines)
 
 

@@ -19,6 +19,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import escape, format_html
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
 
 from portal.domain.node_breaker import INCIDENT_TITLES, IncidentKind
 from portal.selectors.nodes.cluster_map import HolderSpan
@@ -84,7 +85,7 @@ def _icon(sprite: str, name: str) -> SafeString:
 @register.simple_tag
 def state(symbol: str, word: str, pill: bool = False) -> SafeString:
     """Render a state as colour, icon and label, always all three."""
-    return _state(icon(f"s-{symbol}"), symbol, word, pill)
+    return _state(icon(f"s-{symbol}"), symbol, _(word), pill)
 
 
 @lru_cache(maxsize=1024)
@@ -136,7 +137,7 @@ def _gpu_owner(run: HolderSpan) -> str:
 @lru_cache(maxsize=16)
 def _url_parts(view: str) -> tuple[str, str]:
     """Return a view's URL before and after the public id; a page contains hundreds of them."""
-    before, _, after = reverse(view, args=("publicid",)).partition("publicid")
+    before, __, after = reverse(view, args=("publicid",)).partition("publicid")
     return before, after
 
 
@@ -158,9 +159,9 @@ def _time(context: Context, at: dt.datetime, text: str, habit: str = "") -> Safe
 def ago(context: Context, at: dt.datetime | None) -> SafeString:
     """Render 3 min ago, updated by the page, with the exact time on hover."""
     if at is None:
-        return SafeString("never")
+        return SafeString(_("never"))
     seconds = (timezone.now() - at).total_seconds()
-    text = "just now" if seconds < 5 else f"{formatting.duration(seconds)} ago"
+    text = _("just now") if seconds < 5 else _("{duration} ago").format(duration=formatting.duration(seconds))
     return _time(context, at, text, "data-ago")
 
 
@@ -176,9 +177,11 @@ def since(context: Context, at: dt.datetime | None) -> SafeString:
 def left(context: Context, at: dt.datetime | None) -> SafeString:
     """Render the time until then: 5 h 08 min left."""
     if at is None:
-        return SafeString("no limit")
+        return SafeString(_("no limit"))
     seconds = (at - timezone.now()).total_seconds()
-    text = f"{formatting.duration(seconds)} left" if seconds > 0 else "time is up"
+    text = (
+        _("{duration} left").format(duration=formatting.duration(seconds)) if seconds > 0 else _("time is up")
+    )
     return _time(context, at, text, "data-left")
 
 
@@ -186,9 +189,10 @@ def left(context: Context, at: dt.datetime | None) -> SafeString:
 def until(context: Context, at: dt.datetime) -> SafeString:
     """Render a time ahead: in about 20 min."""
     seconds = (at - timezone.now()).total_seconds()
-    return _time(
-        context, at, f"in about {formatting.duration(seconds)}" if seconds >= 60 else "within a minute"
-    )
+    text = _("within a minute")
+    if seconds >= 60:
+        text = _("in about {duration}").format(duration=formatting.duration(seconds))
+    return _time(context, at, text)
 
 
 @register.simple_tag(takes_context=True)
@@ -213,8 +217,10 @@ def start_span(context: Context, low: dt.datetime, high: dt.datetime) -> SafeStr
     """Render when a job is expected to start; times that have passed are not shown."""
     now = timezone.now()
     if high < now:
-        return format_html('<span class="fw-warn-t">overdue since {}</span>', clock(context, high))
-    return clock_span(context, low, high) if low > now else format_html("now – {}", clock(context, high))
+        return format_html(
+            '<span class="fw-warn-t">{}</span>', format_html(_("overdue since {}"), clock(context, high))
+        )
+    return clock_span(context, low, high) if low > now else format_html(_("now – {}"), clock(context, high))
 
 
 @register.simple_tag(takes_context=True)
@@ -233,12 +239,12 @@ _UTC_TIME = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d) UTC")
 def today(context: Context) -> str:
     """Return the date and time as Tuesday 12 May 2026, 13:52."""
     here = timezone.now().astimezone(user_time_zone(context))
-    return f"{here:%A} {here.day} {here:%B %Y, %H:%M}"
+    return formatting.format_date(here, _("l j F Y, H:i"))
 
 
 @register.filter
 def incident_label(code: str) -> str:
-    return INCIDENT_TITLES[IncidentKind(code)]
+    return _(INCIDENT_TITLES[IncidentKind(code)])
 
 
 @register.filter

@@ -11,6 +11,8 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 
 from portal.access import AccessPolicy, Permission, can, visible_jobs, visible_projects
 from portal.artifact_download import artifact_response
@@ -35,11 +37,11 @@ MAX_NUMBER_LENGTH = 8
 MAX_CHARTS = 8
 MAX_PROJECTS = 200
 RUN_STATES = {
-    "RUNNING": ("running", "Running"),
-    "SCHEDULED": ("waiting", "Scheduled"),
-    "FINISHED": ("done", "Completed"),
-    "FAILED": ("failed", "Failed"),
-    "KILLED": ("stopped", "Stopped"),
+    "RUNNING": ("running", gettext_noop("Running")),
+    "SCHEDULED": ("waiting", gettext_noop("Scheduled")),
+    "FINISHED": ("done", gettext_noop("Completed")),
+    "FAILED": ("failed", gettext_noop("Failed")),
+    "KILLED": ("stopped", gettext_noop("Stopped")),
 }
 _OPERATOR = re.compile(r"[=<>]|\b(I?LIKE|IN)\b", re.IGNORECASE)
 
@@ -259,7 +261,7 @@ def artifact(request: HttpRequest, user: User, project_id: str, run_id: str) -> 
     )
     if answer.status != 200:
         answer.close()
-        raise NotFound("There is no such file.")
+        raise NotFound(_("There is no such file."))
     return artifact_response(request, answer, path.rpartition("/")[2])
 
 

@@ -9,6 +9,7 @@ from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
+from django.utils.translation import gettext as _
 
 from portal.access import AccessPolicy, Permission, can, visible_jobs, visible_projects
 from portal.domain.tracking import MODEL_STAGES
@@ -49,7 +50,7 @@ def _registry_context(user: User, project: Project, model: str, version: str) ->
     )
     if chosen is None:
         if model:
-            raise NotFound("There is no such model.")
+            raise NotFound(_("There is no such model."))
         return {"models": listed}
     versions = selectors.list_versions(project, chosen)
     shown = next((each for each in versions if each.version == version), versions[0] if versions else None)
@@ -84,7 +85,10 @@ def register_model(request: HttpRequest, user: User, project_id: str, run_id: st
     version = ""
     with refusals_as_messages(request):
         version = do_register_model(user, project, run_id, given["path"], given["model"])
-        messages.success(request, f"Version {version} of {given['model']} is registered.")
+        messages.success(
+            request,
+            _("Version {version} of {model} is registered.").format(version=version, model=given["model"]),
+        )
     if not version:
         return redirect("run", project_id, run_id)
     shown = {"project": project.public_id, "model": given["model"], "version": version}

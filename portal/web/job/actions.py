@@ -6,6 +6,7 @@ from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
+from django.utils.translation import gettext as _
 
 from portal.access import AccessPolicy
 from portal.domain.states import JobState
@@ -35,24 +36,29 @@ from portal.web.views import action, refusals_as_messages
 @action(AccessPolicy.SIGNED_IN)
 def cancel(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     job = do_cancel_job(user, get_job(user, public_id))
-    _report_end(request, job.name, "stopped" if job.state == JobState.CANCELLED else "stopping")
+    text = (
+        _("{name} is stopped.")
+        if job.state == JobState.CANCELLED
+        else _("{name} is stopping; its GPUs are released once its node confirms it.")
+    )
+    messages.success(request, text.format(name=job.name))
     return redirect("home") if request.POST.get("from") == "home" else redirect("job", public_id)
 
 
 @action(AccessPolicy.SIGNED_IN)
 def suspend(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     job = do_suspend_job(user, get_job(user, public_id))
-    _report_end(request, job.name, "suspended" if job.state == JobState.SUSPENDED else "being suspended")
+    text = (
+        _("{name} is suspended.")
+        if job.state == JobState.SUSPENDED
+        else _("{name} is being suspended; its GPUs are released once its node confirms it.")
+    )
+    messages.success(request, text.format(name=job.name))
     return _back(request, public_id)
 
 
 def _back(request: HttpRequest, public_id: str) -> HttpResponse:
     return redirect("home") if request.POST.get("back") == "home" else redirect("job", public_id)
-
-
-def _report_end(request: HttpRequest, name: str, state: str) -> None:
-    later = "" if state in ("stopped", "suspended") else "; its GPUs are released once its node confirms it"
-    messages.success(request, f"{name} is {state}{later}.")
 
 
 @action(AccessPolicy.SIGNED_IN)
@@ -66,12 +72,15 @@ def move(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     """Move a waiting job in the queue: up, down or front."""
     job, to = get_job(user, public_id), request.POST.get("to", "")
     if to not in MOVES:
-        raise InvalidRequest("There is no such move.")
+        raise InvalidRequest(_("There is no such move."))
     with refusals_as_messages(request):
         job = do_move_job(user, job, to)
         if to == "front":
             messages.success(
-                request, f"{job.name} is at the front of {job.project.name}, with priority {job.priority}."
+                request,
+                _("{name} is at the front of {project}, with priority {priority}.").format(
+                    name=job.name, project=job.project.name, priority=job.priority
+                ),
             )
     return redirect(f"{reverse('queue')}{request.POST.get('query', '')[:300]}#job-{public_id}")
 
@@ -79,7 +88,7 @@ def move(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
 @action(AccessPolicy.SIGNED_IN)
 def resume(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     job = do_resume_job(user, get_job(user, public_id))
-    messages.success(request, f"{job.name} is pending again.")
+    messages.success(request, _("{name} is pending again.").format(name=job.name))
     return redirect("job", public_id)
 
 
@@ -87,7 +96,7 @@ def resume(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
 def resubmit(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     """Submit a new job with the same request."""
     fresh = do_resubmit_job(user, get_job(user, public_id))
-    messages.success(request, f"{fresh.name} is submitted again.")
+    messages.success(request, _("{name} is submitted again.").format(name=fresh.name))
     return redirect("job", fresh.public_id)
 
 
@@ -97,7 +106,9 @@ def retry(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     job = get_job(user, public_id)
     with refusals_as_messages(request):
         job = do_retry_with_fix(user, job)
-        messages.success(request, f"{job.name} is submitted again with the fix of its failure.")
+        messages.success(
+            request, _("{name} is submitted again with the fix of its failure.").format(name=job.name)
+        )
     return redirect("job", job.public_id)
 
 
@@ -117,7 +128,9 @@ def send_signal(request: HttpRequest, user: User, public_id: str) -> HttpRespons
     job, name = get_job(user, public_id), request.POST.get("signal", "")
     with refusals_as_messages(request):
         do_send_signal(user, job, name)
-        messages.success(request, f"{name} is being sent to {job.name}.")
+        messages.success(
+            request, _("{name} is being sent to {job_name}.").format(name=name, job_name=job.name)
+        )
     return redirect("job", public_id)
 
 
@@ -133,13 +146,17 @@ def request_extension(request: HttpRequest, user: User, public_id: str) -> HttpR
 
 def _extension_message(name: str, extra_s: int, extension: UserRequest) -> str:
     if extension.state == RequestState.APPROVED:
-        return f"{name} is extended by {duration(extra_s)}: this delays no other job."
+        return _("{name} is extended by {duration}: this delays no other job.").format(
+            name=name, duration=duration(extra_s)
+        )
     reason = (
-        "it would delay others"
+        _("it would delay others")
         if extension.impact_known
-        else "the scheduler did not determine in time which jobs it delays"
+        else _("the scheduler did not determine in time which jobs it delays")
     )
-    return f"An extension of {name} by {duration(extra_s)} is requested; it needs approval, because {reason}."
+    return _(
+        "An extension of {name} by {duration} is requested; it needs approval, because {reason}."
+    ).format(name=name, duration=duration(extra_s), reason=reason)
 
 
 @action(AccessPolicy.SIGNED_IN)
@@ -148,7 +165,7 @@ def snooze(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     job = get_job(user, public_id)
     with refusals_as_messages(request):
         do_snooze(user, job)
-        messages.success(request, f"{job.name} is snoozed.")
+        messages.success(request, _("{name} is snoozed.").format(name=job.name))
     return _back(request, public_id)
 
 
@@ -157,7 +174,9 @@ def exempt(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     job = get_job(user, public_id)
     with refusals_as_messages(request):
         do_exempt_from_idle(user, job, request.POST.get("reason", ""))
-        text = f"{job.name} is exempt from idle suspension; the reason is visible to its project."
+        text = _("{name} is exempt from idle suspension; the reason is visible to its project.").format(
+            name=job.name
+        )
         messages.success(request, text)
     return redirect("job", public_id)
 
@@ -167,5 +186,5 @@ def revoke_exemption(request: HttpRequest, user: User, public_id: str) -> HttpRe
     exemption = get_exemption(user, public_id)
     with refusals_as_messages(request):
         do_revoke_exemption(user, exemption)
-        messages.success(request, f"{exemption.job.name} is no longer exempt.")
+        messages.success(request, _("{name} is no longer exempt.").format(name=exemption.job.name))
     return redirect("approvals")

@@ -9,6 +9,7 @@ from django import forms
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.utils.translation import gettext as _
 
 from portal.access import AccessPolicy, Permission, require_permission, visible_jobs
 from portal.domain.job_spec import JobSpec, job_fields
@@ -68,9 +69,12 @@ class ChangeForm(forms.Form):
         self.fields["pool"].queryset = NodePool.objects.order_by("name")  # type: ignore[attr-defined]
         slices = Gpu.objects.filter(present=True).exclude(mig_profile="").order_by()
         profiles = sorted({*slices.values_list("mig_profile", flat=True).distinct(), job.mig_profile} - {""})
-        self.fields["mig_profile"].choices = [("", "Whole GPUs"), *((each, each) for each in profiles)]  # type: ignore[attr-defined]
+        self.fields["mig_profile"].choices = [("", _("Whole GPUs")), *((each, each) for each in profiles)]  # type: ignore[attr-defined]
         if job.milli_per_gpu not in dict(GPU_FRACTIONS):
-            share = (job.milli_per_gpu, f"{job.milli_per_gpu / 10:g} % of a GPU")
+            share = (
+                job.milli_per_gpu,
+                _("{milli_per_gpu:g} % of a GPU").format(milli_per_gpu=job.milli_per_gpu / 10),
+            )
             self.fields["milli_per_gpu"].choices = [*GPU_FRACTIONS, share]  # type: ignore[attr-defined]
         if not profiles:
             del self.fields["mig_profile"]
@@ -99,7 +103,10 @@ def change(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     job = get_job(user, public_id)
     require_permission(user, Permission.CONTROL, job)
     if refusal := change_refusal(job):
-        messages.error(request, f"Not changed. {refusal}" if request.method == "POST" else refusal)
+        messages.error(
+            request,
+            _("Not changed. {refusal}").format(refusal=refusal) if request.method == "POST" else refusal,
+        )
         return redirect("job", public_id)
     posted = request.POST if request.method == "POST" else None
     form, status = ChangeForm(user, job, posted), 200
@@ -126,7 +133,9 @@ def _save(request: HttpRequest, user: User, job: Job, form: ChangeForm) -> bool:
             wrong.fields = errors_by_form_field(wrong.fields)
         add_service_errors(form, wrong)
     else:
-        messages.success(request, f"{job.name} is changed; the next cycle considers it anew.")
+        messages.success(
+            request, _("{name} is changed; the next cycle considers it anew.").format(name=job.name)
+        )
         return True
     return False
 
@@ -134,13 +143,13 @@ def _save(request: HttpRequest, user: User, job: Job, form: ChangeForm) -> bool:
 def _preview(user: User, job: Job, form: ChangeForm) -> LaunchPreview:
     if not form.is_valid():
         errors = {name: " ".join(map(str, found)) for name, found in form.errors.items()}
-        return LaunchPreview("wrong", "Not ready yet", " ".join(errors.values()), field_errors=errors)
+        return LaunchPreview("wrong", _("Not ready yet"), " ".join(errors.values()), field_errors=errors)
     try:
         answer = preview_change(job, build_changed_request(user, job, form.changes))
     except Unsatisfiable as never:
         return preview_unsatisfiable(never)
     except FairwayError as refused:
-        return LaunchPreview("wrong", "Not possible", refused.message)
+        return LaunchPreview("wrong", _("Not possible"), refused.message)
     if answer is None:
-        return LaunchPreview("unknown", "No preview", "The scheduler did not answer in time.")
+        return LaunchPreview("unknown", _("No preview"), _("The scheduler did not answer in time."))
     return preview_from_engine(user, answer)

@@ -6,6 +6,7 @@ from django.contrib import messages
 from django.core.paginator import Paginator
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.utils.translation import gettext as _
 
 from portal.access import AccessPolicy
 from portal.domain.checkpoints import DEFAULT_CHECKPOINT_DIR
@@ -70,6 +71,9 @@ def resume(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     shown = ("job-checkpoints", row.job.public_id)
     with refusals_as_messages(request):
         job = do_resume_from_checkpoint(user, row)
-        messages.success(request, f"{job.name} is submitted and starts from {row.name}.")
+        messages.success(
+            request,
+            _("{name} is submitted and starts from {row_name}.").format(name=job.name, row_name=row.name),
+        )
         shown = ("job", job.public_id)
     return redirect(*shown)

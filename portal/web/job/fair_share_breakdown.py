@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from portal.selectors.scheduling.fair_share_breakdown import FairShareBreakdown
 from portal.web.display.formatting import gpu_amount
 
@@ -32,12 +34,12 @@ class FairShareText:
         breakdown = self.source
         held, share = breakdown.allocated_milli, breakdown.fair_share_milli
         if held < breakdown.guaranteed_milli:
-            return "It holds less than its guarantee, so its jobs go first."
+            return _("It holds less than its guarantee, so its jobs go first.")
         if held < share:
-            return "It holds less than its share, so it may start more, and reclaim borrowed GPUs."
+            return _("It holds less than its share, so it may start more, and reclaim borrowed GPUs.")
         if held > share:
-            return "It holds more than its share: GPUs beyond its guarantee may be reclaimed."
-        return "It holds its share; more jobs start only on GPUs to which no other project is entitled."
+            return _("It holds more than its share: GPUs beyond its guarantee may be reclaimed.")
+        return _("It holds its share; more jobs start only on GPUs to which no other project is entitled.")
 
 
 def fair_share_texts(breakdowns: list[FairShareBreakdown]) -> list[FairShareText]:
@@ -51,7 +53,7 @@ def format_gpus(milli: float) -> str:
 
 def format_percent(part: float) -> str:
     """Format a fraction of 1 in percent with three significant digits; tiny fractions as such."""
-    return "less than 0.05 %" if part < 0.0005 else f"{100 * part:.3g} %"
+    return _("less than 0.05 %") if part < 0.0005 else f"{100 * part:.3g} %"
 
 
 def _steps(breakdown: FairShareBreakdown) -> list[BreakdownStep]:
@@ -67,19 +69,29 @@ def _step_text(kind: str, numbers: dict[str, Any], rounds: int) -> tuple[str, st
     known = {key: value for key, value in numbers.items() if isinstance(value, int | float)}
     match kind:
         case "guaranteed" if {"guaranteed", "requestable"} <= set(known):
-            return "Guaranteed", (
-                f"{format_gpus(known['guaranteed'])} guaranteed, of which it can use "
-                f"{format_gpus(min(known['guaranteed'], known['requestable']))}"
+            return _("Guaranteed"), (
+                _("{guaranteed} guaranteed, of which it can use {usable}").format(
+                    guaranteed=format_gpus(known["guaranteed"]),
+                    usable=format_gpus(min(known["guaranteed"], known["requestable"])),
+                )
             )
         case "round" if {"rest", "weight", "usage", "part", "need"} <= set(known):
-            return f"Round {rounds}", (
-                f"{format_gpus(known['rest'])} left; weight {known['weight']:g} and past usage "
-                f"{format_percent(known['usage'])} give it a part of {format_percent(known['part'])}; "
-                f"it needs {format_gpus(known['need'])} more"
+            return _("Round {rounds}").format(rounds=rounds), (
+                _(
+                    "{rest} left; weight {weight:g} and past usage {usage} give it a "
+                    "part of {part}; it needs {need} more"
+                ).format(
+                    rest=format_gpus(known["rest"]),
+                    weight=known["weight"],
+                    usage=format_percent(known["usage"]),
+                    part=format_percent(known["part"]),
+                    need=format_gpus(known["need"]),
+                )
             )
         case "remainder" if {"rest", "fraction"} <= set(known):
-            return "Remainder", (
-                f"{format_gpus(known['rest'])} left over by rounding down to whole GPUs; "
-                f"{format_gpus(known['fraction'])} of its part was rounded off"
+            return _("Remainder"), (
+                _(
+                    "{rest} left over by rounding down to whole GPUs; {fraction} of its part was rounded off"
+                ).format(rest=format_gpus(known["rest"]), fraction=format_gpus(known["fraction"]))
             )
     return kind.capitalize(), ", ".join(f"{key.replace('_', ' ')} {value:g}" for key, value in known.items())

@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 MAX_NOTEBOOK_BYTES = 2 * 1024 * 1024
 MAX_IMAGE_BYTES = 8 * 1024 * 1024
 MAX_CELLS, MAX_CELL_CHARACTERS = 200, 20_000
@@ -55,7 +57,7 @@ def image_type(data: bytes) -> str | None:
 def build_preview(name: str, size_bytes: int, data: bytes) -> Preview:
     """Return the preview of the beginning of a file."""
     if b"\0" in data[:_BINARY_PROBE_BYTES]:
-        return Preview(problem="No preview: it is not text.")
+        return Preview(problem=_("No preview: it is not text."))
     if is_notebook(name, size_bytes) and len(data) == size_bytes:
         try:
             return Preview(cells=_notebook_cells(json.loads(data)))

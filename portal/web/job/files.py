@@ -11,6 +11,7 @@ from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils.http import urlencode
+from django.utils.translation import gettext as _
 
 from agents.node.storage.files import DELETE, MAKE, MAX_PAGE, encode_path
 from portal.access import AccessPolicy, Permission, can, require_permission
@@ -77,7 +78,7 @@ def image(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     data = read_preview(user, found, place["path"], rank=place["rank"], limit=MAX_IMAGE_BYTES)
     kind = image_type(data)
     if kind is None:
-        raise InvalidRequest("It is not a picture that can be shown.", code="no_preview")
+        raise InvalidRequest(_("It is not a picture that can be shown."), code="no_preview")
     headers = {"Content-Security-Policy": "sandbox", "Cache-Control": "no-store"}
     headers["Content-Disposition"] = attachment_name(place["path"].rpartition("/")[2])
     return HttpResponse(data, content_type=kind, headers=headers)
@@ -91,7 +92,7 @@ def upload(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     with refusals_as_messages(request):
         require_permission(user, Permission.CONTROL, found)
         if not (given := request.FILES.getlist("files")):
-            raise InvalidRequest("Choose a file.")
+            raise InvalidRequest(_("Choose a file."))
         for each in given:
             name = encode_path((each.name or "").encode())
             try:
@@ -99,9 +100,9 @@ def upload(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
             except Conflict as refusal:
                 if refusal.code != "file_exists":
                     raise
-                hint = "To replace it, choose it again and select Replace files of the same name."
-                raise Conflict(f"{name} exists already. {hint}") from refusal
-            messages.success(request, f"{name} is uploaded.")
+                hint = _("To replace it, choose it again and select Replace files of the same name.")
+                raise Conflict(_("{name} exists already. {hint}").format(name=name, hint=hint)) from refusal
+            messages.success(request, _("{name} is uploaded.").format(name=name))
     return _directory(public_id, path, rank)
 
 
@@ -113,10 +114,11 @@ def change_files(request: HttpRequest, user: User, public_id: str) -> HttpRespon
     with refusals_as_messages(request):
         require_permission(user, Permission.CONTROL, found)
         if verb not in (MAKE, DELETE) or not name:
-            raise InvalidRequest("Enter a name.")
+            raise InvalidRequest(_("Enter a name."))
         name = encode_path(name.encode()) if verb == MAKE else name
         do_change_files(user, found, f"{path}/{name}", verb, rank=rank)
-        messages.success(request, f"{name} is {'created' if verb == MAKE else 'deleted'}.")
+        text = _("{name} is created.") if verb == MAKE else _("{name} is deleted.")
+        messages.success(request, text.format(name=name))
     return _directory(public_id, path, rank)
 
 
@@ -162,7 +164,7 @@ def _read(user: User, found: Job, place: dict[str, Any]) -> dict[str, Any]:
     name, size = path.rpartition("/")[2], listed.entries[0].size_bytes
     shown |= {"file": listed.entries[0]}
     if size is None:
-        return shown | {"problem": "It is neither a file nor a directory."}
+        return shown | {"problem": _("It is neither a file nor a directory.")}
     if is_image(name, size):
         return shown | {"is_image": True}
     limit = MAX_NOTEBOOK_BYTES if is_notebook(name, size) else MAX_PREVIEW_BYTES

@@ -6,6 +6,8 @@ import datetime as dt
 from dataclasses import dataclass, field
 
 from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from portal.models import Job, JobVerdict, User
 from portal.selectors.jobs.jobs import list_jobs
@@ -75,18 +77,23 @@ def explained_revisions(user: User, job: Job) -> list[tuple[ForecastRevision, li
 def revision_reasons(move: ForecastRevision, names: dict[str, str]) -> list[str]:
     """Describe how and why a forecast changed; jobs invisible to the reader are only counted."""
     if move.shift_s is None:
-        return ["The first forecast."]
-    messages = [f"{duration(abs(move.shift_s))} {'later' if move.is_later else 'sooner'}."]
+        return [_("The first forecast.")]
+    shift = _("{duration} later.") if move.is_later else _("{duration} sooner.")
+    messages = [shift.format(duration=duration(abs(move.shift_s)))]
     if move.previous_code is not None:
-        messages.append(f"The reason for waiting changed from {move.previous_code} to {move.forecast.code}.")
-    for jobs, what in (
-        (move.jobs_ahead_added, "now ahead of it"),
-        (move.jobs_ahead_removed, "no longer ahead of it"),
-    ):
-        if jobs:
-            messages.append(f"{_job_names(jobs, names)} {'is' if len(jobs) == 1 else 'are'} {what}.")
+        messages.append(
+            _("The reason for waiting changed from {previous_code} to {code}.").format(
+                previous_code=move.previous_code, code=move.forecast.code
+            )
+        )
+    if jobs := move.jobs_ahead_added:
+        text = ngettext("{jobs} is now ahead of it.", "{jobs} are now ahead of it.", len(jobs))
+        messages.append(text.format(jobs=_job_names(jobs, names)))
+    if jobs := move.jobs_ahead_removed:
+        text = ngettext("{jobs} is no longer ahead of it.", "{jobs} are no longer ahead of it.", len(jobs))
+        messages.append(text.format(jobs=_job_names(jobs, names)))
     if len(messages) == 1:
-        messages.append("Running jobs take more or less time than predicted.")
+        messages.append(_("Running jobs take more or less time than predicted."))
     return messages
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
+from django.utils.translation import gettext as _
 
 from portal.access import AccessPolicy, Permission, require_permission
 from portal.errors import Conflict, InvalidRequest
@@ -24,7 +25,7 @@ def switch_gpus(request: HttpRequest, user: User, public_id: str) -> HttpRespons
     job = get_job(user, public_id)
     require_permission(user, Permission.CONTROL, job)
     if job.kind != "workspace":
-        raise Conflict("Only workspaces switch their GPUs.", code="not_a_workspace")
+        raise Conflict(_("Only workspaces switch their GPUs."), code="not_a_workspace")
     given = request.POST if request.method == "POST" else request.GET
     gpus = parse_whole_number(given.get("gpus_per_task", ""))
     if gpus is None:
@@ -40,7 +41,8 @@ def switch_gpus(request: HttpRequest, user: User, public_id: str) -> HttpRespons
             except InvalidRequest as wrong:
                 messages.error(request, " ".join(wrong.fields.values()) or wrong.message)
             else:
-                messages.success(request, f"{job.name} restarts with {f'{gpus} GPU' if gpus else 'no GPU'}.")
+                text = _("{name} restarts with {gpus} GPU.") if gpus else _("{name} restarts with no GPU.")
+                messages.success(request, text.format(name=job.name, gpus=gpus))
                 target = "job"
         return redirect(target, public_id)
     strips = free_capacity(user)

@@ -10,6 +10,8 @@ from typing import Any
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 
 from portal.access import AccessPolicy, Permission, can, job_permissions, live_share
 from portal.domain.gang_fabric import format_endpoint
@@ -200,13 +202,15 @@ def rendezvous_text(attempt: Attempt | None) -> str:
         return ""
     row: Rendezvous | None = getattr(attempt, "rendezvous", None)
     if row is None:
-        return "its tasks cannot reach each other across nodes"
-    where = f"rendezvous at {format_endpoint(row.address, row.port)} ({row.node.name})"
+        return _("its tasks cannot reach each other across nodes")
+    where = _("rendezvous at {endpoint} ({name})").format(
+        endpoint=format_endpoint(row.address, row.port), name=row.node.name
+    )
     if row.network:
-        return f"{row.network}, set for its pool; {where}"
+        return _("{network}, set for its pool; {where}").format(network=row.network, where=where)
     if not row.node_network:
-        return f"rendezvous on {row.node.name}"
-    return f"host network; {where}"
+        return _("rendezvous on {name}").format(name=row.node.name)
+    return _("host network; {where}").format(where=where)
 
 
 def job_page_context(user: User, found: Job) -> dict[str, Any]:
@@ -237,13 +241,13 @@ def job_page_context(user: User, found: Job) -> dict[str, Any]:
 
 
 PHASE_NAMES = {
-    Phase.QUEUED: "Queued",
-    Phase.RESERVED: "Reserved",
-    Phase.PULLING: "Image",
-    Phase.STARTING: "Starting",
-    Phase.STAGING: "Code",
-    Phase.SERVER: "Server",
-    Phase.RUNNING: "Running",
+    Phase.QUEUED: gettext_noop("Queued"),
+    Phase.RESERVED: gettext_noop("Reserved"),
+    Phase.PULLING: gettext_noop("Image"),
+    Phase.STARTING: gettext_noop("Starting"),
+    Phase.STAGING: gettext_noop("Code"),
+    Phase.SERVER: gettext_noop("Server"),
+    Phase.RUNNING: gettext_noop("Running"),
 }
 
 
@@ -256,13 +260,17 @@ def job_phases(row: JobRow, last: Attempt | None) -> list[JobPhase]:
     failed = attempt is not None and AttemptState(attempt.state) in FAILED_ATTEMPT_STATES
     phases = [
         _phase(
-            PHASE_NAMES[span.phase], span.started_at, span.ended_at, now, bad=failed and span is reached[-1]
+            _(PHASE_NAMES[span.phase]),
+            span.started_at,
+            span.ended_at,
+            now,
+            bad=failed and span is reached[-1],
         )
         for span in reached
         if span.started_at is not None
     ]
     if reached[-1].ended_at is None:
-        phases += _upcoming_phases([PHASE_NAMES[span.phase] for span in spans if span.started_at is None])
+        phases += _upcoming_phases([_(PHASE_NAMES[span.phase]) for span in spans if span.started_at is None])
     return phases
 
 
@@ -278,7 +286,7 @@ def _phase(
 
 def _upcoming_phases(names: list[str]) -> list[JobPhase]:
     """Return phases of unknown duration; the last one is the run itself."""
-    return [JobPhase(name, "upcoming", 3 if name == names[-1] else 1, is_upcoming=True) for name in names]
+    return [JobPhase(name, _("upcoming"), 3 if name == names[-1] else 1, is_upcoming=True) for name in names]
 
 
 def dedupe_events(events: list[JobEvent]) -> list[JobEvent]:
@@ -313,7 +321,9 @@ def task_rows(attempt: Attempt | None) -> list[TaskRow]:
             else GpuSquare(gpu.uuid, "free", None, "", f"GPU {gpu.index}")
             for gpu in gpus
         ]
-        label = f"{task.label}: {len(gpus)} of the GPUs of {task.node.name}"
+        label = _("{label}: {count} of the GPUs of {name}").format(
+            label=task.label, count=len(gpus), name=task.node.name
+        )
         places.append(TaskRow(task, squares if live else [], label))
     return places
 

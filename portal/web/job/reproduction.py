@@ -8,6 +8,7 @@ from typing import Any
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.utils.translation import gettext as _
 
 from portal.access import AccessPolicy, Permission, can
 from portal.errors import NotFound
@@ -27,7 +28,7 @@ def environment_file(request: HttpRequest, user: User, public_id: str, name: str
     job = get_job(user, public_id)
     record = record_of(job)
     if record is None:
-        raise NotFound("Nothing was recorded of this job.")
+        raise NotFound(_("Nothing was recorded of this job."))
     if name == PACKAGES_FILE:
         content = "".join(f"{line}\n" for line in record.packages)
     elif name == DIFF_FILE and can(user, Permission.CONTROL, job):
@@ -35,7 +36,7 @@ def environment_file(request: HttpRequest, user: User, public_id: str, name: str
     elif name == RECORD_FILE:
         content = json.dumps(_as_json(user, job, record), indent=2, default=str) + "\n"
     else:
-        raise NotFound("There is no such file.")
+        raise NotFound(_("There is no such file."))
     return HttpResponse(
         content,
         content_type="text/plain; charset=utf-8",
@@ -60,9 +61,14 @@ def rerun(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     if request.method == "POST":
         shown = ("job-rerun", job.public_id)
         with refusals_as_messages(request):
-            _, fresh = do_rerun(user, job)
+            fresh = do_rerun(user, job)[1]
             if fresh is not None:
-                messages.success(request, f"{fresh.name} is submitted; it repeats {job.public_id}.")
+                messages.success(
+                    request,
+                    _("{name} is submitted; it repeats {public_id}.").format(
+                        name=fresh.name, public_id=job.public_id
+                    ),
+                )
                 shown = ("job", fresh.public_id)
         return redirect(*shown)
     drift = find_drift(user, job)

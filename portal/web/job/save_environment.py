@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.utils.translation import gettext as _
 
 from portal.access import AccessPolicy, Permission, require_permission
 from portal.errors import InvalidRequest
@@ -69,5 +70,5 @@ def delete_saved_environment(request: HttpRequest, user: User, public_id: str) -
     job = row.saved_image.task.attempt.job
     name = row.name
     do_delete_saved_environment(user, row)
-    messages.success(request, f"{name} is not offered any more.")
+    messages.success(request, _("{name} is not offered any more.").format(name=name))
     return redirect("job-save-environment", job.public_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.utils.translation import gettext as _
 
 from portal.access import AccessPolicy, Permission, can
 from portal.domain.shares import DURATIONS_S, VIEWABLE_TOOLS
@@ -46,18 +47,30 @@ def share(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     job = get_job(user, public_id)
     with refusals_as_messages(request):
         try:
-            guest = get_first(User.objects.filter(public_id=request.POST.get("user", "")), "Choose a member.")
+            guest = get_first(
+                User.objects.filter(public_id=request.POST.get("user", "")), _("Choose a member.")
+            )
             duration_s = parse_whole_number(request.POST.get("duration_s", "")) or 0
             made = do_share_workspace(user, job, guest, request.POST.get("access", ""), duration_s)
         except InvalidRequest as wrong:
             messages.error(request, " ".join(wrong.fields.values()) or wrong.message)
         else:
-            messages.success(request, f"{job.name} is shared with {made.user.display_name}.")
+            messages.success(
+                request,
+                _("{name} is shared with {display_name}.").format(
+                    name=job.name, display_name=made.user.display_name
+                ),
+            )
     return redirect("job-shares", public_id)
 
 
 @action(AccessPolicy.SIGNED_IN)
 def revoke(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     row = do_revoke_share(user, get_share(user, public_id))
-    messages.success(request, f"{row.job.name} is no longer shared with {row.user.display_name}.")
+    messages.success(
+        request,
+        _("{name} is no longer shared with {display_name}.").format(
+            name=row.job.name, display_name=row.user.display_name
+        ),
+    )
     return redirect("job-shares", row.job.public_id)

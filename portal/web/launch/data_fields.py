@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django import forms
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from portal.domain.secrets import PROJECT_SCOPE, USER_SCOPE
 from portal.domain.volumes import default_mount_path
 from portal.web.form_fields import text_area
 
+if TYPE_CHECKING:
+    from django.utils.functional import _StrOrPromise as StrOrPromise
 
-def _lines_field(label: str, help_text: str, **attrs: str) -> forms.CharField:
+
+if TYPE_CHECKING:
+    pass
+
+
+def _lines_field(label: StrOrPromise, help_text: StrOrPromise, **attrs: str) -> forms.CharField:
     widget = text_area(2, spellcheck="false", **attrs)
     return forms.CharField(label=label, max_length=65536, required=False, widget=widget, help_text=help_text)
 
@@ -21,17 +30,19 @@ class DataForm(forms.Form):
     """Volumes and secrets, one per line."""
 
     volumes = _lines_field(
-        "Volumes",
-        "One per line: NAME is mounted at /volumes/NAME, NAME /path at /path; append ro for read only.",
+        gettext_lazy("Volumes"),
+        gettext_lazy(
+            "One per line: NAME is mounted at /volumes/NAME, NAME /path at /path; append ro for read only."
+        ),
     )
     secret_variables = _lines_field(
-        "Secrets as variables",
-        "One VARIABLE=SECRET per line; project/SECRET is a secret of the project.",
+        gettext_lazy("Secrets as variables"),
+        gettext_lazy("One VARIABLE=SECRET per line; project/SECRET is a secret of the project."),
         placeholder="HUB_TOKEN=hub-token",
     )
     secret_files = _lines_field(
-        "Secrets as files",
-        "One FILE=SECRET per line; the files are in /run/fairway.",
+        gettext_lazy("Secrets as files"),
+        gettext_lazy("One FILE=SECRET per line; the files are in /run/fairway."),
         placeholder="key.pem=deploy-key",
     )
 
@@ -46,7 +57,7 @@ class DataForm(forms.Form):
                 continue
             if len(words) > 2:
                 raise forms.ValidationError(
-                    f"\u201c{line.strip()[:40]}\u201d is not of the form NAME [PATH] [ro]."
+                    _("“{line}” is not of the form NAME [PATH] [ro].").format(line=line.strip()[:40])
                 )
             target = words[1] if len(words) == 2 else None
             found.append({"volume": words[0], "target": target, "read_only": read_only})
@@ -83,7 +94,11 @@ def parse_secrets(text: str, delivery: str) -> list[dict[str, Any]]:
             continue
         target, sign, name = (part.strip() for part in line.partition("="))
         if not (target and sign and name):
-            raise forms.ValidationError(f"\u201c{line.strip()[:40]}\u201d is not {delivery.upper()}=SECRET.")
+            raise forms.ValidationError(
+                _("“{line}” is not {delivery}=SECRET.").format(
+                    line=line.strip()[:40], delivery=delivery.upper()
+                )
+            )
         of, slash, rest = name.partition("/")
         owner = PROJECT_SCOPE if slash and of == PROJECT_SCOPE else USER_SCOPE
         found.append(

@@ -10,6 +10,8 @@ from typing import Any
 from django import forms
 from django.db.models import Q, QuerySet
 from django.http import QueryDict
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from agents.launchers import LAUNCHERS
 from portal.access import project_ids, visible_environments, visible_jobs
@@ -54,9 +56,9 @@ from portal.web.launch.spec_fields import (
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|sec|min|m|h|d)?\s*(?:(\d+)\s*(s|min|h))?\s*", re.IGNORECASE)
 _UNIT_SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 KINDS = [
-    (JobKind.WORKSPACE.value, "Notebook"),
-    (JobKind.TRAINING.value, "Job"),
-    (JobKind.SERVICE.value, "Service"),
+    (JobKind.WORKSPACE.value, gettext_lazy("Notebook")),
+    (JobKind.TRAINING.value, gettext_lazy("Job")),
+    (JobKind.SERVICE.value, gettext_lazy("Service")),
 ]
 RECENT_JOBS = 8
 _REQUEST_VALUES = (
@@ -64,7 +66,11 @@ _REQUEST_VALUES = (
     "rank_overrides", "roles", "parameters", "template_version",
 )  # fmt: skip
 WHOLE_MILLI = 1000
-GPU_FRACTIONS = [(WHOLE_MILLI, "whole GPUs"), (500, "half of one GPU"), (250, "a quarter of one GPU")]
+GPU_FRACTIONS = [
+    (WHOLE_MILLI, gettext_lazy("whole GPUs")),
+    (500, gettext_lazy("half of one GPU")),
+    (250, gettext_lazy("a quarter of one GPU")),
+]
 
 
 def parameter_field_name(parameter: str) -> str:
@@ -81,10 +87,10 @@ class DurationField(forms.CharField):
         found = _DURATION.fullmatch(text)
         if found is None:
             raise forms.ValidationError(
-                "Write a time such as 90 min, 12 h or 2 d, or leave it empty for no limit."
+                _("Write a time such as 90 min, 12 h or 2 d, or leave it empty for no limit.")
             )
         if max(len(found[1]), len(found[3] or "")) > MAX_DIGITS:
-            raise forms.ValidationError("That is longer than any job may run.")
+            raise forms.ValidationError(_("That is longer than any job may run."))
         rest_s = int(found[3]) * _UNIT_SECONDS[found[4].lower()] if found[3] else 0
         return rest_s + int(float(found[1]) * _UNIT_SECONDS[(found[2] or "h").lower()])
 
@@ -119,97 +125,113 @@ class LaunchForm(DataForm):
     request_type = JobRequest
 
     kind = forms.ChoiceField(choices=KINDS, initial=JobKind.WORKSPACE.value, widget=forms.RadioSelect)
-    name = forms.CharField(max_length=100, widget=text_input())
-    project = PublicIdChoiceField(queryset=Project.objects.none(), widget=select_input())
+    name = forms.CharField(label=gettext_lazy("Name"), max_length=100, widget=text_input())
+    project = PublicIdChoiceField(
+        label=gettext_lazy("Project"), queryset=Project.objects.none(), widget=select_input()
+    )
     template = PublicIdChoiceField(queryset=Template.objects.none(), required=False, widget=forms.HiddenInput)
     template_version = forms.IntegerField(required=False, widget=forms.HiddenInput)
-    environment = PublicIdChoiceField(queryset=Environment.objects.none(), widget=select_input())
+    environment = PublicIdChoiceField(
+        label=gettext_lazy("Environment"), queryset=Environment.objects.none(), widget=select_input()
+    )
     pool = PublicIdChoiceField(
-        queryset=NodePool.objects.none(), required=False, empty_label="Any pool", widget=select_input()
+        label=gettext_lazy("Pool"),
+        queryset=NodePool.objects.none(),
+        required=False,
+        empty_label=gettext_lazy("Any pool"),
+        widget=select_input(),
     )
     gpu_model = forms.CharField(max_length=100, required=False)
     milli_per_gpu = forms.TypedChoiceField(
-        label="Share of each GPU",
+        label=gettext_lazy("Share of each GPU"),
         choices=GPU_FRACTIONS,
         coerce=int,
         initial=1000,
         widget=select_input(),
         required=False,
-        help_text="A share is cooperative: other jobs of the project may use the same GPU.",
+        help_text=gettext_lazy("A share is cooperative: other jobs of the project may use the same GPU."),
     )
     mig_profile = forms.ChoiceField(
-        label="MIG slices", required=False, widget=select_input(),
-        help_text="Parts of a GPU with isolated memory; each counts as one GPU.",
+        label=gettext_lazy("MIG slices"), required=False, widget=select_input(),
+        help_text=gettext_lazy("Parts of a GPU with isolated memory; each counts as one GPU."),
     )  # fmt: skip
     topology_required = forms.ChoiceField(
-        label="Required topology level", required=False, widget=select_input(),
-        help_text="All tasks start within one domain of this level, or wait for it.",
+        label=gettext_lazy("Required topology level"), required=False, widget=select_input(),
+        help_text=gettext_lazy("All tasks start within one domain of this level, or wait for it."),
     )  # fmt: skip
     topology_preferred = forms.ChoiceField(
-        label="Preferred topology level", required=False, widget=select_input(),
-        help_text="Tried first; never delays the job.",
+        label=gettext_lazy("Preferred topology level"), required=False, widget=select_input(),
+        help_text=gettext_lazy("Tried first; never delays the job."),
     )  # fmt: skip
     command = forms.CharField(
-        max_length=65536, required=False,
+        label=gettext_lazy("Command"), max_length=65536, required=False,
         widget=text_area(4, spellcheck="false"),
-        help_text="A command with pipes, variables or several lines is run by /bin/sh -c.",
+        help_text=gettext_lazy("A command with pipes, variables or several lines is run by /bin/sh -c."),
     )  # fmt: skip
     program = forms.CharField(
-        label="Program", max_length=MAX_PROGRAM_LENGTH, required=False,
+        label=gettext_lazy("Program"), max_length=MAX_PROGRAM_LENGTH, required=False,
         widget=text_area(12, spellcheck="false"), strip=False,
-        help_text="Each task has it as a file; the command refers to it as {fairway:secrets}/program.",
+        help_text=gettext_lazy("Each task has it as a file; the command refers to it as {fairway:secrets}/program."),
     )  # fmt: skip
     env = forms.CharField(
-        label="Variables", max_length=65536, required=False,
+        label=gettext_lazy("Variables"), max_length=65536, required=False,
         widget=text_area(3, placeholder="NAME=value"),
-        help_text="One NAME=value per line.",
+        help_text=gettext_lazy("One NAME=value per line."),
     )  # fmt: skip
     time_limit_s = DurationField(
-        label="Time limit",
+        label=gettext_lazy("Time limit"),
         required=False,
-        widget=text_input(placeholder="no limit"),
-        help_text="Such as 90 min, 12 h, 2 d.",
+        widget=text_input(placeholder=gettext_lazy("no limit")),
+        help_text=gettext_lazy("Such as 90 min, 12 h, 2 d."),
     )
     start_after = LocalTimeField(
-        label="Start after", required=False, help_text="In your time zone. Empty: as soon as possible."
+        label=gettext_lazy("Start after"),
+        required=False,
+        help_text=gettext_lazy("In your time zone. Empty: as soon as possible."),
     )
     launcher = forms.ChoiceField(
-        label="Launcher", required=False, widget=select_input(), initial="none",
+        label=gettext_lazy("Launcher"), required=False, widget=select_input(), initial="none",
         choices=[(name, each.label) for name, each in LAUNCHERS.items()],
-        help_text="How tasks find each other.",
+        help_text=gettext_lazy("How tasks find each other."),
     )  # fmt: skip
     rank_overrides = forms.CharField(
-        label="Variables of single ranks", max_length=65536, required=False,
-        widget=text_area(2, placeholder="3 NAME=value", spellcheck="false"),
-        help_text="They override the variables of the job and of the launcher, as the review shows.",
+        label=gettext_lazy("Variables of single ranks"), max_length=65536, required=False,
+        widget=text_area(2, placeholder=gettext_lazy("3 NAME=value"), spellcheck="false"),
+        help_text=gettext_lazy("They override the variables of the job and of the launcher, as the review shows."),
     )  # fmt: skip
     dependencies = PublicIdMultipleChoiceField(
-        label="Your jobs that have not ended", queryset=Job.objects.none(), required=False,
+        label=gettext_lazy("Your jobs that have not ended"), queryset=Job.objects.none(), required=False,
         widget=forms.CheckboxSelectMultiple({"class": "form-check-input"}),
     )  # fmt: skip
     dependency_ids = forms.CharField(
-        label="Other jobs, by id", max_length=2000, required=False, widget=text_input(),
-        help_text="Separated by spaces. The id is in the URL of a job.",
+        label=gettext_lazy("Other jobs, by id"), max_length=2000, required=False, widget=text_input(),
+        help_text=gettext_lazy("Separated by spaces. The id is in the URL of a job."),
     )  # fmt: skip
 
     code_upload = forms.FileField(
-        label="Upload an archive", required=False, allow_empty_file=True,
+        label=gettext_lazy("Upload an archive"), required=False, allow_empty_file=True,
         widget=forms.ClearableFileInput({"class": "form-control", "accept": ".zip,.tar,.tar.gz,.tgz"}),
-        help_text="A zip, tar or tar.gz archive with files and folders. It is stored for the project.",
+        help_text=gettext_lazy("A zip, tar or tar.gz archive with files and folders. It is stored for the project."),
     )  # fmt: skip
 
     sweep_parameters = forms.CharField(
-        label="Parameters", max_length=65536, required=False,
-        widget=text_area(4, spellcheck="false", placeholder="lr = 1e-5..1e-3 log"),
-        help_text="One per line: NAME = LOW..HIGH [log] [step S], or NAME = VALUE, VALUE. For a list, each line is "
-        "a trial: NAME=VALUE NAME=VALUE. The command uses {NAME}.",
-    )  # fmt: skip
+        label=gettext_lazy("Parameters"),
+        max_length=65536,
+        required=False,
+        widget=text_area(4, spellcheck="false", placeholder=gettext_lazy("lr = 1e-5..1e-3 log")),
+        help_text=gettext_lazy(
+            "One per line: NAME = LOW..HIGH [log] [step S], or NAME = VALUE, VALUE. For a list, each "
+            "line is a trial: NAME=VALUE NAME=VALUE. The command uses {NAME}."
+        ),
+    )
 
     service = forms.CharField(max_length=16, required=False, widget=forms.HiddenInput)
-    model_name = forms.CharField(label="Model", max_length=256, required=False, widget=text_input())
+    model_name = forms.CharField(
+        label=gettext_lazy("Model"), max_length=256, required=False, widget=text_input()
+    )
     model_version = forms.CharField(
-        label="Model version", max_length=20, required=False, widget=text_input(),
-        help_text="Of the registry of the project. Without a command, MLflow serves it.",
+        label=gettext_lazy("Model version"), max_length=20, required=False, widget=text_input(),
+        help_text=gettext_lazy("Of the registry of the project. Without a command, MLflow serves it."),
     )  # fmt: skip
 
     def __init__(
@@ -219,15 +241,15 @@ class LaunchForm(DataForm):
         self.fields |= build_spec_fields(self.request_type) | build_launcher_fields()
         self.fields |= build_spec_fields(SweepSpec)
         self.fields["searcher"] = forms.ChoiceField(
-            label="Array or sweep", required=False, widget=select_input(),
-            choices=[("", "No: one job"), *((each.value, text) for each, text in SEARCHER_LABELS.items())],
-            help_text="Runs the job as trials with different parameters.",
+            label=_("Array or sweep"), required=False, widget=select_input(),
+            choices=[("", _("No: one job")), *((each.value, text) for each, text in SEARCHER_LABELS.items())],
+            help_text=_("Runs the job as trials with different parameters."),
         )  # fmt: skip
         self.fields |= build_schedule_fields(required=False)
         self.fields |= build_spec_fields(ServiceSpec)
         self.fields["access"] = forms.ChoiceField(
-            label="Access", required=False, widget=select_input(), choices=list(ACCESS_LABELS.items()),
-            help_text="Who may send requests.",
+            label=_("Access"), required=False, widget=select_input(), choices=list(ACCESS_LABELS.items()),
+            help_text=_("Who may send requests."),
         )  # fmt: skip
         posted = data if data is not None and "roles-TOTAL_FORMS" in data else None
         self.roles = RoleFormSet(posted, prefix="roles", initial=(initial or {}).get("roles"))
@@ -245,7 +267,7 @@ class LaunchForm(DataForm):
         profiles = Gpu.objects.filter(present=True).exclude(mig_profile="").order_by("mig_profile")
         slices = list(profiles.values_list("mig_profile", flat=True).distinct())
         self.has_mig_slices = bool(slices)
-        self._set_choices("mig_profile", [("", "Whole GPUs"), *((name, name) for name in slices)])
+        self._set_choices("mig_profile", [("", _("Whole GPUs")), *((name, name) for name in slices)])
         chosen = data.getlist("dependencies") if isinstance(data, QueryDict) else []
         self._set_queryset("dependencies", dependency_candidates(user, chosen))
 
@@ -261,7 +283,7 @@ class LaunchForm(DataForm):
         for name, parameter in self.filled_fields.items():
             if field := self.fields.get(job_fields(self.request_type)[name].form_name):
                 field.widget.attrs["readonly"] = True
-                field.help_text = f"Set by the parameter {labels[parameter]}."
+                field.help_text = _("Set by the parameter {labels}.").format(labels=labels[parameter])
 
     @property
     def parameter_fields(self) -> list[forms.BoundField]:
@@ -371,12 +393,11 @@ class LaunchForm(DataForm):
         """Offer the levels of all topologies; return False when there are none."""
         rows = list(Topology.objects.order_by("name"))
         named = len(rows) > 1
-        levels = [
-            (f"{row.name}:{key}", key.rpartition("/")[2] + (f" of {row.name}" if named else ""))
-            for row in rows
-            for key in row.levels
-        ]
-        for name, nothing in (("topology_required", "Anywhere"), ("topology_preferred", "No preference")):
+        levels = [(f"{row.name}:{key}", _level_label(row, key, named)) for row in rows for key in row.levels]
+        for name, nothing in (
+            ("topology_required", _("Anywhere")),
+            ("topology_preferred", _("No preference")),
+        ):
             self._set_choices(name, [("", nothing), *levels])
         return bool(levels)
 
@@ -391,7 +412,7 @@ class LaunchForm(DataForm):
         required, preferred = data.get("topology_required") or "", data.get("topology_preferred") or ""
         topologies = {choice.partition(":")[0] for choice in (required, preferred) if choice}
         if len(topologies) > 1:
-            self.add_error("topology_preferred", "Choose levels of one topology.")
+            self.add_error("topology_preferred", _("Choose levels of one topology."))
         levels = [choice.partition(":")[2] or None for choice in (required, preferred)]
         near = {"topology": "".join(topologies), "required": levels[0], "preferred": levels[1]}
         trains = data.get("kind") == JobKind.TRAINING.value
@@ -462,7 +483,7 @@ class LaunchForm(DataForm):
         if not data.get("searcher") or "sweep_parameters" not in data:
             return
         if data.get("cron"):
-            self.add_error("cron", "A sweep cannot be repeated; choose one of both.")
+            self.add_error("cron", _("A sweep cannot be repeated; choose one of both."))
         try:
             if data["searcher"] == Searcher.LIST:
                 data["points"] = parse_point_lines(data["sweep_parameters"])
@@ -518,7 +539,7 @@ class LaunchForm(DataForm):
                 continue
             name, sign, value = line.partition("=")
             if not sign:
-                raise forms.ValidationError(f"“{line.strip()[:40]}” is not NAME=value.")
+                raise forms.ValidationError(_("“{line}” is not NAME=value.").format(line=line.strip()[:40]))
             found[name.strip()] = value.strip()
         return found
 
@@ -526,10 +547,10 @@ class LaunchForm(DataForm):
         """Convert RANK NAME=value lines to the API's format."""
         found: dict[str, dict[str, str]] = {}
         for line in filter(None, map(str.strip, self.cleaned_data["rank_overrides"].splitlines())):
-            rank, _, variable = line.partition(" ")
+            rank, __, variable = line.partition(" ")
             name, sign, value = variable.partition("=")
             if not sign or not rank.isdecimal() or len(rank) > MAX_DIGITS:
-                raise forms.ValidationError(f"“{line[:40]}” is not RANK NAME=value.")
+                raise forms.ValidationError(_("“{line}” is not RANK NAME=value.").format(line=line[:40]))
             found.setdefault(str(int(rank)), {})[name.strip()] = value.strip()
         return found
 
@@ -583,3 +604,8 @@ def launchable_projects(user: User) -> QuerySet[Project]:
     """Return the projects in which the user may submit jobs."""
     rows = Project.objects.filter(archived_at__isnull=True).order_by("name")
     return rows if user.is_admin else rows.filter(pk__in=project_ids(user, Role.MEMBER))
+
+
+def _level_label(row: Topology, key: str, is_named: bool) -> str:
+    level = key.rpartition("/")[2]
+    return _("{level} of {topology}").format(level=level, topology=row.name) if is_named else level

@@ -6,6 +6,7 @@ import datetime as dt
 from typing import Any
 
 from django.db.models import Q
+from django.utils.translation import gettext as _
 
 from portal.domain.job_spec import job_fields, time_error
 from portal.models import User
@@ -33,7 +34,7 @@ def initial_from_yaml(user: User, text: str) -> tuple[dict[str, Any], list[str]]
     document, wrong = read_job_yaml(text)
     fields = document.fields
     if "template" in fields:
-        wrong.setdefault("template", "Open the template on the launch page instead; the form fills it in.")
+        wrong.setdefault("template", _("Open the template on the launch page instead; the form fills it in."))
     found = initial_from_api_fields({name: value for name, value in fields.items() if name not in wrong})
     form = LaunchForm(user)
     for name in REFERENCES:
@@ -41,7 +42,7 @@ def initial_from_yaml(user: User, text: str) -> tuple[dict[str, Any], list[str]]
             queryset = form.fields[name].queryset  # type: ignore[attr-defined]
             row = queryset.filter(Q(public_id=key) | Q(name=key)).first()
             if row is None:
-                wrong[name] = f"There is no such {name}, or you may not use it."
+                wrong[name] = _("There is no such {name}, or you may not use it.").format(name=name)
             else:
                 found[name] = row.public_id
     if "dependencies" in fields and "dependencies" not in wrong:
@@ -49,7 +50,7 @@ def initial_from_yaml(user: User, text: str) -> tuple[dict[str, Any], list[str]]
     found |= {"kind": fields.get("kind", "training")}
     for name in ("name", "project", "environment"):
         if name not in fields:
-            wrong.setdefault(name, "This field is required.")
+            wrong.setdefault(name, _("This field is required."))
     if not wrong:
         wrong = _form_errors(user, document, found)
     return found, document.locate(wrong)
@@ -64,7 +65,7 @@ def _form_errors(user: User, document: JobDocument, initial: dict[str, Any]) -> 
     shown = request_body(form.to_job_request())
     rules = job_fields()
     return {
-        name: "The form cannot have this value. Submit the file with REST or the command line."
+        name: _("The form cannot have this value. Submit the file with REST or the command line.")
         for name, value in document.fields.items()
         if name in rules
         and name not in _SAME_WITH_DEFAULTS

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from django import forms
+from django.utils.translation import gettext_lazy
 
 from agents.launchers import LAUNCHERS, LauncherOption
 from portal.web.form_fields import select_input, text_input
@@ -27,9 +28,9 @@ def build_launcher_fields() -> dict[str, forms.Field]:
 
 def _build_field(option: LauncherOption) -> forms.Field:
     options: dict[str, Any] = {
-        "label": option.name.replace("_", " ").capitalize(),
+        "label": gettext_lazy(option.name.replace("_", " ").capitalize()),
         "required": False,
-        "help_text": option.help,
+        "help_text": gettext_lazy(option.help) if option.help else "",
         "initial": option.default,
     }
     if isinstance(option.default, bool):

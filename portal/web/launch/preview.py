@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from portal.domain.feasibility import accepts_gpu_model
 from portal.domain.job_spec import job_fields
@@ -90,9 +91,9 @@ def preview_launch(
         return preview_unsatisfiable(never)
     except InvalidRequest as wrong:
         errors = errors_by_form_field(wrong.fields)
-        return LaunchPreview("wrong", "Not ready yet", wrong.message, field_errors=errors)
+        return LaunchPreview("wrong", _("Not ready yet"), wrong.message, field_errors=errors)
     except FairwayError as refusal:
-        return LaunchPreview("wrong", "Not allowed", refusal.message)
+        return LaunchPreview("wrong", _("Not allowed"), refusal.message)
     answer = (
         query_would_start(preview_query_body(user, request), wait_s=ENGINE_TIMEOUT_S)
         if query_engine
@@ -137,14 +138,16 @@ def _preview_from_answer(answer: dict[str, Any]) -> LaunchPreview:
     message = str(verdict.get("message", ""))
     if answer.get("starts_now"):
         where = ", ".join(answer.get("where", []))
-        return LaunchPreview("now", "It starts now", f"It fits on {where}." if where else "")
+        return LaunchPreview(
+            "now", _("It starts now"), _("It fits on {where}.").format(where=where) if where else ""
+        )
     if answer.get("unsatisfiable"):
-        return LaunchPreview("never", "This can never start here", message, ways)
+        return LaunchPreview("never", _("This can never start here"), message, ways)
     interval = answer.get("interval")
     low, middle, high = (
         _from_timestamp(interval[name]) if interval else None for name in ("p10_s", "p50_s", "p90_s")
     )
-    title = "Would preempt other jobs" if answer.get("victims") else "It would wait"
+    title = _("Would preempt other jobs") if answer.get("victims") else _("It would wait")
     missing = str(answer.get("interval_missing") or "")
     return LaunchPreview(
         "waits", title, message, ways, low=low, middle=middle, high=high, interval_missing=missing
@@ -169,7 +172,7 @@ def _from_timestamp(seconds: float) -> dt.datetime:
 def preview_unsatisfiable(refusal: Unsatisfiable) -> LaunchPreview:
     """Return the refusal with the nearest feasible request."""
     suggestions = _nearest_suggestions(refusal.details)
-    return LaunchPreview("never", "This can never start here", refusal.message, suggestions)
+    return LaunchPreview("never", _("This can never start here"), refusal.message, suggestions)
 
 
 def _nearest_suggestions(details: dict[str, Any]) -> list[Suggestion]:
@@ -178,17 +181,20 @@ def _nearest_suggestions(details: dict[str, Any]) -> list[Suggestion]:
         return []
     fields = initial_from_api_fields(nearest)
     parts = [
-        f"{fields[rule.form_name]} {rule.nouns[fields[rule.form_name] != 1]}"
+        f"{fields[rule.form_name]} {_(rule.nouns[fields[rule.form_name] != 1])}"
         for rule in job_fields().values()
         if rule.nouns and rule.form_name in fields
     ]
     parts += [str(fields["gpu_model"])] if fields.get("gpu_model") else []
     if "pool" in nearest:
         pool = NodePool.objects.filter(public_id=nearest["pool"]).first()
-        fields["pool"], parts = nearest["pool"], [*parts, f"the pool {pool.name}" if pool else "another pool"]
+        fields["pool"], parts = (
+            nearest["pool"],
+            [*parts, _("the pool {name}").format(name=pool.name) if pool else _("another pool")],
+        )
     if not fields:
         return []
-    return [Suggestion("Nearest feasible request: " + ", ".join(parts), fields)]
+    return [Suggestion(_("Nearest feasible request: {parts}").format(parts=", ".join(parts)), fields)]
 
 
 def _preview_from_free_gpus(request: JobRequest, strips: list[GpuModelSummary]) -> LaunchPreview:
@@ -196,24 +202,32 @@ def _preview_from_free_gpus(request: JobRequest, strips: list[GpuModelSummary]) 
     needed = request.min_tasks * request.gpus_per_task if request.min_tasks else request.total_gpus
     total = needed * request.milli_per_gpu
     if request.start_after and request.start_after > timezone.now():
-        return LaunchPreview("waits", "It would wait", "It does not start before its start time.")
+        return LaunchPreview("waits", _("It would wait"), _("It does not start before its start time."))
     if any(is_live(job) for job in request.dependencies):
-        return LaunchPreview("waits", "It would wait", "It starts after its dependencies.")
+        return LaunchPreview("waits", _("It would wait"), _("It starts after its dependencies."))
     if needed == 0:
-        return LaunchPreview("unknown", "Needs no GPU", "It starts when a node has the CPU and memory free.")
+        return LaunchPreview(
+            "unknown", _("Needs no GPU"), _("It starts when a node has the CPU and memory free.")
+        )
     fitting = [strip for strip in strips if accepts_gpu_model(request.gpu_model, strip.model)]
     space = max((strip.largest_free for strip in fitting), default=0)
     one_model = request.tasks > 1 and not (request.allow_mixed_gpus or request.min_tasks)
     by_model = [strip.free for strip in fitting]
     free = max(by_model, default=0) if one_model else sum(by_model)
     if space >= request.gpus_per_task and free >= needed:
-        fits = "fits" if total <= 1000 else "fit"
-        message = f"{gpu_words(total)} {fits} on the free GPUs; the next cycle decides."
-        return LaunchPreview("unknown", "Fits on free GPUs", message)
-    model = " or ".join(map(short_gpu_model, request.gpu_model.split("|")))
+        text = (
+            _("{gpus} fits on the free GPUs; the next cycle decides.")
+            if total <= 1000
+            else _("{gpus} fit on the free GPUs; the next cycle decides.")
+        )
+        message = text.format(gpus=gpu_words(total))
+        return LaunchPreview("unknown", _("Fits on free GPUs"), message)
+    model = _(" or ").join(map(short_gpu_model, request.gpu_model.split("|")))
     model = f" {model}" if model else ""
     return LaunchPreview(
         "waits",
-        "It would wait",
-        f"It needs {request.gpus_per_task}{model} on one node; at most {space} free on one node now.",
+        _("It would wait"),
+        _("It needs {gpus_per_task}{model} on one node; at most {space} free on one node now.").format(
+            gpus_per_task=request.gpus_per_task, model=model, space=space
+        ),
     )

@@ -9,6 +9,8 @@ from typing import Any
 
 from django import forms
 from django.forms.renderers import get_default_renderer
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from portal.domain.job_spec import JobRole
 from portal.domain.roles import MAX_ROLES
@@ -28,7 +30,7 @@ def parse_command(text: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as problem:
-        raise forms.ValidationError("A quotation mark is not closed.") from problem
+        raise forms.ValidationError(_("A quotation mark is not closed.")) from problem
 
 
 def format_command(command: list[Any]) -> str:
@@ -43,10 +45,17 @@ class RoleForm(forms.Form):
     """One role; fields with a label in ``JobRole`` are added to those declared here."""
 
     command = forms.CharField(
-        max_length=65536, required=False, widget=text_area(2, spellcheck="false", placeholder="as the job")
+        label=gettext_lazy("Command"),
+        max_length=65536,
+        required=False,
+        widget=text_area(2, spellcheck="false", placeholder=gettext_lazy("as the job")),
     )
     ports = forms.CharField(
-        max_length=400, required=False, widget=text_input(), help_text="Names, separated by spaces."
+        label=gettext_lazy("Ports"),
+        max_length=400,
+        required=False,
+        widget=text_input(),
+        help_text=gettext_lazy("Names, separated by spaces."),
     )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -85,7 +94,11 @@ class RoleFormSet(forms.BaseFormSet):  # type: ignore[type-arg]
         """Return the first error with its role and field."""
         for number, form in enumerate(self.forms, 1):
             for name, messages in form.errors.items():
-                return f"Role {form['name'].value() or number}, {form[name].label}: {' '.join(map(str, messages))}"
+                return _("Role {role}, {label}: {errors}").format(
+                    role=form["name"].value() or number,
+                    label=form[name].label,
+                    errors=" ".join(map(str, messages)),
+                )
         return " ".join(map(str, self.non_form_errors()))
 
     def as_data(self) -> dict[str, Any]:

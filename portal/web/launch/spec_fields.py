@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from django import forms
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from portal.domain.job_spec import JobField, JobRole, JobSpec, job_fields
 from portal.domain.schedules import OVERLAP_LABELS, ScheduleSpec
@@ -15,9 +17,9 @@ from portal.web.display.formatting import duration, parse_whole_number
 from portal.web.form_fields import select_input, text_input, time_zone_field
 
 BOUNDS_MESSAGES = {
-    "min_value": "Must be at least %(limit_value)s.",
-    "max_value": "Must be at most %(limit_value)s.",
-    "invalid": "Must be a number.",
+    "min_value": gettext_lazy("Must be at least %(limit_value)s."),
+    "max_value": gettext_lazy("Must be at most %(limit_value)s."),
+    "invalid": gettext_lazy("Must be a number."),
 }
 
 
@@ -34,7 +36,7 @@ class NumberListField(WordListField):
     def clean(self, value: Any) -> Any:
         words = super().clean(value)
         if not all(re.fullmatch(r"[0-9]{0,9}", word) for word in words):
-            raise forms.ValidationError("Write whole numbers, separated by spaces.")
+            raise forms.ValidationError(_("Write whole numbers, separated by spaces."))
         return [int(word) for word in words if word]
 
 
@@ -45,9 +47,11 @@ def build_spec_fields(spec: type[Any]) -> dict[str, forms.Field]:
 
 def build_schedule_fields(*, required: bool) -> dict[str, forms.Field]:
     overlap = forms.ChoiceField(
-        label="If an earlier job has not ended", choices=list(OVERLAP_LABELS.items()), required=required,
+        label=_("If an earlier job has not ended"),
+        choices=[(key, _(label)) for key, label in OVERLAP_LABELS.items()],
+        required=required,
         widget=select_input(),
-    )  # fmt: skip
+    )
     zone = time_zone_field()
     zone.required = required
     return build_spec_fields(ScheduleSpec) | {"time_zone": zone, "overlap": overlap}
@@ -56,9 +60,9 @@ def build_schedule_fields(*, required: bool) -> dict[str, forms.Field]:
 def build_field(rule: JobField) -> forms.Field:
     """Return the form field of a field of a request, or of a parameter of a template."""
     options: dict[str, Any] = {
-        "label": rule.label,
+        "label": gettext_lazy(rule.label) if rule.label else rule.label,
         "required": rule.is_number and not rule.nullable and not rule.section,
-        "help_text": rule.form_help or rule.help,
+        "help_text": gettext_lazy(rule.form_help or rule.help) if rule.form_help or rule.help else "",
         "initial": rule.default,
     }
     if rule.value_type is bool:
@@ -66,18 +70,20 @@ def build_field(rule: JobField) -> forms.Field:
     if rule.is_list and rule.choices:
         boxes = forms.CheckboxSelectMultiple({"class": "form-check-input"})
         return forms.MultipleChoiceField(
-            **options, choices=[(name, name.replace("_", " ")) for name in rule.choices], widget=boxes
+            **options,
+            choices=[(name, gettext_lazy(name.replace("_", " "))) for name in rule.choices],
+            widget=boxes,
         )
     if rule.is_list:
         field = WordListField if rule.pattern else NumberListField
         return field(**options | {"initial": ""}, widget=text_input())
     if rule.choices:
         return forms.ChoiceField(
-            **options, choices=[(name, name) for name in rule.choices], widget=select_input()
+            **options, choices=[(name, gettext_lazy(name)) for name in rule.choices], widget=select_input()
         )
     if not rule.is_number:
         return forms.CharField(**options, max_length=rule.max_length, widget=text_input())
-    attrs = {"class": "form-control"} | ({"placeholder": rule.if_null} if rule.if_null else {})
+    attrs = {"class": "form-control"} | ({"placeholder": gettext_lazy(rule.if_null)} if rule.if_null else {})
     options |= {"widget": forms.NumberInput(attrs), "error_messages": BOUNDS_MESSAGES}
     options |= {"min_value": _form_bound(rule, rule.minimum, math.ceil)}
     options |= {"max_value": _form_bound(rule, rule.maximum, math.floor)}

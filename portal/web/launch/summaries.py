@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from django.utils.translation import gettext as _
+
 from portal.services.jobs.submission import JobRequest
 from portal.web.display.formatting import duration, plural
 
@@ -15,19 +17,25 @@ def step_summaries(request: JobRequest) -> dict[str, str]:
     command = " ".join(request.command)
     command = command if len(command) <= MAX_COMMAND else command[: MAX_COMMAND - 1] + "…"
     launcher = request.launcher if request.launcher != "none" else ""
-    limit = f"time limit {duration(request.time_limit_s)}" if request.time_limit_s else "no time limit"
+    limit = (
+        _("time limit {duration}").format(duration=duration(request.time_limit_s))
+        if request.time_limit_s
+        else _("no time limit")
+    )
     attempts = plural(request.max_attempts, "attempt")
     return {
         "environment": _join(
             request.environment.title, launcher, command, request.code_repository, request.code_path
         ),
-        "data": _join("your home", volumes, secrets),
+        "data": _join(_("your home"), volumes, secrets),
         "limits": _join(
             limit,
-            "may be preempted" if request.preemptible else "not preemptible",
-            f"priority {request.priority}" if request.priority else "",
-            "" if request.max_attempts == 1 else f"at most {attempts}",
-            f"after {plural(len(request.dependencies), 'job')}" if request.dependencies else "",
+            _("may be preempted") if request.preemptible else _("not preemptible"),
+            _("priority {priority}").format(priority=request.priority) if request.priority else "",
+            "" if request.max_attempts == 1 else _("at most {attempts}").format(attempts=attempts),
+            _("after {jobs}").format(jobs=plural(len(request.dependencies), "job"))
+            if request.dependencies
+            else "",
         ),
     }
 

@@ -12,6 +12,8 @@ from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from portal.access import (
     AccessPolicy,
@@ -144,10 +146,10 @@ def launch(request: HttpRequest, user: User) -> HttpResponse:
         except Unsatisfiable as never:
             refusal = preview_unsatisfiable(never)
         except FairwayError as no:
-            refusal = LaunchPreview("wrong", "Not launched", no.message)
+            refusal = LaunchPreview("wrong", _("Not launched"), no.message)
         else:
-            verb = "scheduled" if isinstance(made, Schedule) else "submitted"
-            messages.success(request, f"{made.name} is {verb}.")
+            text = _("{name} is scheduled.") if isinstance(made, Schedule) else _("{name} is submitted.")
+            messages.success(request, text.format(name=made.name))
             return redirect(type(made).__name__.lower(), made.public_id)
     context = _context(user, form, _environment_choices(user), list_resources_per_gpu(user))
     context |= {"check": refusal} if refusal else {}
@@ -225,7 +227,10 @@ def _initial(
         start |= initial_from_job(user, like)
         if (like.env or like.secrets) and not can(user, Permission.CONTROL, like):
             messages.info(
-                request, f"The variables and secrets of {like.name} are not copied: you may not control it."
+                request,
+                _("The variables and secrets of {name} are not copied: you may not control it.").format(
+                    name=like.name
+                ),
             )
     elif query.get("template"):
         found = list_templates(user).filter(public_id=query["template"]).first()
@@ -316,8 +321,8 @@ def _preview_context(user: User, form: LaunchForm, *, ask: bool = False) -> dict
         said = [
             f"{form[name].label}: {words}" if name in form.fields else words for name, words in wrong.items()
         ]
-        message = " ".join(said) or "Fill in the missing fields."
-        found = LaunchPreview("wrong", "Not ready yet", message, field_errors=wrong)
+        message = " ".join(said) or _("Fill in the missing fields.")
+        found = LaunchPreview("wrong", _("Not ready yet"), message, field_errors=wrong)
     measured = measure_program(request) if request and found.kind != "wrong" else MeasuredProgram([], [])
     requested = request.total_milli if request else 0
     path, body = _example(request, form) if request else ("", {})
@@ -340,7 +345,7 @@ def _preview_context(user: User, form: LaunchForm, *, ask: bool = False) -> dict
         "kind": str(value("kind") or ""),
         "size_presets": size_presets(strips, model, count, shares),
         "quota_bars": [
-            QuotaBar(share, f"Quota after, {share.pool.name}", requested)
+            QuotaBar(share, _("Quota after, {name}").format(name=share.pool.name), requested)
             for share in shares
             if _applies_to(share, request, strips)
         ],
@@ -359,10 +364,10 @@ def _advice(user: User, request: JobRequest, strips: list[GpuModelSummary]) -> S
     fitting = [strip for strip in strips if accepts_gpu_model(request.gpu_model, strip.model)]
     free = max((strip.largest_free for strip in fitting), default=0)
     count = found.fields.get("gpus_per_task")
-    now = " They are free now." if count and count <= free < request.gpus_per_task else ""
-    return Suggestion(
-        found.message + (now.replace("They are", "It is") if count == 1 else now), form_fields(found.fields)
-    )
+    message = found.message
+    if count and count <= free < request.gpus_per_task:
+        message += " " + ngettext("It is free now.", "They are free now.", count)
+    return Suggestion(message, form_fields(found.fields))
 
 
 def _value_of(form: LaunchForm) -> Any:
@@ -402,13 +407,17 @@ def size_presets(
         if number > max(8, largest * 2):
             break
         if number > largest:
-            note, now, closed = (f"largest node {largest}" if largest else "no such GPU"), False, True
+            note, now, closed = (
+                (_("largest node {largest}").format(largest=largest) if largest else _("no such GPU")),
+                False,
+                True,
+            )
         elif limit is not None and number > limit:
-            note, now, closed = f"limit is {limit}", False, True
+            note, now, closed = _("limit is {limit}").format(limit=limit), False, True
         elif number <= free:
-            note, now, closed = "free now", True, False
+            note, now, closed = _("free now"), True, False
         else:
-            note, now, closed = "waits", False, False
+            note, now, closed = _("waits"), False, False
         rungs.append(SizePreset(number, note, now, closed, str(number) == count))
     return rungs
 
@@ -421,7 +430,7 @@ def _scripts(request: JobRequest, path: str, body: dict[str, Any]) -> list[tuple
     """Return key, label and text of each notation of a request."""
     found = [
         ("yaml", "YAML", to_yaml(body)),
-        ("cli", "Command line", command_line(path, body)),
+        ("cli", _("Command line"), command_line(path, body)),
         ("rest", "REST", curl_command(path, body)),
     ]
     with suppress(NotExportable):

@@ -15,6 +15,8 @@ from django.db import DatabaseError, InterfaceError
 from django.db import OperationalError as DatabaseAway
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import render
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 from redis.exceptions import RedisError
 
 from portal.errors import FairwayError, NotFound, ServiceUnavailable, Unauthenticated
@@ -23,17 +25,17 @@ from portal.static_error_page import CONTENT_SECURITY_POLICY, static_error_page
 log = logging.getLogger(__name__)
 
 STATUS_TITLES = {
-    400: "This request could not be read",
-    403: "You do not have access",
-    404: "Not found",
-    405: "Method not allowed",
-    409: "This is not possible now",
-    412: "Changed in the meantime",
-    413: "Request too large",
-    422: "This can never start here",
-    429: "Too many attempts",
-    500: "Server error",
-    503: "A required service is unavailable",
+    400: gettext_lazy("This request could not be read"),
+    403: gettext_lazy("You do not have access"),
+    404: gettext_lazy("Not found"),
+    405: gettext_lazy("Method not allowed"),
+    409: gettext_lazy("This is not possible now"),
+    412: gettext_lazy("Changed in the meantime"),
+    413: gettext_lazy("Request too large"),
+    422: gettext_lazy("This can never start here"),
+    429: gettext_lazy("Too many attempts"),
+    500: gettext_lazy("Server error"),
+    503: gettext_lazy("A required service is unavailable"),
 }
 
 
@@ -47,7 +49,9 @@ class ErrorPageMiddleware:
         answer = self.get_response(request)
         if answer.status_code != 405 or request.path.startswith("/api/"):
             return answer
-        page = error_page(request, 405, "This URL accepts only submitted forms. Open the page of the form.")
+        page = error_page(
+            request, 405, _("This URL accepts only submitted forms. Open the page of the form.")
+        )
         page.headers["Allow"] = answer.headers["Allow"]
         return page
 
@@ -60,7 +64,7 @@ class ErrorPageMiddleware:
         sent = (request.GET, request.POST) if request.method == "POST" else (request.GET,)
         if any("\0" in text for form in sent for _, values in form.lists() for text in values):
             return error_page(
-                request, 400, "The text contains a null character, which is not allowed. Remove it."
+                request, 400, _("The text contains a null character, which is not allowed. Remove it.")
             )
         return None
 
@@ -73,7 +77,7 @@ class ErrorPageMiddleware:
         if isinstance(problem, (DatabaseAway, InterfaceError, RedisError)):
             log.error("a dependency is unavailable: %s", problem)
             return render_error(
-                request, ServiceUnavailable("The database does not answer. Try again in a few seconds.")
+                request, ServiceUnavailable(_("The database does not answer. Try again in a few seconds."))
             )
         return None
 
@@ -99,7 +103,7 @@ def error_page(
         {
             "status": status,
             "title": STATUS_TITLES.get(status, STATUS_TITLES[500]),
-            "message": message,
+            "message": _(message),
             "code": code or str(status),
             "facts": details or {},
         },
@@ -126,13 +130,13 @@ def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
     """Render 400, or 413 for a form above the size limit."""
     if isinstance(exception, (RequestDataTooBig, TooManyFieldsSent)):
         return error_page(
-            request, 413, "The form exceeds the size limit. Put long texts into a file instead."
+            request, 413, _("The form exceeds the size limit. Put long texts into a file instead.")
         )
-    return error_page(request, 400, "Go back, reload the page and try again.")
+    return error_page(request, 400, _("Go back, reload the page and try again."))
 
 
 def permission_denied(request: HttpRequest, exception: Exception) -> HttpResponse:
-    message = str(exception) or "Your account lacks the permission. Ask a manager of the project."
+    message = str(exception) or _("Your account lacks the permission. Ask a manager of the project.")
     return error_page(request, 403, message)
 
 
@@ -155,7 +159,7 @@ def server_error(request: HttpRequest) -> HttpResponse:
         return error_page(
             request,
             500,
-            "The error is logged under the number below. Try again in a minute.",
+            _("The error is logged under the number below. Try again in a minute."),
             code=number,
         )
     except DatabaseError:
@@ -164,9 +168,9 @@ def server_error(request: HttpRequest) -> HttpResponse:
 
 def _database_unavailable() -> HttpResponse:
     """Render 503 without any query."""
-    message = "The database does not answer. Running jobs continue. Try again in a moment."
+    message = _("The database does not answer. Running jobs continue. Try again in a moment.")
     page = static_error_page(
-        "The portal cannot answer at the moment", message, link=("", "Try again"), is_temporary=True
+        _("The portal cannot answer at the moment"), message, link=("", _("Try again")), is_temporary=True
     )
     return HttpResponse(
         page, status=503, headers={"Retry-After": "5", "Content-Security-Policy": CONTENT_SECURITY_POLICY}
@@ -179,6 +183,6 @@ def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:
     return error_page(
         request,
         403,
-        "This form is too old or came from elsewhere. Reload the page and send it again.",
+        _("This form is too old or came from elsewhere. Reload the page and send it again."),
         code="csrf",
     )

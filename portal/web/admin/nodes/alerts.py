@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
+from django.utils.translation import gettext as _
 
 from portal.access import AccessPolicy
 from portal.models import User
@@ -32,8 +33,10 @@ def alerts_page(request: HttpRequest, user: User) -> HttpResponse:
 def acknowledge(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     with refusals_as_messages(request):
         row = do_acknowledge_alert(user, public_id, request.POST.get("note", ""))
-        where = f"{AlertView(row).name} on {row.gpu.node.name}"
-        messages.success(request, f"{where} is acknowledged; the next one raises a new alert.")
+        where = _("{alert} on {node}").format(alert=AlertView(row).name, node=row.gpu.node.name)
+        messages.success(
+            request, _("{where} is acknowledged; the next one raises a new alert.").format(where=where)
+        )
     return redirect("alerts")
 
 
@@ -42,5 +45,5 @@ def acknowledge_invalid_row(request: HttpRequest, user: User, public_id: str) ->
     """Acknowledge an invalid row; it stays on the page until it is valid."""
     with refusals_as_messages(request):
         do_acknowledge_invalid_row(user, public_id, request.POST.get("note", ""))
-        messages.success(request, "Acknowledged. The alert ends once the row is valid again.")
+        messages.success(request, _("Acknowledged. The alert ends once the row is valid again."))
     return redirect("alerts")

@@ -6,6 +6,8 @@ from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from portal.access import AccessPolicy
 from portal.domain.gang_fabric import GangFabric
@@ -73,7 +75,10 @@ def return_gpu_to_service(request: HttpRequest, user: User, public_id: str, uuid
     gpu = find_row(Gpu.objects, node__public_id=public_id, uuid=uuid)
     do_return_gpu_to_service(user, gpu)
     messages.success(
-        request, f"GPU {gpu.index} accepts jobs again." if gpu.present else "The GPU is removed."
+        request,
+        _("GPU {index} accepts jobs again.").format(index=gpu.index)
+        if gpu.present
+        else _("The GPU is removed."),
     )
     return redirect("node", public_id)
 
@@ -98,17 +103,25 @@ def _change_state(user: User, node: Node, act: str, reason: str) -> str:
     """Do what the button ``act`` says, and return the message about it."""
     if act == "force-uncordon":
         do_uncordon_node(user, node, reason=reason, force=True)
-        return f"{node.name} is now ready."
+        return _("{name} is now ready.").format(name=node.name)
     if act == "fence":
         ended = nodes.do_fence_node(user, node, reason=reason)
-        return f"{node.name} is fenced; {ended} tasks ended and their GPUs are free."
+        return fenced_message(node, ended)
     if act == "clear-quarantine":
         do_clear_node_quarantine(user, node, reason=reason)
-        return f"The quarantine of {node.name} is cleared."
+        return _("The quarantine of {name} is cleared.").format(name=node.name)
     if act not in STATES:
         raise NotFound
     nodes.do_set_node_state(user, node, STATES[act], reason=reason)
-    return f"{node.name} is now {STATES[act].value}."
+    return _("{name} is now {state}.").format(name=node.name, state=_(STATES[act].value))
+
+
+def fenced_message(node: Node, ended: int) -> str:
+    return ngettext(
+        "{name} is fenced; {count} task ended and its GPUs are free.",
+        "{name} is fenced; {count} tasks ended and their GPUs are free.",
+        ended,
+    ).format(name=node.name, count=ended)
 
 
 @action(AccessPolicy.ADMIN)
@@ -120,7 +133,9 @@ def set_labels(request: HttpRequest, user: User, public_id: str) -> HttpResponse
     except InvalidRequest as refusal:
         messages.error(request, refusal.message)
         return node_page(request, user, node, typed_labels=text, status=400)
-    messages.success(request, f"The labels of {node.name} are saved. The next cycle uses them.")
+    messages.success(
+        request, _("The labels of {name} are saved. The next cycle uses them.").format(name=node.name)
+    )
     return redirect("node", public_id)
 
 
@@ -130,28 +145,33 @@ def parse_labels(text: str) -> dict[str, str]:
     for line in filter(None, map(str.strip, text.splitlines())):
         key, sign, value = (part.strip() for part in line.partition("="))
         if not sign:
-            raise InvalidRequest(fields={"labels": f"“{line[:40]}” is not key=value."})
+            raise InvalidRequest(fields={"labels": _("“{line}” is not key=value.").format(line=line[:40])})
         if key in found:
-            raise InvalidRequest(fields={"labels": f"{key[:40]} occurs twice."})
+            raise InvalidRequest(fields={"labels": _("{key} occurs twice.").format(key=key[:40])})
         found[key] = value
     return found
 
 
 @action(AccessPolicy.ADMIN)
 def set_interface(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
-    node = find_row(Node.objects, "There is no such node.", public_id=public_id)
+    node = find_row(Node.objects, _("There is no such node."), public_id=public_id)
     name = request.POST.get("interface", "").strip()
     with refusals_as_messages(request):
         do_set_interface(user, node, name)
-        through = name or "the interface that its agent detects"
-        messages.success(request, f"Gangs that start from now on reach {node.name} through {through}.")
+        through = name or _("the interface that its agent detects")
+        messages.success(
+            request,
+            _("Gangs that start from now on reach {name} through {through}.").format(
+                name=node.name, through=through
+            ),
+        )
     return redirect("node", public_id)
 
 
 @action(AccessPolicy.ADMIN)
 def set_pool_network(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     """Set whether gangs may use the host network, with which network, fabric devices and adapters."""
-    pool = find_row(NodePool.objects, "There is no such pool.", public_id=public_id)
+    pool = find_row(NodePool.objects, _("There is no such pool."), public_id=public_id)
     allowed = "allow_host_network" in request.POST
     fabric = GangFabric(
         interface=request.POST.get("fabric_interface", "").strip(),
@@ -161,7 +181,11 @@ def set_pool_network(request: HttpRequest, user: User, public_id: str) -> HttpRe
     )
     with refusals_as_messages(request):
         do_set_gang_fabric(user, pool, allowed=allowed, fabric=fabric)
-        may = "may use" if allowed else "may not use"
-        owner = f"the network {fabric.network} in" if allowed and fabric.network else "the host network in"
-        messages.success(request, f"Gangs {may} {owner} {pool.name}. Running jobs are not changed.")
+        if allowed and fabric.network:
+            text = _("Gangs may use the network {network} in {pool}. Running jobs are not changed.")
+        elif allowed:
+            text = _("Gangs may use the host network in {pool}. Running jobs are not changed.")
+        else:
+            text = _("Gangs may not use the host network in {pool}. Running jobs are not changed.")
+        messages.success(request, text.format(network=fabric.network, pool=pool.name))
     return redirect(f"{reverse('policy')}?pool={pool.name}")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 
 from agents.enrolment import ENGINE_ACCESS_MODES, RUNTIME_KINDS, EngineAccess
 from portal.access import AccessPolicy
@@ -16,11 +18,15 @@ from portal.services.nodes import enrolment, nodes, operations
 from portal.web.display.formatting import parse_whole_number
 from portal.web.views import action, find_row, form_page, render_form
 
+if TYPE_CHECKING:
+    pass
+
+
 FIELDS = ("name", "pool", "new_pool", "host", "port", "account", "runtime", "engine")
 ENGINE_TITLES: dict[EngineAccess, str] = {
-    "auto": "automatic: rootless if the node can enforce limits without root, else rootful",
-    "rootless": "always rootless (podman only)",
-    "rootful": "always rootful, through a sudoers rule",
+    "auto": gettext_noop("automatic: rootless if the node can enforce limits without root, else rootful"),
+    "rootless": gettext_noop("always rootless (podman only)"),
+    "rootful": gettext_noop("always rootful, through a sudoers rule"),
 }
 DEFAULTS = {"port": "22", "account": "fairway", "runtime": "podman", "engine": "auto"}
 
@@ -34,7 +40,7 @@ def add_node(request: HttpRequest, user: User) -> HttpResponse:
     try:
         port = _port(values["port"])
         if not values.get("host"):
-            raise InvalidRequest(fields={"host": "Enter the host name or address of the machine."})
+            raise InvalidRequest(fields={"host": _("Enter the host name or address of the machine.")})
         choices = {name: values[name] for name in ("engine", "runtime", "account")}
         enrolment.check_choices(**choices)
         if "confirmed" not in request.POST:
@@ -79,13 +85,13 @@ def _enroll(request: HttpRequest, user: User, node: Node, engine: str) -> HttpRe
 def _port(text: str) -> int:
     port = parse_whole_number(text)
     if port is None or not 1 <= port <= 65_535:
-        raise InvalidRequest(fields={"port": "Must be between 1 and 65535."})
+        raise InvalidRequest(fields={"port": _("Must be between 1 and 65535.")})
     return port
 
 
 def _runtime(text: str) -> RuntimeKind:
     if text not in set(RuntimeKind):
-        raise InvalidRequest(fields={"runtime": "Choose one of the options."})
+        raise InvalidRequest(fields={"runtime": _("Choose one of the options.")})
     return RuntimeKind(text)
 
 
@@ -95,7 +101,7 @@ def _pool(user: User, values: dict[str, str]) -> NodePool:
         return existing or nodes.do_create_pool(user, values["new_pool"])
     pool = NodePool.objects.filter(public_id=values.get("pool", "")).first()
     if pool is None:
-        raise InvalidRequest(fields={"pool": "Choose a pool, or name a new one."})
+        raise InvalidRequest(fields={"pool": _("Choose a pool, or name a new one.")})
     return pool
 
 
@@ -106,6 +112,6 @@ def _form(
     context = found | {
         "pools": NodePool.objects.order_by("name"),
         "runtimes": RUNTIME_KINDS,
-        "engines": [(engine, ENGINE_TITLES[engine]) for engine in ENGINE_ACCESS_MODES],
+        "engines": [(engine, _(ENGINE_TITLES[engine])) for engine in ENGINE_ACCESS_MODES],
     }
     return render_form(request, "admin/node_add.html", context, values, refusal)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.utils.translation import gettext as _
 
 from portal.access import AccessPolicy
 from portal.errors import FairwayError
@@ -12,6 +13,7 @@ from portal.models import Node, OrphanContainer, User
 from portal.selectors.nodes.recovery import UnreconciledNode, orphan_views, recovery_status
 from portal.services.cluster.recovery import do_adopt_orphan, do_stop_orphan
 from portal.services.nodes.nodes import do_fence_node
+from portal.web.admin.nodes.node_operations import fenced_message
 from portal.web.views import find_row, form_page, page, render_live
 
 
@@ -43,12 +45,16 @@ def decide(request: HttpRequest, user: User, public_id: str, act: str) -> HttpRe
 
 def _adopt(user: User, row: OrphanContainer) -> str:
     job = do_adopt_orphan(user, row)
-    return f"{row.name} is adopted as the job {job.name} of {job.owner.username}."
+    return _("{name} is adopted as the job {job_name} of {username}.").format(
+        name=row.name, job_name=job.name, username=job.owner.username
+    )
 
 
 def _stop(user: User, row: OrphanContainer) -> str:
     do_stop_orphan(user, row)
-    return f"{row.name} is being stopped; it disappears from this page once {row.node.name} confirms it."
+    return _("{name} is being stopped; it disappears from this page once {node} confirms it.").format(
+        name=row.name, node=row.node.name
+    )
 
 
 @form_page(AccessPolicy.ADMIN)
@@ -62,7 +68,7 @@ def fence(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
         except FairwayError as refused:
             refusal = refused
         else:
-            messages.success(request, f"{node.name} is fenced; {ended} tasks ended and their GPUs are free.")
+            messages.success(request, fenced_message(node, ended))
             return redirect("recovery")
     rows = OrphanContainer.objects.filter(node=node, removed_at__isnull=True).exclude(decision="adopt")
     context = {

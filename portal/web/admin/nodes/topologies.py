@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
+from django.utils.translation import gettext as _
 
 from portal.access import AccessPolicy
 from portal.errors import InvalidRequest
@@ -30,7 +31,9 @@ def save_topology(request: HttpRequest, user: User) -> HttpResponse:
         saved = do_save_topology(user, values["name"], values["levels"].replace(",", "\n").split(), row)
     except InvalidRequest as refusal:
         return _render_page(request, user, row, values, refusal)
-    messages.success(request, f"The topology {saved.name} is saved. The next cycle uses it.")
+    messages.success(
+        request, _("The topology {name} is saved. The next cycle uses it.").format(name=saved.name)
+    )
     return redirect("topologies")
 
 
@@ -40,7 +43,7 @@ def remove_topology(request: HttpRequest, user: User, name: str) -> HttpResponse
     row = get_topology(user, name)
     with refusals_as_messages(request):
         do_delete_topology(user, row)
-        messages.success(request, f"The topology {row.name} is removed.")
+        messages.success(request, _("The topology {name} is removed.").format(name=row.name))
     return redirect("topologies")
 
 

@@ -9,6 +9,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from portal.access import (
     AccessPolicy,
@@ -48,7 +49,7 @@ def add_project(request: HttpRequest, user: User) -> HttpResponse:
         project = projects.do_create_project(user, name=values["name"], title=values["title"], parent=parent)
     except InvalidRequest as refusal:
         return _list(request, user, values, refusal)
-    messages.success(request, f"{project.name} is created. Add members and a quota next.")
+    messages.success(request, _("{name} is created. Add members and a quota next.").format(name=project.name))
     return redirect("project", project.public_id)
 
 
@@ -67,21 +68,24 @@ def set_member(request: HttpRequest, user: User, public_id: str) -> HttpResponse
     everybody = User.objects.filter(username=name)
     who = (everybody if role == "none" else everybody.filter(is_active=True)).first()
     if who is None or (role != "none" and role not in set(Role)):
-        problem = f"There is no user called {name}." if who is None else "Choose a role."
+        problem = (
+            _("There is no user called {name}.").format(name=name) if who is None else _("Choose a role.")
+        )
         return _page(request, user, project, InvalidRequest(fields={"username": problem}), {"username": name})
+    names = {"user": who.username, "role": _(role), "project": project.name}
     try:
         if role == "none":
-            change = f"Remove {who.username} from"
+            change = _("Remove {user} from {project}")
             projects.do_remove_member(user, project, who, choice=parse_choice(request))
-            done = f"removed from {project.name}. Their open workspaces there are closed"
+            done = _("{user} is removed from {project}. Their open workspaces there are closed.")
         else:
-            change = f"Make {who.username} {role} of"
+            change = _("Make {user} {role} of {project}")
             projects.do_set_member(user, project, who, Role(role), choice=parse_choice(request))
-            done = f"now {role} of {project.name}"
+            done = _("{user} is now {role} of {project}.")
     except ChoiceRequired as needed:
         back = reverse("project", args=[public_id])
-        return render_choice(request, needed, change=f"{change} {project.name}", back=back)
-    messages.success(request, f"{who.username} is {done}.")
+        return render_choice(request, needed, change=change.format(**names), back=back)
+    messages.success(request, done.format(**names))
     return redirect("project", public_id)
 
 
@@ -106,15 +110,15 @@ def invite_into(request: HttpRequest, user: User, public_id: str) -> HttpRespons
 def change_project(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     project = _project(user, public_id)
     changes: dict[str, Any] = {"title": request.POST.get("title", "").strip()[:200]}
-    message = "Saved."
+    message = _("Saved.")
     if "archive" in request.POST:
         changes = {"archived_at": timezone.now()}
-        message = f"{project.name} is archived; no new jobs start in it."
+        message = _("{name} is archived; no new jobs start in it.").format(name=project.name)
     elif "restore" in request.POST:
-        changes, message = {"archived_at": None}, f"{project.name} is no longer archived."
+        changes, message = {"archived_at": None}, _("{name} is no longer archived.").format(name=project.name)
     elif "egress_allow" in request.POST:
         changes = {"egress_allow": request.POST["egress_allow"].replace(",", "\n").splitlines()}
-        message = "Saved. Applies to jobs that start from now on."
+        message = _("Saved. Applies to jobs that start from now on.")
     with refusals_as_messages(request):
         projects.do_change_project(user, project, **changes)
         messages.success(request, message)
@@ -131,7 +135,7 @@ def save_idle(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
         idle.error = refusal.message
         return _page(request, user, project, refusal, idle=idle)
     if changed:
-        messages.success(request, "Saved. Applies from the next idle check on.")
+        messages.success(request, _("Saved. Applies from the next idle check on."))
     return redirect("project", public_id)
 
 

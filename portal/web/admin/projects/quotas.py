@@ -18,6 +18,8 @@ from django.http import HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
 
 from portal.access import AccessPolicy, visible_projects
 from portal.errors import Conflict, InvalidRequest, NotFound, PreconditionFailed
@@ -62,7 +64,7 @@ FIELDS: dict[str, Callable[[str, str], float | None]] = {
     "priority": parse_integer,
 }
 """How the text of each field of ``QuotaValues`` is read."""
-TITLES = {"user_limit_milli": "Per user"}
+TITLES = {"user_limit_milli": gettext_lazy("Per user")}
 
 
 @dataclass
@@ -82,7 +84,7 @@ class QuotaCell:
 
     @property
     def title(self) -> str:
-        return TITLES.get(self.field, self.name.capitalize())
+        return str(TITLES.get(self.field) or _(self.name.capitalize()))
 
     @property
     def dirty(self) -> bool:
@@ -165,7 +167,7 @@ def save_quotas(request: HttpRequest, user: User) -> HttpResponse:
     pools = pools_with_gpus()
     pool = _pool(request.POST.get("pool", ""), pools)
     if pool is None:
-        raise NotFound("There is no such pool.")
+        raise NotFound(_("There is no such pool."))
     reason = request.POST.get("reason", "").strip()
     sheet = build_posted_sheet(quota_grid(user, pool), request.POST)
     edited = _apply_posted(request, sheet)
@@ -173,12 +175,16 @@ def save_quotas(request: HttpRequest, user: User) -> HttpResponse:
         with transaction.atomic():
             saved = [_save(user, pool, line, reason) for line in edited]
             if not all(saved):
-                raise Conflict("Nothing was saved.")
+                raise Conflict(_("Nothing was saved."))
     except Conflict:
         return _page(request, user, sheet, pools, status=409)
     if edited:
-        word = "1 project" if len(edited) == 1 else f"{len(edited)} projects"
-        messages.success(request, f"Saved the quota of {word}. It takes effect with the next cycle.")
+        text = ngettext(
+            "Saved the quota of {count} project. It takes effect with the next cycle.",
+            "Saved the quota of {count} projects. It takes effect with the next cycle.",
+            len(edited),
+        )
+        messages.success(request, text.format(count=len(edited)))
     return redirect(f"{reverse('quotas')}?{_page_query(request.POST, pool)}")
 
 
@@ -227,7 +233,7 @@ def _posted_edits(request: HttpRequest, user: User) -> tuple[list[QuotaEdit], st
         except InvalidRequest as refusal:
             problem = f"{line.row.project.name}: {refusal.message}"
     if not edits and not problem:
-        problem = "Change a number first."
+        problem = _("Change a number first.")
     return edits, problem
 
 
@@ -237,7 +243,7 @@ def add_quota(request: HttpRequest, user: User) -> HttpResponse:
     pools = pools_with_gpus()
     pool = _pool(request.POST.get("pool", ""), pools)
     if pool is None:
-        raise NotFound("There is no such pool.")
+        raise NotFound(_("There is no such pool."))
     values = posted_values(request, "project", "gpus", "starts_at", "ends_at", "why")
     zone = time_zone(user.timezone)
     try:
@@ -258,7 +264,10 @@ def add_quota(request: HttpRequest, user: User) -> HttpResponse:
         addition = {"addition": values, "addition_problems": problems}
         return _page(request, user, sheet, pools, status=refusal.status, **addition)
     messages.success(
-        request, f"{row.quota.project.name} has {format_gpu_input(row.extra_milli)} more GPUs then."
+        request,
+        _("{name} has {gpus} more GPUs then.").format(
+            name=row.quota.project.name, gpus=format_gpu_input(row.extra_milli)
+        ),
     )
     return redirect(f"{reverse('quotas')}?pool={pool.name}")
 
@@ -266,7 +275,7 @@ def add_quota(request: HttpRequest, user: User) -> HttpResponse:
 def _addition_project(user: User, name: str) -> Project:
     project = visible_projects(user).filter(name=name, archived_at__isnull=True).first()
     if project is None:
-        raise InvalidRequest(fields={"project": "There is no such project."})
+        raise InvalidRequest(fields={"project": _("There is no such project.")})
     return project
 
 
@@ -275,7 +284,9 @@ def end_addition(request: HttpRequest, user: User, public_id: str) -> HttpRespon
     row = get_quota_addition(user, public_id)
     with refusals_as_messages(request):
         do_end_quota_addition(user, row)
-        messages.success(request, f"The temporary quota of {row.quota.project.name} has ended.")
+        messages.success(
+            request, _("The temporary quota of {name} has ended.").format(name=row.quota.project.name)
+        )
     return redirect(f"{reverse('quotas')}?pool={row.quota.pool.name}")
 
 
@@ -284,7 +295,9 @@ def undo_quota_change(request: HttpRequest, user: User, change_id: int) -> HttpR
     change = find_row(QuotaChange.objects.select_related("quota__pool", "quota__project"), pk=change_id)
     with refusals_as_messages(request):
         do_undo_quota_change(user, change)
-        messages.success(request, f"Restored the previous quota of {change.quota.project.name}.")
+        messages.success(
+            request, _("Restored the previous quota of {name}.").format(name=change.quota.project.name)
+        )
     return redirect(f"{reverse('quotas')}?pool={change.quota.pool.name}")
 
 
@@ -308,7 +321,7 @@ def _apply_posted(request: HttpRequest, sheet: QuotaSheet) -> list[QuotaLine]:
         key = line.row.project.public_id
         version, *values = request.POST[f"seen-{key}"].split(SEPARATOR)
         if len(values) != len(FIELDS) or not version.isascii() or not version.isdigit():
-            raise InvalidRequest("The form is not valid; reload the page.")
+            raise InvalidRequest(_("The form is not valid; reload the page."))
         changed = False
         for cell, seen in zip(line.cells.values(), values, strict=True):
             posted = request.POST.get(f"{cell.name}-{key}", seen).strip()
@@ -336,7 +349,7 @@ def _save(user: User, pool: NodePool, line: QuotaLine, reason: str) -> bool:
                 line.problem = message
         return False
     except PreconditionFailed as refusal:
-        line.problem = (
+        line.problem = _(
             "Another user changed this line while you were editing it. Save again to replace their values "
             "with yours."
         )

@@ -12,6 +12,8 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from portal.access import AccessPolicy
 from portal.domain.states import Role
@@ -31,19 +33,26 @@ CHANGES: dict[str, dict[str, bool]] = {
 """Changed fields of a user, by the value of the button."""
 CONFIRMATIONS = {
     "admin": (
-        "Make {user} an administrator",
-        "{user} can then see and stop all jobs, and change quotas, scheduling policy, nodes, projects and users, "
-        "including the rights of other administrators.",
+        gettext_lazy("Make {user} an administrator"),
+        gettext_lazy(
+            "{user} can then see and stop all jobs, and change quotas, scheduling policy, nodes, projects and users, "
+            "including the rights of other administrators."
+        ),
     ),
     "no-admin": (
-        "Revoke administrator rights of {user}",
-        "{user} can then change and see only what members of their own projects can. Their projects and jobs remain.",
+        gettext_lazy("Revoke administrator rights of {user}"),
+        gettext_lazy(
+            "{user} can then change and see only what members of their own projects can. "
+            "Their projects and jobs remain."
+        ),
     ),
     "close": (
-        "Deactivate account of {user}",
-        "{user} cannot sign in any more. Their sessions and tokens end at once, and open workspaces are closed "
-        "within seconds. If they have queued or running jobs, you choose next what happens to them. "
-        "You can activate the account again.",
+        gettext_lazy("Deactivate account of {user}"),
+        gettext_lazy(
+            "{user} cannot sign in any more. Their sessions and tokens end at once, and open workspaces are closed "
+            "within seconds. If they have queued or running jobs, you choose next what happens to them. "
+            "You can activate the account again."
+        ),
     ),
 }
 """Title and consequence of the changes that are confirmed first."""
@@ -77,7 +86,7 @@ def invite(request: HttpRequest, user: User) -> HttpResponse:
 def revoke_invitation(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     invitation = find_row(Invitation.objects.select_related("project"), public_id=public_id)
     users.do_revoke_invitation(user, invitation)
-    messages.success(request, "The invitation is revoked.")
+    messages.success(request, _("The invitation is revoked."))
     if invitation.project is not None and not user.is_admin:
         return redirect("project", invitation.project.public_id)
     return redirect("users")
@@ -109,7 +118,7 @@ def change_user(request: HttpRequest, user: User, public_id: str) -> HttpRespons
             if act not in CHANGES:
                 raise NotFound
             users.do_change_user(user, account, **CHANGES[act], choice=parse_choice(request))
-            messages.success(request, f"Saved for {account.username}.")
+            messages.success(request, _("Saved for {username}.").format(username=account.username))
     except ChoiceRequired as needed:
         title = CONFIRMATIONS[act][0].format(user=account.username)
         return render_choice(request, needed, change=title, back=reverse("users"))
@@ -124,7 +133,7 @@ def code_link(view: str, code: str) -> str:
 def parse_role(text: str) -> Role:
     """Return the posted role; member by default."""
     if text and text not in set(Role):
-        raise InvalidRequest(fields={"role": "Choose a role."})
+        raise InvalidRequest(fields={"role": _("Choose a role.")})
     return Role(text or Role.MEMBER)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.utils.translation import gettext as _
 from django.views.decorators.debug import sensitive_post_parameters
 
 from portal.access import AccessPolicy, visible_projects
@@ -46,20 +47,26 @@ def _respond(request: HttpRequest, user: User, project: Project | None) -> HttpR
     if delivery := request.POST.get("retry"):
         with refusals_as_messages(request):
             do_retry_delivery(user, delivery)
-            messages.success(request, "It is tried again now.")
+            messages.success(request, _("It is tried again now."))
         return redirect(request.path)
     channel = parse_channel(request.POST.get("channel", ""))
-    label, url, events = CHANNEL_LABELS[channel], request.POST.get("url", ""), request.POST.getlist("events")
+    label, url, events = (
+        _(CHANNEL_LABELS[channel]),
+        request.POST.get("url", ""),
+        request.POST.getlist("events"),
+    )
     try:
         if "remove" in request.POST:
             do_remove_webhook(user, project, channel)
-            messages.success(request, f"{label} is removed.")
+            messages.success(request, _("{label} is removed.").format(label=label))
         elif "test" in request.POST:
             do_test_webhook(user, project, channel)
-            messages.success(request, "The test is on its way. Deliveries shows its result.")
+            messages.success(request, _("The test is on its way. Deliveries shows its result."))
         else:
-            _, key = do_save_webhook(user, project, channel, url.strip(), events)
-            messages.success(request, f"{label} is saved. It applies to events from now on.")
+            key = do_save_webhook(user, project, channel, url.strip(), events)[1]
+            messages.success(
+                request, _("{label} is saved. It applies to events from now on.").format(label=label)
+            )
     except InvalidRequest as refusal:
         return _page(request, project, 400, problem=(channel, refusal.message), url=url, chosen=events)
     return _page(request, project, key=key) if key else redirect(request.path)
@@ -67,16 +74,16 @@ def _respond(request: HttpRequest, user: User, project: Project | None) -> HttpR
 
 def _page(request: HttpRequest, project: Project | None, status: int = 200, **given: Any) -> HttpResponse:
     hooks = {hook.channel: hook for hook in set_up_webhooks(project)}
-    refused, _ = given.get("problem", ("", ""))
+    refused = given.get("problem", ("", ""))[0]
     rows = []
     for channel in WEBHOOK_CHANNELS:
         hook = hooks.get(channel.value)
         chosen = given["chosen"] if channel == refused else hook.events if hook else []
         events = [
-            (kind.value, EVENTS[kind].label, kind.value in chosen)
+            (kind.value, _(EVENTS[kind].label), kind.value in chosen)
             for kind in (PROJECT_EVENTS if project else CLUSTER_EVENTS)
         ]
-        rows.append((channel.value, CHANNEL_LABELS[channel], WEBHOOK_HINTS[channel], hook, events))
+        rows.append((channel.value, _(CHANNEL_LABELS[channel]), WEBHOOK_HINTS[channel], hook, events))
     context = {
         "project": project,
         "rows": rows,

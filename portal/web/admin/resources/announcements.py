@@ -8,6 +8,7 @@ from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from portal.access import AccessPolicy
 from portal.errors import FairwayError, InvalidRequest
@@ -34,7 +35,7 @@ def announce(request: HttpRequest, user: User) -> HttpResponse:
         return _render(request, values, wrong)
     except FairwayError as refusal:
         return _render(request, values, refusal)
-    messages.success(request, "The announcement is shown on the home page of every user.")
+    messages.success(request, _("The announcement is shown on the home page of every user."))
     return redirect("announcements")
 
 

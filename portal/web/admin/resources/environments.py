@@ -9,6 +9,7 @@ from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
+from django.utils.translation import gettext as _
 
 from portal.access import (
     AccessPolicy,
@@ -69,11 +70,12 @@ def save_environment(request: HttpRequest, user: User, public_id: str = "") -> H
         saved = do_save_environment(user, _build_input(user, values), row, choice=parse_choice(request))
     except ChoiceRequired as needed:
         back = reverse("environment", args=[public_id])
-        return render_choice(request, needed, change=f"Save {values['name']}", back=back)
+        return render_choice(request, needed, change=_("Save {name}").format(name=values["name"]), back=back)
     except InvalidRequest as refusal:
         return _form(request, user, row, values, refusal)
     messages.success(
-        request, f"{saved.name} is saved. Nodes without its image pull it before the first start."
+        request,
+        _("{name} is saved. Nodes without its image pull it before the first start.").format(name=saved.name),
     )
     return redirect("environment", saved.public_id)
 
@@ -86,8 +88,8 @@ def prefetch_image(request: HttpRequest, user: User, public_id: str) -> HttpResp
     node = find_row(visible_nodes(user), public_id=key) if key else None
     with refusals_as_messages(request):
         nodes = do_prefetch_image(user, row, node)
-        outcome = f"being pulled on {plural(nodes, 'node')}" if nodes else "already present"
-        messages.success(request, f"{row.title} is {outcome}.")
+        text = _("{title} is being pulled on {nodes}.") if nodes else _("{title} is already present.")
+        messages.success(request, text.format(title=row.title, nodes=plural(nodes, "node")))
     return redirect("environment", public_id)
 
 
@@ -98,10 +100,12 @@ def change_image(request: HttpRequest, user: User, public_id: str) -> HttpRespon
     with refusals_as_messages(request):
         if request.POST.get("act") == "update":
             pin = do_update_image(user, row, request.POST.get("image", "")).image_digest
-            message = f"New jobs run {pin}. Submitted jobs keep their image."
+            message = _("New jobs run {pin}. Submitted jobs keep their image.").format(pin=pin)
         else:
             name = do_check_tag(user, row).name
-            message = f"{name} pulls {row.image}. This page shows when the tag refers to another image."
+            message = _("{name} pulls {image}. This page shows when the tag refers to another image.").format(
+                name=name, image=row.image
+            )
         messages.success(request, message)
     return redirect("environment", public_id)
 
@@ -112,7 +116,10 @@ def cancel_prefetch(request: HttpRequest, user: User, public_id: str) -> HttpRes
     row = find_row(visible_environments(user), public_id=public_id)
     with refusals_as_messages(request):
         nodes = plural(do_cancel_prefetch(user, row), "node")
-        messages.success(request, f"Queued pulls on {nodes} are cancelled. Pulls in progress continue.")
+        messages.success(
+            request,
+            _("Queued pulls on {nodes} are cancelled. Pulls in progress continue.").format(nodes=nodes),
+        )
     return redirect("environment", public_id)
 
 
@@ -120,15 +127,17 @@ def _build_input(user: User, values: dict[str, str]) -> EnvironmentInput:
     try:
         command = tuple(shlex.split(values["tool_command"]))
     except ValueError:
-        raise InvalidRequest(fields={"tool_command": "A quotation mark is not closed."}) from None
+        raise InvalidRequest(fields={"tool_command": _("A quotation mark is not closed.")}) from None
     port = parse_whole_number(values["tool_port"])
     if values["tool_port"] and port is None:
-        raise InvalidRequest(fields={"tool_port": "Must be between 1 and 65535."})
+        raise InvalidRequest(fields={"tool_port": _("Must be between 1 and 65535.")})
     if values["runtime"] not in set(RuntimeKind):
-        raise InvalidRequest(fields={"runtime": "Choose one."})
+        raise InvalidRequest(fields={"runtime": _("Choose one.")})
     projects, unknown = get_rows_by_key(visible_projects(user), values["projects"].replace(",", " ").split())
     if unknown is not None:
-        raise InvalidRequest(fields={"projects": f"There is no project called {unknown}."})
+        raise InvalidRequest(
+            fields={"projects": _("There is no project called {unknown}.").format(unknown=unknown)}
+        )
     return EnvironmentInput(
         **{name: values[name] for name in PLAIN_FIELDS},
         runtime=RuntimeKind(values["runtime"]),
@@ -145,8 +154,12 @@ def _driver_problem(node: Node, environment: Environment) -> str:
     if not node.agent_info.get("gpus"):
         return ""
     if not is_driver_sufficient(driver, environment.min_driver):
-        return f"Its driver is {driver}." if driver else "It reports no driver."
-    return "" if is_cuda_sufficient(cuda, environment.cuda) else f"Its driver supports CUDA {cuda}."
+        return _("Its driver is {driver}.").format(driver=driver) if driver else _("It reports no driver.")
+    return (
+        ""
+        if is_cuda_sufficient(cuda, environment.cuda)
+        else _("Its driver supports CUDA {cuda}.").format(cuda=cuda)
+    )
 
 
 def _form(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from django.contrib import messages
 from django.core.paginator import Paginator
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from portal.access import AccessPolicy
 from portal.domain.failure_rules import DEFAULT_PRIORITY, FailureAction, FailureRule
@@ -30,21 +33,29 @@ from portal.services.jobs.failures import RuleTrial, try_rule
 from portal.web.display.formatting import parse_whole_number
 from portal.web.views import action, page, posted_values, refusals_as_messages, render_form
 
+if TYPE_CHECKING:
+    from django.utils.functional import _StrOrPromise as StrOrPromise
+
+
+if TYPE_CHECKING:
+    pass
+
+
 ROWS = 50
 MAX_SEARCH_LENGTH = 100
 TEXT_FIELDS = ("code", "title", "cause", "fix", "action", "pattern", "exit_codes", "reasons", "priority")
-ACTION_LABELS = {
-    FailureAction.NONE: "none",
-    FailureAction.RETRY: "retry",
-    FailureAction.RETRY_WITH_MORE_MEMORY: "more memory",
-    FailureAction.EXCLUDE_NODE: "other node",
+ACTION_LABELS: dict[FailureAction, StrOrPromise] = {
+    FailureAction.NONE: gettext_lazy("none"),
+    FailureAction.RETRY: gettext_lazy("retry"),
+    FailureAction.RETRY_WITH_MORE_MEMORY: gettext_lazy("more memory"),
+    FailureAction.EXCLUDE_NODE: gettext_lazy("other node"),
 }
 
 
 @dataclass(frozen=True)
 class RuleRow:
     setting: RuleSetting
-    action_label: str
+    action_label: StrOrPromise
     match_count: int
 
 
@@ -69,7 +80,10 @@ def save_failure_rule(request: HttpRequest, user: User) -> HttpResponse:
         do_save_failure_rule(user, rule, enabled=bool(values["enabled"]), create=setting is None)
     except FairwayError as refusal:
         return _render(request, setting, values, refusal)
-    messages.success(request, f"The rule {rule.code} is saved. It applies to jobs that fail from now on.")
+    messages.success(
+        request,
+        _("The rule {code} is saved. It applies to jobs that fail from now on.").format(code=rule.code),
+    )
     return redirect("failure-rules")
 
 
@@ -79,7 +93,8 @@ def enable_failure_rule(request: HttpRequest, user: User, code: str) -> HttpResp
     enabled = request.POST.get("enabled") == "1"
     with refusals_as_messages(request):
         do_enable_failure_rule(user, code, enabled)
-        messages.success(request, f"The rule {code} is {'enabled' if enabled else 'disabled'}.")
+        text = _("The rule {code} is enabled.") if enabled else _("The rule {code} is disabled.")
+        messages.success(request, text.format(code=code))
     return redirect("failure-rules")
 
 
@@ -89,8 +104,12 @@ def remove_failure_rule(request: HttpRequest, user: User, code: str) -> HttpResp
     setting = get_failure_rule(code)
     with refusals_as_messages(request):
         do_delete_failure_rule(user, code)
-        done = "applies as shipped" if setting.is_shipped else "is deleted"
-        messages.success(request, f"The rule {code} {done}.")
+        text = (
+            _("The rule {code} applies as shipped.")
+            if setting.is_shipped
+            else _("The rule {code} is deleted.")
+        )
+        messages.success(request, text.format(code=code))
     return redirect("failure-rules")
 
 
@@ -142,15 +161,15 @@ def _build_rule(values: dict[str, str]) -> FailureRule:
     reasons = values["reasons"].replace(",", " ").split()
     priority = parse_whole_number(values["priority"])
     if None in codes:
-        wrong["exit_codes"] = "Enter numbers, such as 1, 137."
+        wrong["exit_codes"] = _("Enter numbers, such as 1, 137.")
     if unknown := [each for each in reasons if each not in set(EndReason)]:
-        wrong["reasons"] = f"There is no end reason {unknown[0]}."
+        wrong["reasons"] = _("There is no end reason {unknown}.").format(unknown=unknown[0])
     if priority is None:
-        wrong["priority"] = "Enter a whole number."
+        wrong["priority"] = _("Enter a whole number.")
     if values["action"] not in set(FailureAction):
-        wrong["action"] = "Choose one."
+        wrong["action"] = _("Choose one.")
     if "\0" in "".join(values.values()):
-        wrong["pattern"] = "The null character cannot be stored."
+        wrong["pattern"] = _("The null character cannot be stored.")
     if wrong:
         raise InvalidRequest(fields=wrong)
     return FailureRule(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
+from django.utils.translation import gettext as _
 from django.views.decorators.debug import sensitive_post_parameters
 
 from portal.access import AccessPolicy
@@ -28,7 +29,10 @@ def save_registry(request: HttpRequest, user: User) -> HttpResponse:
         row = do_save_login(user, values["host"], values["username"], request.POST.get("password", ""))
     except InvalidRequest as refusal:
         return _render_page(request, values, refusal)
-    messages.success(request, f"Nodes log in to {row.host} as {row.username} from now on.")
+    messages.success(
+        request,
+        _("Nodes log in to {host} as {username} from now on.").format(host=row.host, username=row.username),
+    )
     return redirect("registries")
 
 
@@ -37,7 +41,7 @@ def remove_registry(request: HttpRequest, user: User, public_id: str) -> HttpRes
     row = get_login(public_id)
     with refusals_as_messages(request):
         do_delete_login(user, row)
-        messages.success(request, f"The login of {row.host} is deleted.")
+        messages.success(request, _("The login of {host} is deleted.").format(host=row.host))
     return redirect("registries")
 
 

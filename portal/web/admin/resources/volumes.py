@@ -9,6 +9,8 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from portal.access import AccessPolicy, visible_nodes, visible_projects
 from portal.domain.volumes import VolumeKind, VolumeScope
@@ -28,12 +30,12 @@ from portal.web.views import action, page, posted_values, refusals_as_messages, 
 
 TEXT_FIELDS = ("name", "kind", "reach", "path", "description", "quota_gib", "pool", "nodes", "projects")
 KIND_LABELS = {
-    VolumeKind.DATASET: "data set: a folder that jobs can only read",
-    VolumeKind.HOST_PATH: "folder: an existing folder",
-    VolumeKind.NFS: "NFS share: must be mounted on the nodes",
-    VolumeKind.PROJECT: "project: a folder for each project",
-    VolumeKind.SCRATCH: "scratch: empty, deleted when its task ends",
-    VolumeKind.HOME: "homes: their location and size limit",
+    VolumeKind.DATASET: gettext_lazy("data set: a folder that jobs can only read"),
+    VolumeKind.HOST_PATH: gettext_lazy("folder: an existing folder"),
+    VolumeKind.NFS: gettext_lazy("NFS share: must be mounted on the nodes"),
+    VolumeKind.PROJECT: gettext_lazy("project: a folder for each project"),
+    VolumeKind.SCRATCH: gettext_lazy("scratch: empty, deleted when its task ends"),
+    VolumeKind.HOME: gettext_lazy("homes: their location and size limit"),
 }
 
 
@@ -54,11 +56,14 @@ def save_volume(request: HttpRequest, user: User) -> HttpResponse:
     try:
         saved = do_save_volume(user, _build_input(user, values), row, choice=parse_choice(request))
     except ChoiceRequired as needed:
-        change = f"Save the volume {values['name']}"
+        change = _("Save the volume {name}").format(name=values["name"])
         return render_choice(request, needed, change=change, back=reverse("volumes"))
     except InvalidRequest as refusal:
         return _render(request, user, row, values, refusal)
-    messages.success(request, f"The volume {saved.name} is saved. Applies to jobs that start from now on.")
+    messages.success(
+        request,
+        _("The volume {name} is saved. Applies to jobs that start from now on.").format(name=saved.name),
+    )
     return redirect("volumes")
 
 
@@ -68,7 +73,9 @@ def remove_volume(request: HttpRequest, user: User, name: str) -> HttpResponse:
     row = get_volume(user, name)
     with refusals_as_messages(request):
         do_delete_volume(user, row)
-        messages.success(request, f"The volume {row.name} is deleted. Its files are kept.")
+        messages.success(
+            request, _("The volume {name} is deleted. Its files are kept.").format(name=row.name)
+        )
     return redirect("volumes")
 
 
@@ -77,11 +84,11 @@ def remove_volume(request: HttpRequest, user: User, name: str) -> HttpResponse:
 
 def _build_input(user: User, values: dict[str, str]) -> VolumeInput:
     if values["kind"] not in set(VolumeKind) or values["reach"] not in set(VolumeScope):
-        raise InvalidRequest(fields={"kind": "Choose one."})
+        raise InvalidRequest(fields={"kind": _("Choose one.")})
     try:
         quota = round(float(values["quota_gib"]) * 1024) if values["quota_gib"] else None
     except (ValueError, OverflowError):
-        raise InvalidRequest(fields={"quota_mib": "Must be a number of GiB."}) from None
+        raise InvalidRequest(fields={"quota_mib": _("Must be a number of GiB.")}) from None
     pools = _rows("pool", NodePool.objects.all(), values["pool"])
     return VolumeInput(
         name=values["name"],
@@ -100,7 +107,12 @@ def _build_input(user: User, values: dict[str, str]) -> VolumeInput:
 def _rows(field: str, rows: QuerySet[Any], text: str) -> list[Any]:
     found, unknown = get_rows_by_key(rows, text.replace(",", " ").split())
     if unknown is not None:
-        raise InvalidRequest(fields={field: f"There is no {field.removesuffix('s')} called {unknown}."})
+        texts = {
+            "pool": _("There is no pool called {name}."),
+            "nodes": _("There is no node called {name}."),
+            "projects": _("There is no project called {name}."),
+        }
+        raise InvalidRequest(fields={field: texts[field].format(name=unknown)})
     return found
 
 

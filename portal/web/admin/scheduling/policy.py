@@ -9,6 +9,8 @@ from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from portal.access import AccessPolicy
 from portal.domain.policy_settings import SettingValue, affects_decisions, default_value, format_number
@@ -43,16 +45,17 @@ class SettingRow:
     @property
     def inherited_text(self) -> str:
         """The value that applies while the field is blank, as text."""
-        source = "the cluster's" if self.setting.from_cluster else "the default"
+        source = _("the cluster's") if self.setting.from_cluster else _("the default")
         return f"{format_value(self.setting, self.setting.inherited_value)}, {source}"
 
     @property
     def range_text(self) -> str:
         if self.setting.bounds is None:
-            return " or ".join(self.setting.options)
+            return _(" or ").join(self.setting.options)
         low, high = self.setting.bounds
         unit = "" if self.setting.unit == "s" else f" {self.setting.unit}"
-        return f"{format_value(self.setting, low)} to {format_value(self.setting, high)}{unit}"
+        low_text, high_text = format_value(self.setting, low), format_value(self.setting, high)
+        return _("{low} to {high}").format(low=low_text, high=high_text) + unit
 
     @property
     def default_text(self) -> str:
@@ -68,7 +71,7 @@ class SettingRow:
         seen = posted.get(f"seen-{name}", self.loaded)
         self.entered = "" if posted.get("blank") == name else posted.get(f"setting-{name}", seen).strip()
         if seen != self.loaded:
-            self.concurrent_value = self.loaded or "blank"
+            self.concurrent_value = self.loaded or _("blank")
             self.loaded = seen
 
     def parse(self) -> SettingValue | None:
@@ -140,7 +143,7 @@ class PoolSettingsForm(SettingsForm):
 
     @property
     def name(self) -> str:
-        return f"pool {self.pool.name}" if self.pool else "the cluster"
+        return _("pool {name}").format(name=self.pool.name) if self.pool else _("the cluster")
 
     @property
     def url(self) -> str:
@@ -151,7 +154,7 @@ class PoolSettingsForm(SettingsForm):
         """The settings by topic, with a heading each."""
         deciding = [line for line in self.rows if affects_decisions(line.setting.name)]
         rest = [line for line in self.rows if not affects_decisions(line.setting.name)]
-        return [("Placement and start", deciding), ("Time limits and idle workspaces", rest)]
+        return [(_("Placement and start"), deciding), (_("Time limits and idle workspaces"), rest)]
 
 
 @dataclass
@@ -164,7 +167,7 @@ class ProjectSettingRow(SettingRow):
         found: dict[tuple[str, str], list[str]] = {}
         for rule in self.project_setting.rules if self.project_setting else ():
             set_by = (
-                f"{rule.source_text}, which allows nothing less strict"
+                _("{source}, which allows nothing less strict").format(source=rule.source_text)
                 if rule.is_clamped
                 else rule.source_text
             )
@@ -177,7 +180,8 @@ class ProjectSettingRow(SettingRow):
         if self.project_setting is None or self.project_setting.loosest_effective is None:
             return ""
         value = format_value(self.setting, self.project_setting.loosest_effective)
-        return f"{value} or stricter" if self.setting.options else f"at most {value}"
+        text = _("{value} or stricter") if self.setting.options else _("at most {value}")
+        return text.format(value=value)
 
 
 class ProjectPolicyPanel(SettingsForm):
@@ -199,7 +203,7 @@ def parse_version(posted: Mapping[str, str]) -> int:
     """Return the version that the editor saw. Raise InvalidRequest."""
     version = parse_whole_number(posted.get("version", ""))
     if version is None:
-        raise InvalidRequest("The form is not valid; reload the page.")
+        raise InvalidRequest(_("The form is not valid; reload the page."))
     return version
 
 
@@ -230,8 +234,12 @@ def save_policy(request: HttpRequest, user: User) -> HttpResponse:
     except PreconditionFailed:
         return _render(request, user, settings, status=409)
     if changed:
-        count = f"{changed} {'setting' if changed == 1 else 'settings'}"
-        messages.success(request, f"Saved {count} of {settings.name}. The next cycle uses them.")
+        text = ngettext(
+            "Saved {count} setting of {name}. The next cycle uses them.",
+            "Saved {count} settings of {name}. The next cycle uses them.",
+            changed,
+        )
+        messages.success(request, text.format(count=changed, name=settings.name))
     return redirect(settings.url)
 
 
@@ -241,7 +249,9 @@ def save_policy(request: HttpRequest, user: User) -> HttpResponse:
 def _settings(parameters: Mapping[str, str]) -> PoolSettingsForm:
     """Return the settings of the pool that ``pool`` names; those of the cluster without it."""
     name = parameters.get("pool", "")
-    return PoolSettingsForm(find_row(NodePool.objects, "There is no such pool.", name=name) if name else None)
+    return PoolSettingsForm(
+        find_row(NodePool.objects, _("There is no such pool."), name=name) if name else None
+    )
 
 
 def _without_thousands(text: str) -> str:
@@ -273,7 +283,7 @@ def _render(
         "reason": request.POST.get("reason", "").strip(),
         "to": settings.url,
         "history": [(row, _change_texts(row, named)) for row in newest],
-        "blank": "inherits the cluster's value" if pool else "holds the default",
+        "blank": _("inherits the cluster's value") if pool else _("holds the default"),
     }
     return render(request, "admin/policy.html", context, status=status)
 
@@ -284,6 +294,6 @@ def _change_texts(row: AuditEntry, named: Mapping[str, SettingView]) -> list[tup
 
     def word(name: str, value: SettingValue | None) -> str:
         setting = named.get(name)
-        return (format_value(setting, value) if setting else str(value or "")) or "blank"
+        return (format_value(setting, value) if setting else str(value or "")) or _("blank")
 
     return [(name, word(name, before.get(name)), word(name, after.get(name))) for name in after]

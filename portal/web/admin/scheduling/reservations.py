@@ -8,6 +8,8 @@ from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 
 from portal.access import AccessPolicy
 from portal.errors import Conflict, FairwayError, InvalidRequest, PreconditionFailed
@@ -38,10 +40,10 @@ FIELDS = ("name", "pool", "nodes", "projects", "starts_at", "ends_at", "reason",
 PAST_LIMIT = 20
 ADDITION_LIMIT = 50
 PHASE_TITLES = {
-    ReservationPhase.CURRENT: "Now",
-    ReservationPhase.UPCOMING: "Upcoming",
-    ReservationPhase.PAST: "Past",
-    ReservationPhase.CANCELLED: "Cancelled",
+    ReservationPhase.CURRENT: gettext_noop("Now"),
+    ReservationPhase.UPCOMING: gettext_noop("Upcoming"),
+    ReservationPhase.PAST: gettext_noop("Past"),
+    ReservationPhase.CANCELLED: gettext_noop("Cancelled"),
 }
 _ACTIVE_PHASES = (ReservationPhase.CURRENT, ReservationPhase.UPCOMING)
 
@@ -69,10 +71,12 @@ def save_reservation(request: HttpRequest, user: User) -> HttpResponse:
         saved = do_save_reservation(user, changes, row, version=version)
     except (InvalidRequest, Conflict, PreconditionFailed) as refusal:
         return _render(request, user, row, values, refusal)
-    stays = " until it begins" if saved.drain_at_start else ""
-    messages.success(
-        request, f"{saved.name} is saved. The next cycle applies it; running jobs continue{stays}."
+    text = (
+        _("{name} is saved. The next cycle applies it; running jobs continue until it begins.")
+        if saved.drain_at_start
+        else _("{name} is saved. The next cycle applies it; running jobs continue.")
     )
+    messages.success(request, text.format(name=saved.name))
     return redirect("calendar")
 
 
@@ -81,7 +85,9 @@ def cancel_reservation(request: HttpRequest, user: User, public_id: str) -> Http
     row = get_reservation(user, public_id)
     with refusals_as_messages(request):
         name = do_cancel_reservation(user, row).name
-        messages.success(request, f"{name} is cancelled; it can be restored until its end.")
+        messages.success(
+            request, _("{name} is cancelled; it can be restored until its end.").format(name=name)
+        )
     return redirect("calendar")
 
 
@@ -89,7 +95,9 @@ def cancel_reservation(request: HttpRequest, user: User, public_id: str) -> Http
 def restore_reservation(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     row = get_reservation(user, public_id)
     with refusals_as_messages(request):
-        messages.success(request, f"{do_restore_reservation(user, row).name} is restored.")
+        messages.success(
+            request, _("{name} is restored.").format(name=do_restore_reservation(user, row).name)
+        )
     return redirect("calendar")
 
 
@@ -101,7 +109,7 @@ def _build_input(values: dict[str, str], here: dt.tzinfo, row: Reservation | Non
     wrong: dict[str, str] = {}
     pool = NodePool.objects.filter(public_id=values["pool"]).first()
     if pool is None:
-        wrong["pool"] = "Choose a pool."
+        wrong["pool"] = _("Choose a pool.")
     times: list[dt.datetime] = []
     for name in ("starts_at", "ends_at"):
         try:
@@ -170,7 +178,7 @@ def _render(
     shown = reservation_views(user, listed)
     context = {
         "groups": [
-            (phase.value, name, [each for each in shown if each.phase is phase])
+            (phase.value, _(name), [each for each in shown if each.phase is phase])
             for phase, name in PHASE_TITLES.items()
         ],
         "additions": list_quota_additions(user, ended=False).order_by("starts_at", "id")[:ADDITION_LIMIT],
