@@ -18,11 +18,13 @@ from django.template import Engine
 from django.template.base import Template
 from django.templatetags.i18n import BlockTranslateNode, TranslateNode
 
+from portal.web.display.formatting import singular_and_plural
 from portal.web.translations import translated_labels
 
-MARKERS = {"_": 1, "gettext": 1, "gettext_lazy": 1, "ngettext": 2, "ngettext_lazy": 2}
+MARKERS = {"_": 1, "gettext": 1, "gettext_lazy": 1, "gettext_noop": 1, "ngettext": 2, "ngettext_lazy": 2}
 """Functions that translate, and how many of their arguments are texts."""
 _IN_TAG = re.compile(r"""[\s=|:]_\((["'])(.*?)\1\)""")
+_NOUN = re.compile(r'\|plural:"([^"]+)"')
 _IN_SCRIPT = re.compile(r'\btranslated\(\s*"((?:[^"\\]|\\.)*)"')
 
 
@@ -114,14 +116,23 @@ def template_messages(path: Path) -> Iterator[Message]:
     for node in nodes.get_nodes_by_type(BlockTranslateNode):
         plural = node.render_token_list(node.plural)[0] if node.plural else ""
         yield Message(node.render_token_list(node.singular)[0], plural)
+    yield from map(_noun, _NOUN.findall(source))
     for _, text in _IN_TAG.findall(source):
         yield Message(text.replace("%", "%%"))
+
+
+def _noun(names: str) -> Message:
+    return Message(*singular_and_plural(names))
 
 
 def python_messages(path: Path) -> Iterator[Message]:
     """Return the literal arguments of the functions that translate."""
     for node in ast.walk(ast.parse(path.read_text())):
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in MARKERS):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+            continue
+        if node.func.id == "plural" and isinstance(node.args[1], ast.Constant):
+            yield _noun(str(node.args[1].value))
+        if node.func.id not in MARKERS:
             continue
         texts = [each.value for each in node.args[: MARKERS[node.func.id]] if isinstance(each, ast.Constant)]
         if len(texts) == MARKERS[node.func.id]:

@@ -211,8 +211,13 @@ def format_date(at: dt.date, form: str) -> str:
 
 def plural(count: int, names: str) -> str:
     """Format as 1 node, 3 nodes; 1 time, 2 times for the names ``time,times``."""
-    one, __, many = names.partition(",")
-    return f"{count:,}{NBSP}{ngettext(one, many or one + 's', count)}"
+    return f"{count:,}{NBSP}{ngettext(*singular_and_plural(names), count)}"
+
+
+def singular_and_plural(names: str) -> tuple[str, str]:
+    """Split ``time,times``; a name without a plural gets an s."""
+    one, _, many = names.partition(",")
+    return one, many or f"{one}s"
 
 
 def shell_words(words: Sequence[str]) -> str:
