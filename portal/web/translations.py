@@ -3,14 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 from django.http import HttpRequest, HttpResponse
 from django.views.decorators.cache import cache_control
 from django.views.decorators.http import require_safe
 from django.views.i18n import JavaScriptCatalog
 
+from agents.launchers import LAUNCHERS
+from agents.xid_catalog import XID_MEANINGS
 from portal.access import AccessPolicy, access_policy
+from portal.domain.end_states import FailureClass
+from portal.domain.job_spec import JobRole, JobSpec, job_fields
+from portal.domain.node_breaker import CAUSE_MESSAGES, INCIDENT_TITLES
+from portal.domain.node_operations import GC_COUNTER_LABELS, OPERATION_TITLES
+from portal.domain.notices import CHANNEL_LABELS, EVENTS, JOB_EVENTS
+from portal.domain.phases import Phase
+from portal.domain.policy_settings import CHOICE_SETTINGS, NUMBER_SETTINGS
+from portal.domain.reasons import NO_FORECAST_REASONS, VerdictCode
+from portal.domain.schedules import OVERLAP_LABELS, ScheduleSpec
+from portal.domain.services import ACCESS_LABELS, ServiceSpec
+from portal.domain.signals import SIGNALS
+from portal.domain.states import GpuHealth, JobKind, NodeState, Role
+from portal.domain.sweeps import SEARCHER_LABELS, SweepSpec
+from portal.errors import NotFound
+from portal.services.accounts.tokens import Scope
 
+VERDICT_DETAILS = (
+    "Cluster GPUs", "Fair share GPUs", "Free GPUs", "GPUs shared elsewhere", "Jobs awaited", "Jobs releasing",
+    "Largest free GPUs", "Largest free on a node", "Largest node GPUs", "Asked GPUs", "Needed GPUs", "Node",
+    "Project", "Reservation", "Steps", "Tasks possible", "Tasks together", "Unfinished dependencies", "Used GPUs",
+)  # fmt: skip
+"""Labels that pages make of the keys of ``JobVerdict.details``."""
+MESSAGES = (NotFound().message, "You may view this, but you lack the permission for this action.")
+"""Refusals that are raised below the pages and the services."""
 _catalogue = JavaScriptCatalog.as_view()
 
 
@@ -24,4 +50,34 @@ def script_translations(request: HttpRequest) -> HttpResponse:
 
 def translated_labels() -> Iterator[str]:
     """Return labels that are written in English in the domain, for the catalogues."""
-    yield from ()
+    yield from chain(_form_labels(), VERDICT_DETAILS, MESSAGES)
+    for setting in chain(NUMBER_SETTINGS.values(), CHOICE_SETTINGS.values()):
+        yield setting.description
+    for labels in (ACCESS_LABELS, CHANNEL_LABELS, OVERLAP_LABELS, OPERATION_TITLES, SEARCHER_LABELS, SIGNALS):
+        yield from labels.values()
+    yield from chain(NO_FORECAST_REASONS.values(), XID_MEANINGS.values(), Scope.labels)
+    yield from chain.from_iterable(GC_COUNTER_LABELS.values())
+    yield from chain(
+        INCIDENT_TITLES.values(), CAUSE_MESSAGES.values(), (event.label for event in EVENTS.values())
+    )
+    for value in chain(GpuHealth, JobKind, NodeState, Phase, Role):
+        yield value.value
+    for code in chain(VerdictCode, NodeState, FailureClass, JOB_EVENTS):
+        words = code.replace("_", " ")
+        yield from (words, words.capitalize())
+
+
+def _form_labels() -> Iterator[str]:
+    """Return what the form fields of requests and of launchers are made with."""
+    for spec in (JobSpec, JobRole, ServiceSpec, SweepSpec, ScheduleSpec):
+        for rule in job_fields(spec).values():
+            yield from (
+                rule.label,
+                rule.form_help or rule.help,
+                rule.if_null,
+                *rule.choices,
+                *(rule.nouns or ()),
+            )
+    for launcher in LAUNCHERS.values():
+        for option in launcher.options:
+            yield from (option.name.replace("_", " ").capitalize(), option.help)
