@@ -51,8 +51,8 @@ def script_translations(request: HttpRequest) -> HttpResponse:
 def translated_labels() -> Iterator[str]:
     """Return labels that are written in English in the domain, for the catalogues."""
     yield from chain(_form_labels(), VERDICT_DETAILS, MESSAGES)
-    for setting in chain(NUMBER_SETTINGS.values(), CHOICE_SETTINGS.values()):
-        yield setting.description
+    yield from (setting.description for setting in NUMBER_SETTINGS.values())
+    yield from (setting.description for setting in CHOICE_SETTINGS.values())
     for labels in (ACCESS_LABELS, CHANNEL_LABELS, OVERLAP_LABELS, OPERATION_TITLES, SEARCHER_LABELS, SIGNALS):
         yield from labels.values()
     yield from chain(NO_FORECAST_REASONS.values(), XID_MEANINGS.values(), Scope.labels)

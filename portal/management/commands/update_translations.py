@@ -67,9 +67,9 @@ def update_catalogue(source: Path, messages: set[Message], *, write: bool) -> bo
     for message in sorted(messages, key=lambda each: (each.text, each.plural, each.context)):
         entry = known.get((message.text, message.context))
         if entry is None or entry.msgid_plural != message.plural:
-            translated = {"msgstr_plural": {0: "", 1: ""}} if message.plural else {"msgstr": ""}
+            translated: dict[str, Any] = {"msgctxt": message.context or None}
+            translated |= {"msgstr_plural": {0: "", 1: ""}} if message.plural else {"msgstr": ""}
             entry = polib.POEntry(msgid=message.text, msgid_plural=message.plural, **translated)
-            entry.msgctxt = message.context or None
         entry.flags = ["python-format"] if "%(" in message.text else []
         new.append(entry)
     changed = str(new) != str(old)
