@@ -15,10 +15,13 @@ from django.conf import settings
 from django.contrib.staticfiles import finders
 from django.contrib.staticfiles.storage import staticfiles_storage
 from django.template import Context
+from django.template.base import Parser, Token
+from django.templatetags.i18n import TranslateNode, do_translate
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import escape, format_html
 from django.utils.safestring import SafeString
+from django.utils.translation import get_language
 from django.utils.translation import gettext as _
 
 from portal.domain.node_breaker import INCIDENT_TITLES, IncidentKind
@@ -54,6 +57,31 @@ for _name in (
     "metric_value",
 ):
     register.filter(_name, getattr(formatting, _name))
+
+
+class LiteralTranslateNode(TranslateNode):
+    """A translated text without variables: looked up once for each language, since tables repeat it in each row."""
+
+    def __init__(self, node: TranslateNode) -> None:
+        super().__init__(node.filter_expression, node.noop)
+        self._texts: dict[str | None, str] = {}
+
+    def render(self, context: Context) -> str:
+        language = get_language()
+        if language not in self._texts:
+            self._texts[language] = super().render(context)
+        return self._texts[language]
+
+
+@register.tag("translate")
+def translate(parser: Parser, token: Token) -> TranslateNode:
+    """Compile Django's tag of this name."""
+    node: TranslateNode = do_translate(parser, token)
+    expression = node.filter_expression
+    is_literal = isinstance(getattr(expression.var, "literal", None), str) and not expression.filters
+    if is_literal and not (node.noop or node.asvar or node.message_context):
+        return LiteralTranslateNode(node)
+    return node
 
 
 @lru_cache(maxsize=64)
