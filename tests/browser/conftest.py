@@ -65,12 +65,15 @@ def open_as(browser, site, dataset) -> Iterator[Any]:
     contexts: list[BrowserContext] = []
     complaints: list[str] = []
 
-    def make(name: str = "", *, width: int = 1280, dark: bool = False, touch: bool = False) -> Page:
+    def make(
+        name: str = "", *, width: int = 1280, dark: bool = False, touch: bool = False, language: str = "en-US"
+    ) -> Page:
         context = browser.new_context(
             base_url=site,
             viewport={"width": width, "height": 844},
             color_scheme="dark" if dark else "light",
             has_touch=touch,
+            locale=language,
         )
         contexts.append(context)
         if name:
