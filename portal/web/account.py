@@ -16,7 +16,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, pgettext_lazy
 from django.views.decorators.debug import sensitive_post_parameters
 
 from portal.access import AccessPolicy, visible_secrets
@@ -89,7 +89,7 @@ class TokenForm(forms.Form):
         ),
     )
     scopes = forms.MultipleChoiceField(
-        label=gettext_lazy("May"),
+        label=pgettext_lazy("permissions of a token", "May"),
         choices=[(scope.value, gettext_lazy(scope.label)) for scope in Scope],
         initial=[Scope.READ.value, Scope.JOBS.value],
         widget=forms.CheckboxSelectMultiple({"class": "form-check-input"}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 from pathlib import Path
 
@@ -11,7 +12,10 @@ from django.conf import settings
 from django.core.management import call_command
 from django.urls import reverse
 from django.utils import translation
+from django.utils.dates import MONTHS
 from django.utils.formats import localize
+
+from portal.web.display.formatting import format_date
 
 CATALOGUES = sorted(Path(settings.LOCALE_PATHS[0]).glob("*/LC_MESSAGES/*.po"))
 PLACEHOLDERS = re.compile(r"%\(\w+\)s|\{\w*\}|</?[a-z]+|%%")
@@ -77,6 +81,13 @@ def test_the_browser_names_the_language_until_the_user_does(client_of, dataset) 
     user.refresh_from_db()
     assert wrong.status_code == 400 and user.language == "de"
     assert translation.get_language() == "en"
+
+
+def test_dates_are_german() -> None:
+    """Words such as "May" have another meaning in our pages than in the calendar."""
+    with translation.override("de"):
+        assert format_date(dt.datetime(2026, 5, 1, 8, tzinfo=dt.UTC), "D j M Y") == "Fr 1 Mai 2026"
+        assert [str(MONTHS[month]) for month in (3, 5, 12)] == ["März", "Mai", "Dezember"]
 
 
 def test_rest_answers_in_english(client_of) -> None:

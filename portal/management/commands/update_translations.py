@@ -21,7 +21,16 @@ from django.templatetags.i18n import BlockTranslateNode, TranslateNode
 from portal.web.display.formatting import singular_and_plural
 from portal.web.translations import translated_labels
 
-MARKERS = {"_": 1, "gettext": 1, "gettext_lazy": 1, "gettext_noop": 1, "ngettext": 2, "ngettext_lazy": 2}
+MARKERS = {
+    "_": 1,
+    "gettext": 1,
+    "gettext_lazy": 1,
+    "gettext_noop": 1,
+    "ngettext": 2,
+    "ngettext_lazy": 2,
+    "pgettext": 2,
+    "pgettext_lazy": 2,
+}
 """Functions that translate, and how many of their arguments are texts."""
 _IN_TAG = re.compile(r"""[\s=|:]_\((["'])(.*?)\1\)""")
 _NOUN = re.compile(r'\|plural:"([^"]+)"')
@@ -134,6 +143,8 @@ def python_messages(path: Path) -> Iterator[Message]:
             yield _noun(str(node.args[1].value))
         if node.func.id not in MARKERS:
             continue
-        texts = [each.value for each in node.args[: MARKERS[node.func.id]] if isinstance(each, ast.Constant)]
+        texts = [
+            str(each.value) for each in node.args[: MARKERS[node.func.id]] if isinstance(each, ast.Constant)
+        ]
         if len(texts) == MARKERS[node.func.id]:
-            yield Message(*map(str, texts))
+            yield Message(texts[1], context=texts[0]) if "pgettext" in node.func.id else Message(*texts)
