@@ -27,6 +27,7 @@ from portal.domain.signals import SIGNALS
 from portal.domain.states import GpuHealth, JobKind, NodeState, Role
 from portal.domain.sweeps import SEARCHER_LABELS, SweepSpec
 from portal.errors import NotFound
+from portal.selectors.projects.usage import UsageGrouping
 from portal.services.accounts.tokens import Scope
 
 VERDICT_DETAILS = (
@@ -62,7 +63,7 @@ def translated_labels() -> Iterator[str]:
     )
     for value in chain(GpuHealth, JobKind, NodeState, Phase, Role):
         yield value.value
-    for code in chain(VerdictCode, NodeState, FailureClass, JOB_EVENTS):
+    for code in chain(VerdictCode, NodeState, FailureClass, UsageGrouping, JOB_EVENTS):
         words = code.replace("_", " ")
         yield from (words, words.capitalize())
 

@@ -72,7 +72,7 @@ function readout(host, u, names, said) { // below the plot: a key and the value 
   if (!keys) { keys = document.createElement("ul"); keys.className = "fw-keys fw-mt-2"; body.append(keys); }
   const at = u.cursor.idx ?? null;
   const values = names.map((_, i) => (at === null ? last(u.data[i + 1]) : u.data[i + 1][at]));
-  const time = at === null ? "newest" : clock(u.data[0][at] * 1000, u.scales.x.max - u.scales.x.min < SHORT_S);
+  const time = at === null ? translated("newest") : clock(u.data[0][at] * 1000, u.scales.x.max - u.scales.x.min < SHORT_S);
   const known = values.filter((value) => value !== null && value !== undefined);
   const rows = names.length > MAX_KEYS ? [[translated("mean of {count}", { count: names.length }), known.length ? known.reduce((a, b) => a + b, 0) / known.length : null]] : names.map((name, i) => [name, values[i], i]);
   keys.replaceChildren(...[["", time], ...rows].map(([name, value, i]) => {
@@ -111,7 +111,7 @@ function drawOne(host, data) {
   const ends = values.map(last).filter((v) => v !== null);
   const mean = ends.length ? ends.reduce((a, b) => a + b, 0) / ends.length : null;
   const of = limit ? ` ${translated("of {limit}", { limit: rounded(limit / scale) })}` : "";
-  const words = mean === null ? translated("unknown") : `${names.length > 1 ? "mean " : ""}${rounded(mean)}${of}\u00a0${unit}`;
+  const words = mean === null ? translated("unknown") : `${names.length > 1 ? `${translated("mean")} ` : ""}${rounded(mean)}${of}\u00a0${unit}`;
   if (now) now.textContent = words;
   host.setAttribute("aria-label", `${host.closest(".fw-panel")?.querySelector("h2")?.textContent}: ${words} at ${minute(data.at.at(-1))}`);
 }
