@@ -426,5 +426,5 @@ PAGES = [
     Page("api-docs-start", "get", "/api/docs/start.js", EVERYBODY),
 ]
 
-PUBLIC = frozenset({"sign-in", "sign-in-link", "sign-out", "invitation", "healthz", "readyz"})
+PUBLIC = frozenset({"sign-in", "sign-in-link", "sign-out", "translations", "invitation", "healthz", "readyz"})
 """Open to everybody; what they do is in tests/web/test_signin.py and tests/api/test_health.py."""

@@ -196,7 +196,7 @@ OTHERS: dict[str, str] = {
     "OrphanContainer": "name job gpus ports decision",
     "NodeMetricsMinute": "gpu_uuids utilisation_percent memory_used_mib power_watts temperature_c energy_joules "
     "holders tasks",
-    "User": "password timezone",
+    "User": "password timezone language",
     "Volume": "kind scope",
     "WorkspaceSession": "cookie_sha256 session_key",
     "WorkspaceShare": "access",

@@ -26,6 +26,7 @@ PUBLIC = {
     "sign-in/",
     "sign-in/link/",
     "sign-out/",
+    "translations.js",
     "invitation/",
     "readyz",
     "^api(?!/mlflow/(?:[a-z0-9]{10}/)?$)(?:/.*)?$",
