@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 from dataclasses import dataclass
 
 from django.db.models import QuerySet
@@ -76,6 +77,11 @@ class LossNow:
     gpus: float
     since: dt.datetime
     saved: bool
+
+    @property
+    def whole_gpus(self) -> int:
+        """Its GPUs rounded up, for the choice between singular and plural."""
+        return math.ceil(self.gpus)
 
 
 def loss_now(job: Job, attempt: Attempt | None, saved_at: dt.datetime | None) -> LossNow | None:
