@@ -19,7 +19,7 @@ PUBLIC = [Page(name, "get", path, frozenset({"anonymous"})) for name, path in (
 NO_PAGES = {
     "api-docs", "api-docs-start", "help-section", "job-runs", "inbox-count", "job-environment-file", "job-files-list",
     "job-log-download", "job-log-lines", "job-log-search", "job-series", "job-terminal", "jobs-csv", "node-series",
-    "plan-program", "search", "sweep-trials-csv", "terminal-state", "usage-csv",
+    "plan-program", "quota-replay", "search", "sweep-trials-csv", "terminal-state", "usage-csv",
 }  # fmt: skip
 """Fragments, JSON and downloads; the API explorer, which Swagger UI draws; and terminals, which need a node."""
 
@@ -30,10 +30,10 @@ def dataset(transactional_db, tmp_path, settings) -> FixtureData:
     return with_more()
 
 
-@pytest.mark.parametrize("width", [360, 1440])
+@pytest.mark.parametrize(("width", "language"), [(360, "en-US"), (360, "de-DE"), (1440, "en-US")])
 @pytest.mark.parametrize("actor", ["anonymous", "member", "admin"])
-def test_every_page_passes_axe(open_as, dataset, actor, width):
-    page = open_as("" if actor == "anonymous" else actor, width=width)
+def test_every_page_passes_axe(open_as, dataset, actor, width, language):
+    page = open_as("" if actor == "anonymous" else actor, width=width, language=language)
     found = []
     for row in pages_of(actor):
         address = row.path.format(**dataset.names)
