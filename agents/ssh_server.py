@@ -155,7 +155,7 @@ class SshConnection:
                     self.close("There was no input for too long.")
                 if not transport.is_authenticated() and now_s - began_s >= NEGOTIATION_TIMEOUT_S:
                     self.close("The client did not authenticate.")
-                if _has_ended(self._holder):
+                if frames.is_closed(self._holder):
                     self.close("The task ended, or its node was lost.")
             self.reason = self.reason or "The client closed it."
         finally:
@@ -163,15 +163,6 @@ class SshConnection:
             transport.close()
             self._wire.close()
             self._holder.close()
-
-
-def _has_ended(sock: socket.socket) -> bool:
-    try:
-        return not sock.recv(1, socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
 
 
 class _Server(paramiko.ServerInterface):  # type: ignore[misc]

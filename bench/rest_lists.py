@@ -61,7 +61,7 @@ def run_requests(
     with bench_dataset() as scene:
         scene.add_jobs(FEW_JOBS, running=FEW_RUNNING)
         looks = [look for make in makers for look in make(scene) if wanted.only in look[1]]
-        few = [_or_problem(look, count_with_few) for look in looks]
+        few = [_or_problem(look, measure_with_few_jobs) for look in looks]
         scene.add_jobs(wanted.jobs - FEW_JOBS, running=MANY_RUNNING)
         gc.collect()
         gc.freeze()  # as web does for permanent objects
@@ -102,7 +102,7 @@ def count_queries(look: RequestCase) -> int:
     return len(queries)
 
 
-def count_with_few(look: RequestCase) -> tuple[int, float]:
+def measure_with_few_jobs(look: RequestCase) -> tuple[int, float]:
     """Return the queries, and the median milliseconds of a few requests."""
     return count_queries(look), statistics.median(request_times_ms(look, FEW_ROUNDS)[0])
 

@@ -46,7 +46,7 @@ class _Entry(NamedTuple):
     open: Callable[[], IO[bytes]]
 
 
-class Contents(NamedTuple):
+class ArchiveSize(NamedTuple):
     entries: int
     unpacked_bytes: int
 
@@ -58,7 +58,7 @@ def run_unpacker(
     folder: Optional[str] = None,
     directory: Optional[str] = None,
     **account: int,
-) -> Contents:
+) -> ArchiveSize:
     """Unpack an open file into ``folder``, or only check it; ``account``: uid and gid. Raise ArchiveError.
 
     ``command`` starts this module's ``main`` in ``directory``.
@@ -78,7 +78,7 @@ def run_unpacker(
     answer: Dict[str, Any] = json.loads(out)
     if "problem" in answer:
         raise ArchiveError(answer["problem"])
-    return Contents(answer["entries"], answer["unpacked_bytes"])
+    return ArchiveSize(answer["entries"], answer["unpacked_bytes"])
 
 
 def main(text: str) -> int:
@@ -101,7 +101,7 @@ def main(text: str) -> int:
     return 0
 
 
-def _unpack(archive: BinaryIO, limit_mib: int, folder: Optional[str]) -> Contents:
+def _unpack(archive: BinaryIO, limit_mib: int, folder: Optional[str]) -> ArchiveSize:
     files: Set[Tuple[str, ...]] = set()
     folders: Set[Tuple[str, ...]] = {()}
     left, count = limit_mib * MIB, 0
@@ -129,7 +129,7 @@ def _unpack(archive: BinaryIO, limit_mib: int, folder: Optional[str]) -> Content
                 target.write(data)
     if not files:
         raise ArchiveError("The archive has no files.")
-    return Contents(count, limit_mib * MIB - left)
+    return ArchiveSize(count, limit_mib * MIB - left)
 
 
 def _checked_parts(name: str) -> Tuple[str, ...]:

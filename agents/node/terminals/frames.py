@@ -6,6 +6,7 @@ The first frame of a stream is a REQUEST (JSON), the last one from the node an E
 from __future__ import annotations
 
 import json
+import socket
 import struct
 from typing import Any, Dict, Iterator, Tuple
 
@@ -25,6 +26,16 @@ def frame(kind: int, payload: bytes = b"") -> bytes:
 
 def json_frame(kind: int, content: Dict[str, Any]) -> bytes:
     return frame(kind, json.dumps(content).encode())
+
+
+def is_closed(sock: socket.socket) -> bool:
+    """Return True if the other side of a socket, on which it sends nothing, has closed it."""
+    try:
+        return not sock.recv(1, socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 class FrameReader:

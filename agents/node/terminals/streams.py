@@ -42,7 +42,7 @@ def main() -> int:
     def is_over() -> bool:
         if holder is None:
             return time.monotonic() >= until_s
-        return _is_closed(holder) or not procfs.is_alive(order["pid"], order["pid_start"])
+        return frames.is_closed(holder) or not procfs.is_alive(order["pid"], order["pid_start"])
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the processes of streams need no wait
     for peer in accept_peers(listener, order["secret"], is_over):
@@ -57,15 +57,6 @@ def main() -> int:
         else:
             peer.close()
     return 0
-
-
-def _is_closed(sock: socket.socket) -> bool:
-    try:
-        return not sock.recv(1, socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
 
 
 def _serve(peer: socket.socket, order: Dict[str, Any]) -> None:

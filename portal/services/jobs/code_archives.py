@@ -20,7 +20,7 @@ from portal.domain.code import MAX_ARCHIVE_BYTES, MAX_UNPACKED_MIB, MAX_UNUSED_B
 from portal.errors import Conflict, InvalidRequest
 from portal.models import CodeArchive, Job, Project, User
 from portal.services.audit import record_action
-from portal.services.jobs.files import Readable
+from portal.services.jobs.files import UploadSource
 
 RETENTION = dt.timedelta(days=30)
 """How long an archive is kept that no job has."""
@@ -28,7 +28,7 @@ _PIECE_BYTES = 256 * 1024
 _CHECK = [sys.executable, "-m", "agents.node", "archive"]
 
 
-def do_store_archive(user: User, project: Project, source: Readable) -> CodeArchive:
+def do_store_archive(user: User, project: Project, source: UploadSource) -> CodeArchive:
     """Check and store an archive; the same content is stored once. Raise InvalidRequest with what is wrong."""
     require_permission(user, Permission.SUBMIT, project)
     digest, size = hashlib.sha256(), 0

@@ -71,7 +71,7 @@ class Download:
     chunks: FileChunks
 
 
-class Readable(Protocol):
+class UploadSource(Protocol):
     """A body or a file that is uploaded."""
 
     def read(self, size: int, /) -> bytes: ...
@@ -174,7 +174,7 @@ def do_change_files(user: User, job: Job, path: str, action: str, *, rank: int =
 
 
 def do_write_file(
-    user: User, job: Job, path: str, source: Readable, *, rank: int = 0, overwrite: bool = False
+    user: User, job: Job, path: str, source: UploadSource, *, rank: int = 0, overwrite: bool = False
 ) -> None:
     """Write a file as the account of the job. Raise Conflict ``file_exists`` unless it may be overwritten."""
     request = _request(user, job, path, WRITE, rank, overwrite=overwrite)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.node.storage.archives import MAX_ENTRIES, ArchiveError, Contents, run_unpacker
+from agents.node.storage.archives import MAX_ENTRIES, ArchiveError, ArchiveSize, run_unpacker
 
 COMMAND = [sys.executable, "-m", "agents.node", "archive"]
 ROOT = str(Path(__file__).parents[3])
@@ -55,8 +55,8 @@ def tmp_path() -> Iterator[Path]:
 
 
 @pytest.fixture
-def unpack(tmp_path: Path) -> Callable[..., Contents]:
-    def unpacked(content: bytes, *, limit_mib: int = 10, write: bool = True) -> Contents:
+def unpack(tmp_path: Path) -> Callable[..., ArchiveSize]:
+    def unpacked(content: bytes, *, limit_mib: int = 10, write: bool = True) -> ArchiveSize:
         folder = tmp_path / "code"
         folder.mkdir(exist_ok=True)
         account = {}
@@ -95,12 +95,12 @@ def test_an_archive_is_unpacked_by_the_account_and_replaces_what_an_interrupted_
             ("vit/", b"", 0), ("vit/train.py", b"print(1)", 0), ("run.sh", b"#!", 0o100755)
         ),
     }[kind]()
-    assert unpack(content, write=False) == Contents(3, 10)
+    assert unpack(content, write=False) == ArchiveSize(3, 10)
     (tmp_path / "code").mkdir(exist_ok=True)
     (tmp_path / "code/old").mkdir()
     (tmp_path / "code/old/half").write_text("half")
     os.chown(tmp_path / "code/old", 2001, 2001)
-    assert unpack(content) == Contents(3, 10)
+    assert unpack(content) == ArchiveSize(3, 10)
     found = {str(path.relative_to(tmp_path / "code")): path for path in (tmp_path / "code").rglob("*")}
     assert sorted(found) == ["run.sh", "vit", "vit/train.py"]
     assert found["vit/train.py"].read_text() == "print(1)"
