@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import time
 from dataclasses import asdict
 from functools import partial
 
@@ -30,10 +31,11 @@ MAX_EMPTY_CHUNKS = 15
 
 def submit_requests(connection: NodeConnection, pool: KeyedPool) -> None:
     """Start the requests to this node; those that find no free thread are read again when one ends."""
+    read_s = time.monotonic()
     for request in file_requests(connection.node):
         transfers = request.action in (READ, ARCHIVE, WRITE)
         key = ("read", request.pk % MAX_DOWNLOADS) if transfers else ("list", request.pk)
-        pool.submit(key, partial(serve_request, connection, request))
+        pool.submit(key, partial(serve_request, connection, request), read_s)
 
 
 def serve_request(connection: NodeConnection, request: FileRequest) -> None:

@@ -203,6 +203,7 @@ class NodeActor(threading.Thread):
             self._pool.submit(
                 "orders",
                 partial(run_due_operations, self._connection, partial(self._reconnect, self._connection)),
+                read_s=time.monotonic(),
             )
         if READ_FILES_HINT in self._requested:
             self._requested.discard(READ_FILES_HINT)

@@ -65,14 +65,20 @@ class KeyedPool:
         self._on_done = on_done
         self._work: queue.SimpleQueue[tuple[object, Callable[[], None]] | None] = queue.SimpleQueue()
         self._busy: set[object] = set()
+        self._ended_s: dict[object, float] = {}
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
 
-    def submit(self, key: object, work: Callable[[], None]) -> None:
-        """Start ``work`` unless work with the same key is running or queued."""
+    def submit(self, key: object, work: Callable[[], None], read_s: float) -> None:
+        """Start ``work``, found due by a read that began at ``read_s`` of the monotonic clock.
+
+        Not if work with the same key is running, queued, or ended after that time: it may have done this already.
+        ``on_done`` causes the next read.
+        """
         with self._lock:
-            if key in self._busy:
+            if key in self._busy or self._ended_s.get(key, read_s) > read_s:
                 return
+            self._ended_s = {each: ended_s for each, ended_s in self._ended_s.items() if ended_s > read_s}
             self._busy.add(key)
             if len(self._threads) < min(len(self._busy), MAX_THREADS):
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
@@ -98,6 +104,7 @@ class KeyedPool:
             finally:
                 connection.close_if_unusable_or_obsolete()
                 with self._lock:
+                    self._ended_s[key] = time.monotonic()
                     self._busy.discard(key)
                 self._on_done()
         connection.close()
@@ -118,6 +125,7 @@ class NodeQueue:
 
     def run_due(self, connection: NodeConnection) -> float:
         """Submit what is due; return the seconds until the next due time."""
+        read_s = time.monotonic()
         read = dispatch.active_tasks_with_details if self._needed_details else dispatch.active_tasks
         tasks = read(connection.node)
         needs_details = any(_needs_details(task) for task in tasks)
@@ -170,7 +178,7 @@ class NodeQueue:
             if wait_s > 0:
                 next_s = min(next_s, wait_s)
             else:
-                self._pool.submit(key, work)
+                self._pool.submit(key, work, read_s)
         return next_s
 
     def _schedule(self, kind: str, row: int, after_s: float) -> None:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import monotonic
 
 from portal.gateway.access.authorization import (
+    AccessDecision,
     AuthorizationUnavailableError,
     Authorizer,
     ServiceRoute,
     Target,
 )
+
+log = logging.getLogger(__name__)
+
+OnRevoked = Callable[[AccessDecision | None], None]
+"""Gets the decision that ended the permission; None if the database was down for too long."""
 
 CHECK_INTERVAL_S = 1.5
 MAX_DECISION_AGE_S = 0.5
@@ -36,12 +43,12 @@ class AuthorizationMonitor:
 
     def __init__(self, authorizer: Authorizer) -> None:
         self._authorizer = authorizer
-        self._callbacks: dict[ActiveGrant, set[Callable[[], None]]] = {}
+        self._callbacks: dict[ActiveGrant, set[OnRevoked]] = {}
         self._confirmed_at: dict[ActiveGrant, float] = {}
         self._task: asyncio.Task[None] | None = None
 
     @contextlib.contextmanager
-    def watch(self, grant: ActiveGrant, on_revoked: Callable[[], None]) -> Iterator[None]:
+    def watch(self, grant: ActiveGrant, on_revoked: OnRevoked) -> Iterator[None]:
         """Within the context, call ``on_revoked`` once when the permission ends."""
         self._callbacks.setdefault(grant, set()).add(on_revoked)
         self._confirmed_at.setdefault(grant, monotonic())
@@ -78,7 +85,7 @@ class AuthorizationMonitor:
 
     async def _check(self, grant: ActiveGrant) -> None:
         try:
-            decision = await self._authorizer.decide(grant.job, grant.cookie, max_age_s=MAX_DECISION_AGE_S)
+            decision: AccessDecision | None = await self._authorizer.decide(grant.job, grant.cookie, max_age_s=MAX_DECISION_AGE_S)
         except AuthorizationUnavailableError:
             if monotonic() - self._confirmed_at.get(grant, 0.0) < MAX_DATABASE_OUTAGE_S:
                 return
@@ -89,8 +96,9 @@ class AuthorizationMonitor:
             return
         callbacks = self._callbacks.get(grant, set())
         self._drop(grant)
+        log.info("connections to %s end: %s", grant.job, decision)
         for lost in callbacks:
-            lost()
+            lost(decision)
 
     def _drop(self, grant: ActiveGrant) -> None:
         self._callbacks.pop(grant, None)

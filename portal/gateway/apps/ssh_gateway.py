@@ -101,7 +101,7 @@ class SshGateway:
             on_input=partial(loop.call_soon_threadsafe, on_input),
         )
         try:
-            with self._monitor.watch(grant, partial(connection.close, "Access to it was revoked.")):
+            with self._monitor.watch(grant, lambda decision: connection.close(_end_text(decision))):
                 await loop.run_in_executor(self._threads, serve)
         finally:
             connection.close("The gateway stopped.")
@@ -128,3 +128,10 @@ class SshGateway:
         upstream.attach(wire)
         wire.attach(upstream)
         return ours
+
+
+def _end_text(decision: AccessDecision | None) -> str:
+    """Return what a user reads when this decision ended the connection."""
+    if decision is AccessRefusal.STOPPED:
+        return "The job is stopping or has ended."
+    return "Access to it was revoked." if decision is AccessRefusal.DENIED else "The access could not be checked."

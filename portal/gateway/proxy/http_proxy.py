@@ -38,7 +38,7 @@ class ProxiedRequest:
     """The largest body, counted as it passes regardless of Content-Length. None: no limit."""
     retries: int = 0
     """How often a request without effects is sent again when a new connection ended without a response."""
-    watch: Callable[[Callable[[], None]], AbstractContextManager[None]] = lambda on_revoked: nullcontext()
+    watch: Callable[[Callable[[object], None]], AbstractContextManager[None]] = lambda on_revoked: nullcontext()
     """Within the context, the callback is called when the permission ends. Default: it never ends."""
 
 
@@ -222,7 +222,7 @@ class RequestWatchdog:
             self._main.cancel()
 
     async def _check(self) -> None:
-        with self._proxied.watch(lambda: self._cancel("access was revoked")):
+        with self._proxied.watch(lambda decision: self._cancel("access was revoked")):
             await self._wait_for_end()
 
     async def _wait_for_end(self) -> None:

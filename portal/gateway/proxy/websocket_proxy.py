@@ -128,7 +128,7 @@ async def proxy_websocket(proxied: ProxiedRequest, scope: Scope) -> bool:
 
 async def _relay_until_end(proxied: ProxiedRequest, browser: RawWebSocketProtocol) -> bool:
     lost = asyncio.Event()
-    with proxied.watch(lost.set):
+    with proxied.watch(lambda decision: lost.set()):
         ending = asyncio.create_task(lost.wait())
         try:
             await asyncio.wait({ending, browser.disconnected}, return_when=asyncio.FIRST_COMPLETED)
