@@ -85,15 +85,18 @@ class OptunaSearch:
         return {name: found[name] for name in self._distributions}
 
     def judge(self, trial: TrialRecord) -> tuple[str | None, dict[str, Any]]:
-        """Return why an active trial does not pass a rung, or None, and its new search state."""
+        """Return why an active trial does not pass a rung, or None, and its new search state.
+
+        A trial whose reports came so late that it has done all its steps is not pruned.
+        """
         failed_at = None
         end = self._spec.max_steps or math.inf
         for step, value in trial.reports:
             if step >= end:
-                break  # it has done all its steps
+                break
             frozen = copy.copy(self._study.get_trials(deepcopy=False)[trial.number])
             frozen.intermediate_values = {int(step): math.nan if value is None else value}
-            if self._study.pruner.prune(self._study, frozen):
+            if self._study.pruner.prune(self._study, frozen) and trial.reports[-1][0] < end:
                 failed_at = step, value
                 break
         rungs = _rungs(self._study.get_trials(deepcopy=False)[trial.number].system_attrs)
