@@ -85,7 +85,9 @@ class AuthorizationMonitor:
 
     async def _check(self, grant: ActiveGrant) -> None:
         try:
-            decision: AccessDecision | None = await self._authorizer.decide(grant.job, grant.cookie, max_age_s=MAX_DECISION_AGE_S)
+            decision: AccessDecision | None = await self._authorizer.decide(
+                grant.job, grant.cookie, max_age_s=MAX_DECISION_AGE_S
+            )
         except AuthorizationUnavailableError:
             if monotonic() - self._confirmed_at.get(grant, 0.0) < MAX_DATABASE_OUTAGE_S:
                 return

@@ -134,4 +134,8 @@ def _end_text(decision: AccessDecision | None) -> str:
     """Return what a user reads when this decision ended the connection."""
     if decision is AccessRefusal.STOPPED:
         return "The job is stopping or has ended."
-    return "Access to it was revoked." if decision is AccessRefusal.DENIED else "The access could not be checked."
+    return (
+        "Access to it was revoked."
+        if decision is AccessRefusal.DENIED
+        else "The access could not be checked."
+    )

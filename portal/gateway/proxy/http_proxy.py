@@ -38,7 +38,9 @@ class ProxiedRequest:
     """The largest body, counted as it passes regardless of Content-Length. None: no limit."""
     retries: int = 0
     """How often a request without effects is sent again when a new connection ended without a response."""
-    watch: Callable[[Callable[[object], None]], AbstractContextManager[None]] = lambda on_revoked: nullcontext()
+    watch: Callable[[Callable[[object], None]], AbstractContextManager[None]] = lambda on_revoked: (
+        nullcontext()
+    )
     """Within the context, the callback is called when the permission ends. Default: it never ends."""
 
 
