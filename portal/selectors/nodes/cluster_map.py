@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby
+from typing import NamedTuple
 
 from django.db.models import QuerySet
 from django.utils.translation import gettext as _
@@ -31,16 +33,52 @@ class HolderSpan:
     count: int
 
 
+class GpuHolder(NamedTuple):
+    """What holds a GPU; ``job`` is its public id, empty if the user may not see it."""
+
+    name: str = ""
+    job: str = ""
+    is_starting: bool = False
+
+
+_NO_HOLDER = GpuHolder()
+_HEALTHY, _BREAKER_HEALTHY = GpuHealth.OK.value, BreakerState.HEALTHY.value  # read often; ``value`` is slow
+
+
 @dataclass
 class NodeBox:
+    """A node of the map. What is drawn of it is computed on first use: a page shows one of many boxes."""
+
     node: Node
-    squares: list[GpuSquare] = field(default_factory=list)
+    holders: Mapping[int, GpuHolder]
+    """By GPU id, of all nodes."""
+    gpus: list[GpuDisplayRow] = field(default_factory=list)
     unhealthy: list[GpuDisplayRow] = field(default_factory=list)
     """GPUs that are lost, quarantined, have a warning or run a foreign process."""
-    holder_spans: list[HolderSpan] = field(default_factory=list)
-    models: str = ""
     free: int = 0
-    jobs: int = 0
+
+    @cached_property
+    def squares(self) -> list[GpuSquare]:
+        return [
+            build_square(gpu, self.node, starting=self._holder(gpu).is_starting, grid_index=at)
+            for at, gpu in enumerate(self.gpus)
+        ]
+
+    @cached_property
+    def holder_spans(self) -> list[HolderSpan]:
+        runs = groupby(self._holder(gpu)[:2] for gpu in self.gpus)
+        return [HolderSpan(name, job, len(list(run))) for (name, job), run in runs]
+
+    @cached_property
+    def models(self) -> str:
+        return ", ".join(sorted({gpu.model for gpu in self.gpus}))
+
+    @property
+    def jobs(self) -> int:
+        return len({self._holder(gpu).job for gpu in self.gpus} - {""})
+
+    def _holder(self, gpu: GpuDisplayRow) -> GpuHolder:
+        return self.holders.get(gpu.pk, _NO_HOLDER)
 
     @property
     def version_warnings(self) -> int:
@@ -58,10 +96,10 @@ class NodeBox:
     def state_label(self) -> str:
         return self._state[1]
 
-    @property
+    @cached_property
     def _state(self) -> tuple[str, str]:
         """Icon and label."""
-        node, lost = self.node, sum(square.shape == "failed" for square in self.squares)
+        node, lost = self.node, sum(gpu.health != _HEALTHY for gpu in self.gpus)
         if not node.reachable:
             enrolling = node.state == NodeState.ENROLLING.value
             return "unreachable", _("Not connected yet") if enrolling else _("Unreachable")
@@ -69,7 +107,7 @@ class NodeBox:
             return "failed", ngettext("{count} GPU lost", "{count} GPUs lost", lost).format(count=lost)
         if node.state != NodeState.READY.value:
             return "stopped", _(node.state.capitalize())
-        if node.breaker_state != BreakerState.HEALTHY.value:
+        if node.breaker_state != _BREAKER_HEALTHY:
             quarantined = node.breaker_state == BreakerState.QUARANTINED.value
             return "warning", _("Quarantined") if quarantined else _("On probation")
         return ("simulated", _("Simulated")) if node.simulated else ("done", _("Healthy"))
@@ -93,7 +131,7 @@ class NodeBox:
             if held
             else _("{node}: {gpus} GPUs, {free} free")
         )
-        return text.format(node=self.node.name, gpus=len(self.squares), free=self.free, held=held)
+        return text.format(node=self.node.name, gpus=len(self.gpus), free=self.free, held=held)
 
 
 @dataclass
@@ -102,7 +140,7 @@ class ClusterMap:
 
     @property
     def gpus(self) -> int:
-        return sum(len(box.squares) for box in self.boxes)
+        return sum(len(box.gpus) for box in self.boxes)
 
     @property
     def free(self) -> int:
@@ -111,9 +149,14 @@ class ClusterMap:
 
     @property
     def held(self) -> int:
-        return sum(square.shape in {"busy", "starting"} for box in self.boxes for square in box.squares)
+        """Number of healthy GPUs with a job."""
+        return sum(
+            gpu.health == _HEALTHY and (gpu.used_milli > 0 or gpu.pk in box.holders)
+            for box in self.boxes
+            for gpu in box.gpus
+        )
 
-    @property
+    @cached_property
     def attention_needed(self) -> list[NodeBox]:
         symbols = {"unreachable", "failed"}
         return [box for box in self.boxes if box.state_icon in symbols or box.problem or box.unhealthy]
@@ -124,28 +167,18 @@ def cluster_map(requester: Requester, *, only: Node | None = None) -> ClusterMap
     nodes = visible_nodes(requester).prefetch_related("pool").order_by("pool__name", "name")
     if only is not None:
         nodes = nodes.filter(pk=only.pk)
-    boxes = {node.pk: NodeBox(node) for node in nodes}
     holders = _gpu_holders(requester, nodes)
-    names: dict[int, list[tuple[str, str]]] = defaultdict(list)
-    models: dict[int, set[str]] = defaultdict(set)
+    boxes = {node.pk: NodeBox(node, holders) for node in nodes}
+    working = {pk for pk, box in boxes.items() if box.node.reachable and box.node.accepts_work}
     here = Gpu.objects.filter(node__in=nodes, present=True)
     for gpu in gpu_display_rows(here.order_by("node_id", "index")):
         if (box := boxes.get(gpu.node_id)) is None:
             continue  # its node was added since
-        holder = holders.get(gpu.pk)
-        square = build_square(gpu, box.node, starting=bool(holder and holder[2]), grid_index=len(box.squares))
-        box.squares.append(square)
-        models[gpu.node_id].add(gpu.model)
-        names[gpu.node_id].append((holder[0], holder[1]) if holder else ("", ""))
-        accepts_work = box.node.reachable and box.node.accepts_work
-        well = gpu.health == GpuHealth.OK.value and not gpu.foreign_process_owner
-        box.free += gpu.used_milli == 0 and accepts_work and well
+        box.gpus.append(gpu)
+        well = gpu.health == _HEALTHY and not gpu.foreign_process_owner
+        box.free += gpu.used_milli == 0 and well and gpu.node_id in working
         if not well or gpu.health_reason:
             box.unhealthy.append(gpu)
-    for key, box in boxes.items():
-        box.models = ", ".join(sorted(models[key]))
-        box.holder_spans = [HolderSpan(name, job, len(list(run))) for (name, job), run in groupby(names[key])]
-        box.jobs = len({job for _, job in names[key] if job})
     return ClusterMap(list(boxes.values()))
 
 
@@ -162,8 +195,8 @@ def clock_skew_message(node: Node) -> str:
     return text.format(skew=f"{abs(skew_s):.1f}")
 
 
-def _gpu_holders(requester: Requester, nodes: QuerySet[Node]) -> dict[int, tuple[str, str, bool]]:
-    """Return (holder's label, job's public id if visible, whether starting) by GPU id."""
+def _gpu_holders(requester: Requester, nodes: QuerySet[Node]) -> dict[int, GpuHolder]:
+    """Return what holds each GPU, by its id."""
     visibility = visibility_of(requester)
     rows = Allocation.objects.filter(ended_at__isnull=True, gpu__node__in=nodes).values_list(
         "gpu_id",
@@ -172,12 +205,13 @@ def _gpu_holders(requester: Requester, nodes: QuerySet[Node]) -> dict[int, tuple
         "task__attempt__job__project_id",
         "task__attempt__state",
     )
-    found: dict[int, tuple[str, str, bool]] = {}
-    for gpu, name, public_id, project, state in rows:
-        starting = state == AttemptState.CONFIGURING.value
-        seen = visibility.can_name_project(project)
-        found[gpu] = (name, public_id, starting) if seen else (HIDDEN_PROJECT_NAME, "", starting)
-    return found
+    configuring = AttemptState.CONFIGURING.value
+    return {
+        gpu: GpuHolder(name, public_id, state == configuring)
+        if visibility.can_name_project(project)
+        else GpuHolder(HIDDEN_PROJECT_NAME, "", state == configuring)
+        for gpu, name, public_id, project, state in rows
+    }
 
 
 def node_tasks(requester: Requester, node: Node) -> list[Task]:

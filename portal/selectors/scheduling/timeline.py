@@ -17,6 +17,19 @@ from portal.visibility import NameVisibility
 
 MAX_NEXT_JOBS = 10
 """Maximum number of pending jobs drawn per pool; the table below lists all."""
+BAR_COLUMNS = (
+    "node_id",
+    "rank",
+    "attempt__stop_requested_at",
+    "attempt__created_at",
+    "attempt__running_at",
+    "attempt__job__public_id",
+    "attempt__job__name",
+    "attempt__job__owner_id",
+    "attempt__job__time_limit_s",
+    "attempt__job__project__name",
+)
+"""Of a task, what its bar shows."""
 ANY_POOL = gettext_noop("any pool")
 
 
@@ -80,7 +93,8 @@ def node_lanes(visibility: NameVisibility, nodes: list[Node]) -> list[TimelineLa
     held = Allocation.objects.filter(ended_at__isnull=True)
     tasks = (
         Task.objects.filter(node__in=lanes, container_removed=False, attempt__state__in=LIVE_ATTEMPT_STATES)
-        .select_related("attempt__job__project", "attempt__job__owner")
+        .select_related("attempt__job__project")
+        .only(*BAR_COLUMNS)
         .prefetch_related(Prefetch("allocations", queryset=held))
         .order_by("node_id", "rank")
     )

@@ -6,6 +6,7 @@ import shlex
 from typing import Any
 
 from django.contrib import messages
+from django.core.paginator import Paginator
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -40,6 +41,8 @@ PLAIN_FIELDS = (
 """Fields that a user types as they are stored."""
 TEXT_FIELDS = (*PLAIN_FIELDS, "runtime", "tool_command", "tool_port")
 
+NODES_PER_PAGE = 50
+
 
 @page(AccessPolicy.SIGNED_IN)
 def environment_list(request: HttpRequest, user: User) -> HttpResponse:
@@ -54,7 +57,8 @@ def environment_page(request: HttpRequest, user: User, public_id: str) -> HttpRe
         return _form(request, user, None, {"runtime": RuntimeKind.PODMAN.value, "enabled": "on"})
     row = find_row(visible_environments(user), public_id=public_id)
     if request.headers.get("HX-Request"):
-        return render(request, "admin/environment_nodes.html", _node_images(user, row))
+        context = _node_images(user, row, request.GET.get("page"))
+        return render(request, "admin/environment_nodes.html", context)
     values = {key: getattr(row, key) or "" for key in TEXT_FIELDS}
     values |= {"tool_command": shlex.join(row.tool_command), "enabled": "on" if row.enabled else ""}
     values["projects"] = ", ".join(project.name for project in row.projects.order_by("name"))
@@ -173,21 +177,23 @@ def _form(
         raise NotFound
     context: dict[str, Any] = {"may_edit": True, "runtimes": list(RuntimeKind)}
     if row is not None:
-        context |= _node_images(user, row)
+        context |= _node_images(user, row, request.GET.get("page"))
         context["projects"] = nameable_projects(user).filter(environments=row).order_by("name")
     return render_form(request, "admin/environment.html", context, values, refusal)
 
 
-def _node_images(user: User, row: Environment) -> dict[str, Any]:
-    """Return the state of the image on each node, and the available actions."""
+def _node_images(user: User, row: Environment, number: str | None) -> dict[str, Any]:
+    """Return the state of the image on the nodes of one page, and the available actions on all nodes."""
     states = {state.node_id: state for state in ImagePresence.objects.filter(environment=row)}
-    nodes = [(node, states.get(node.pk), _driver_problem(node, row)) for node in compatible_nodes(row)]
-    found = [state for _, state, _ in nodes if state is not None]
+    nodes = compatible_nodes(row)
+    shown = Paginator(nodes, NODES_PER_PAGE).get_page(number)
+    found = [state for node in nodes if (state := states.get(node.pk)) is not None]
     may_edit = can(user, Permission.CHANGE, row)
     lacking = len(nodes) - sum(state.state == "present" for state in found)
     return {
         "environment": row,
-        "nodes": nodes,
+        "nodes": [(node, states.get(node.pk), _driver_problem(node, row)) for node in shown],
+        "shown": shown,
         "claims": nodes_by_pin(tag_claims().filter(environment=row)),
         "lacking": lacking,
         "waiting": any(state.pull_requested_at and state.state != "loading" for state in found),
