@@ -494,11 +494,12 @@ def test_each_container_engine_is_explained(client_of):
     assert "podman only" in titles["rootless"] and "sudoers" in titles["rootful"]
 
 
-def test_the_nodes_of_an_environment_have_pages(client: Client) -> None:
+@pytest.mark.django_db
+def test_the_nodes_of_an_environment_have_pages(client) -> None:
     pool, environment = factories.pool(), factories.environment()
     for number in range(51):
         factories.node(pool, gpus=0, name=f"n{number:03}")
-    client.force_login(factories.user(is_admin=True))
+    client.force_login(factories.user(admin=True))
     page = f"/environments/{environment.public_id}/"
     first = client.get(page).content.decode()
     assert ">n049<" in first and ">n050<" not in first and "page 1 of 2" in first
