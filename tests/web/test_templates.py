@@ -91,6 +91,22 @@ def test_values_fill_the_job_without_a_shell(opened, client_of) -> None:
     assert "Train it" in text
 
 
+def test_a_similar_job_keeps_the_template_and_its_values(opened, train_it, client_of) -> None:
+    client = client_of("member")
+    assert client.post("/launch/", opened | {"submit": "1"}).status_code == 302
+    job = Job.objects.get(template=train_it)
+    page = page_of(client, f"/launch/?like={job.public_id}")
+    assert "train --lr {lr} --model {model} {note}" in page
+    for field in ('name="param-lr" value="0.5"', 'name="param-note" value="two words; $HOME"', 'value="3"'):
+        assert field in page, field
+    assert re.search(r'value="large" selected', page)
+    Job.objects.filter(pk=job.pk).update(command=["train", "--lr", "0.7"])
+    edited = page_of(client, f"/launch/?like={job.public_id}")
+    assert "train --lr 0.7" in edited and "param-lr" not in edited
+    Job.objects.filter(pk=job.pk).update(command=job.command, template_version=7)
+    assert "param-lr" not in page_of(client, f"/launch/?like={job.public_id}")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

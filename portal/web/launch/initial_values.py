@@ -28,11 +28,12 @@ from portal.models import Job, NodePool, PipelinePlan, Service, Template, User
 from portal.selectors.jobs.pipeline_plans import list_plans
 from portal.selectors.nodes.free_nodes import plan_nodes
 from portal.selectors.services import get_service
+from portal.selectors.templates import list_templates
 from portal.services.serving.services import next_deployment
 from portal.visibility import private_fields
 from portal.web.display.formatting import parse_whole_number
 from portal.web.launch.data_fields import format_secrets, format_volumes
-from portal.web.launch.form import launchable_projects
+from portal.web.launch.form import launchable_projects, parameter_field_name
 from portal.web.launch.launcher_fields import launcher_option_values
 from portal.web.launch.roles import SHELL, format_command, role_initial
 from portal.web.launch.spec_fields import form_values
@@ -48,7 +49,26 @@ def initial_from_job(user: User, job: Job) -> dict[str, Any]:
         "project": job.project.public_id,
         "environment": job.environment.public_id,
         "pool": job.pool.public_id if job.pool else "",
-    } | initial_from_api_fields(fields)
+    } | _initial_from_template_of(user, job, fields)
+
+
+def _initial_from_template_of(user: User, job: Job, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a job (API names) as form values, with its template and its parameters.
+
+    Without them if the user may not use the template any more, it has a new version, or the command was edited.
+    """
+    if job.template_id is None:
+        return initial_from_api_fields(fields)
+    template = list_templates(user).filter(pk=job.template_id).first()
+    if template is None or template.version != job.template_version:
+        return initial_from_api_fields(fields)
+    filled = fill_fields(template.fields, job.parameters)
+    if filled.get("command", []) != fields["command"]:
+        return initial_from_api_fields(fields)
+    kept = {name for name in FILLED_AS_TEXT & filled.keys() if filled[name] == fields[name]}
+    start = initial_from_api_fields(fields | {name: template.fields[name] for name in kept})
+    start |= {"template": template.public_id, "template_version": template.version}
+    return start | {parameter_field_name(name): value for name, value in job.parameters.items()}
 
 
 def initial_from_last_launch(user: User, kind: str) -> tuple[dict[str, Any], Job | Service | None]:
