@@ -12,10 +12,9 @@ from django.db.models import Prefetch
 from django.http import HttpRequest, HttpResponse, QueryDict
 from django.utils import timezone
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, pgettext
 
 from portal.access import AccessPolicy, visible_nodes
-from portal.domain.reasons import VerdictCode
 from portal.models import Cycle, Gpu, Job, JobVerdict, NodePool, User
 from portal.selectors.scheduling.forecasts import forecast_accuracy, no_forecast_reason
 from portal.selectors.scheduling.queue import (
@@ -39,7 +38,7 @@ from portal.selectors.scheduling.timeline import (
 from portal.visibility import NameVisibility, visibility_of
 from portal.web.display.formatting import format_date, time_zone
 from portal.web.display.formatting import gpus as gpus_word
-from portal.web.display.job_rows import VERDICT_LABELS, current_verdict
+from portal.web.display.job_rows import current_verdict, verdict_label
 from portal.web.views import page, render_live
 
 JOBS_PER_PAGE = 50
@@ -146,13 +145,8 @@ class QueueRow:
     @property
     def label(self) -> str:
         if self.job.held:
-            return _("Held")
-        if self.verdict is None:
-            return _("New")
-        code = self.verdict.code
-        if code in set(VerdictCode) and (word := VERDICT_LABELS.get(VerdictCode(code))):
-            return _(word)
-        return _(code.replace("_", " ").capitalize())
+            return pgettext("state of a job", "Held")
+        return _("New") if self.verdict is None else verdict_label(self.verdict.code)
 
     @property
     def has_no_forecast(self) -> bool:

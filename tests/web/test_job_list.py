@@ -89,7 +89,7 @@ def test_a_group_counts_only_matching_jobs(client_of, sweep):
 
 def test_why_a_job_waits_and_when_it_starts_is_in_its_row(client_of):
     page = text(client_of("member").get(reverse("jobs"), {"q": "depth-anything-ft"}))
-    assert "Why it waits" in page and "insufficient_resources" in page and "Largest free on a node" in page
+    assert "Why it waits" in page and "Insufficient resources" in page and "Largest free on a node" in page
 
 
 def test_the_csv_has_all_matching_jobs_and_no_formula(dataset, client_of):

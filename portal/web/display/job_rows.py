@@ -9,7 +9,7 @@ from typing import Any
 
 from django.utils import timezone
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_noop, ngettext
+from django.utils.translation import gettext_noop, ngettext, pgettext
 
 from portal.access import Permission, permitted_job_ids
 from portal.domain.reasons import VerdictCode
@@ -26,7 +26,7 @@ from portal.selectors.jobs.idle import attempt_activity
 from portal.selectors.jobs.time_limits import ends_at
 from portal.web.display.formatting import NBSP, duration, gpu_amount, memory, no_gpu, plural, short_gpu_model
 
-VERDICT_LABELS = {
+VERDICT_LABELS: dict[str, str] = {
     VerdictCode.PROJECT_LIMIT: gettext_noop("Project limit"),
     VerdictCode.WAITING_FOR_EVICTION: gettext_noop("Waiting for eviction"),
     VerdictCode.BEGIN_TIME: gettext_noop("Scheduled"),
@@ -37,6 +37,7 @@ VERDICT_LABELS = {
     VerdictCode.OWNER_NOT_PERMITTED: gettext_noop("Not permitted"),
     VerdictCode.INVALID_DATA: gettext_noop("Invalid data"),
 }
+"""Of verdicts that a list of jobs names instead of "Waiting"."""
 END_STATE_DISPLAY = {
     JobState.COMPLETED: ("done", gettext_noop("Completed")),
     JobState.FAILED: ("failed", gettext_noop("Failed")),
@@ -143,10 +144,9 @@ class JobRow:
             return "stopped", _("Suspended")
         if job.state == JobState.PENDING:
             if job.held:
-                return "stopped", _("Held")
+                return "stopped", pgettext("state of a job", "Held")
             verdict = current_verdict(job)
-            code = VerdictCode(verdict.code) if verdict and verdict.code in set(VerdictCode) else None
-            return "waiting", _(VERDICT_LABELS.get(code, "Waiting")) if code else _("Waiting")
+            return "waiting", _(VERDICT_LABELS.get(verdict.code, "Waiting")) if verdict else _("Waiting")
         if self.is_unreachable:
             return "unreachable", _("Unreachable")
         if self.attempt is None or self.attempt.state == AttemptState.CONFIGURING:
@@ -337,6 +337,11 @@ def job_rows(user: User, jobs: Iterable[Job]) -> list[JobRow]:
             )
         )
     return rows
+
+
+def verdict_label(code: str) -> str:
+    """Return a verdict's code in words."""
+    return _(VERDICT_LABELS.get(code) or code.replace("_", " ").capitalize())
 
 
 def verdict_details(verdict: JobVerdict) -> list[tuple[str, Any]]:

@@ -28,6 +28,7 @@ from portal.domain.node_breaker import INCIDENT_TITLES, IncidentKind
 from portal.selectors.nodes.cluster_map import HolderSpan
 from portal.selectors.nodes.cluster_overview import GpuSquare
 from portal.web.display import formatting
+from portal.web.display.job_rows import verdict_label
 
 register = template.Library()
 
@@ -273,6 +274,9 @@ def today(context: Context) -> str:
 @register.filter
 def incident_label(code: str) -> str:
     return _(INCIDENT_TITLES[IncidentKind(code)])
+
+
+register.filter(verdict_label)
 
 
 @register.filter

@@ -129,6 +129,9 @@ def overview_context(user: User, found: Job) -> dict[str, Any]:
         "breakdowns": fair_share_texts(list_breakdowns(user, found)) if waits_for else [],
         "verdict_details": verdict_details(verdict) if verdict else [],
         "jobs_ahead": _jobs_ahead(user, found),
+        "jobs_ahead_count": max(verdict.details.get("jobs_ahead", 0), len(verdict.jobs_ahead))
+        if verdict
+        else 0,
         "preempted_for": RelatedJob.visible_to(last.preempted_for, visible)
         if last and last.preempted_for
         else None,
