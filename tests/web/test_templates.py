@@ -100,6 +100,8 @@ def test_a_similar_job_keeps_the_template_and_its_values(opened, train_it, clien
     for field in ('name="param-lr" value="0.5"', 'name="param-note" value="two words; $HOME"', 'value="3"'):
         assert field in page, field
     assert re.search(r'value="large" selected', page)
+    suggested = page_of(client, f"/launch/?like={job.public_id}&gpus_per_task=1")
+    assert re.search(r'name="param-gpus" value="1"', suggested)
     Job.objects.filter(pk=job.pk).update(command=["train", "--lr", "0.7"])
     edited = page_of(client, f"/launch/?like={job.public_id}")
     assert "train --lr 0.7" in edited and "param-lr" not in edited

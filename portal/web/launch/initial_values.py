@@ -23,7 +23,12 @@ from portal.domain.pipeline_plans import (
 from portal.domain.services import ServiceSpec, mlflow_command
 from portal.domain.states import JobKind
 from portal.domain.sweeps import describe_parameter, format_value, read_parameters
-from portal.domain.template_parameters import FILLED_AS_TEXT, fill_fields, read_template_parameters
+from portal.domain.template_parameters import (
+    FILLED_AS_TEXT,
+    field_parameters,
+    fill_fields,
+    read_template_parameters,
+)
 from portal.models import Job, NodePool, PipelinePlan, Service, Template, User
 from portal.selectors.jobs.pipeline_plans import list_plans
 from portal.selectors.nodes.free_nodes import plan_nodes
@@ -39,8 +44,11 @@ from portal.web.launch.roles import SHELL, format_command, role_initial
 from portal.web.launch.spec_fields import form_values
 
 
-def initial_from_job(user: User, job: Job) -> dict[str, Any]:
-    """Return a job as form values; variables and secrets only where the user may read them."""
+def initial_from_job(user: User, job: Job, changes: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return a job as form values; variables and secrets only where the user may read them.
+
+    ``changes`` are other values of fields (API names), for the parameters of its template that fill these fields.
+    """
     private = private_fields(user, job)
     shown = {"env": private.env or {}, "secrets": private.secrets or []}
     shown["rank_overrides"] = private.rank_overrides or {}
@@ -49,10 +57,12 @@ def initial_from_job(user: User, job: Job) -> dict[str, Any]:
         "project": job.project.public_id,
         "environment": job.environment.public_id,
         "pool": job.pool.public_id if job.pool else "",
-    } | _initial_from_template_of(user, job, fields)
+    } | _initial_from_template_of(user, job, fields, changes or {})
 
 
-def _initial_from_template_of(user: User, job: Job, fields: dict[str, Any]) -> dict[str, Any]:
+def _initial_from_template_of(
+    user: User, job: Job, fields: dict[str, Any], changes: Mapping[str, str]
+) -> dict[str, Any]:
     """Return the fields of a job (API names) as form values, with its template and its parameters.
 
     Without them if the user may not use the template any more, it has a new version, or the command was edited.
@@ -68,7 +78,13 @@ def _initial_from_template_of(user: User, job: Job, fields: dict[str, Any]) -> d
     kept = {name for name in FILLED_AS_TEXT & filled.keys() if filled[name] == fields[name]}
     start = initial_from_api_fields(fields | {name: template.fields[name] for name in kept})
     start |= {"template": template.public_id, "template_version": template.version}
-    return start | {parameter_field_name(name): value for name, value in job.parameters.items()}
+    changed = {
+        name: changes[field]
+        for field, name in field_parameters(template.fields).items()
+        if changes.get(field)
+    }
+    parameters = job.parameters | changed
+    return start | {parameter_field_name(name): value for name, value in parameters.items()}
 
 
 def initial_from_last_launch(user: User, kind: str) -> tuple[dict[str, Any], Job | Service | None]:

@@ -224,7 +224,7 @@ def _initial(
         start |= remembered
     elif query.get("like"):
         like = get_job(user, query["like"])
-        start |= initial_from_job(user, like)
+        start |= initial_from_job(user, like, query)
         if (like.env or like.secrets) and not can(user, Permission.CONTROL, like):
             messages.info(
                 request,
