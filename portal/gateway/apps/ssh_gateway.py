@@ -132,10 +132,10 @@ class SshGateway:
 
 def _end_text(decision: AccessDecision | None) -> str:
     """Return what a user reads when this decision ended the connection."""
+    if decision is None:
+        return "Access to it could not be checked for too long."
+    if decision is AccessRefusal.DENIED:
+        return "Access to it was revoked."
     if decision is AccessRefusal.STOPPED:
         return "The job is stopping or has ended."
-    return (
-        "Access to it was revoked."
-        if decision is AccessRefusal.DENIED
-        else "The access could not be checked."
-    )
+    return "The node opened another connection in its place. Connect again."
