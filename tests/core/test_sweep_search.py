@@ -90,6 +90,17 @@ def test_a_trial_that_has_done_all_its_steps_is_not_pruned() -> None:
     assert not step(replace(ASHA, max_trials=10), [*good, late]).prune
 
 
+@pytest.mark.parametrize(("last_step", "pruned"), [(26, {9}), (27, set())])
+def test_late_reports_prune_a_trial_only_while_it_has_steps_left(last_step: int, pruned: set[int]) -> None:
+    good = [
+        TrialRecord(n, {"lr": 0.01, "decay": 0.3}, COMPLETED, 27, 0.1, {"rungs": [0.5, 0.3, 0.2]})
+        for n in range(9)
+    ]
+    reports = [(1, 9.0), (last_step, 9.0)]
+    late = TrialRecord(9, {"lr": 0.1, "decay": 1.0}, RUNNING, last_step, 9.0, {}, reports)
+    assert set(step(replace(ASHA, max_trials=10), [*good, late]).prune) == pruned
+
+
 @pytest.mark.parametrize(
     ("running", "total", "started"), [(0, 64, 8), (5, 64, 3), (8, 64, 0), (0, 3, 3), (2, 3, 1)]
 )

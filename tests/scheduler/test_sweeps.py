@@ -83,6 +83,7 @@ def test_a_sweep_prunes_bad_trials_is_paused_and_resumed_and_ends(dataset: dict[
         # one that is stopped during its last step completes
         pruned = trial.state == "PRUNED" and ended_as == ("CANCELLED", "pruned")
         assert pruned or ended_as == ("COMPLETED", "completed"), (trial.number, trial.state, ended_as)
+    assert Job.objects.filter(state="CANCELLED", reason="pruned").exists()
     assert wait_for("its GPUs are free", lambda: held_milli() == 0)
     twice = [each for each in trials if each.job.attempt_count == 2]
     assert twice  # paused with the sweep, and resumed from their own file
