@@ -68,8 +68,15 @@ class EngineHarness:
 
     # -- the node ----------------------------------------------------------------------------------
 
-    def create_node(self, *, pool: NodePool | None = None, gpus: int = 4, name: str = "local") -> Node:
-        """An enrolling local node with the runtime process and pretend GPUs."""
+    def create_node(
+        self,
+        *,
+        pool: NodePool | None = None,
+        gpus: int = 4,
+        name: str = "local",
+        gpu_provider: str | None = None,
+    ) -> Node:
+        """An enrolling local node with the runtime process, and with pretend GPUs unless a provider is named."""
         cluster = factories.cluster_settings().cluster_id
         home = self.folder / name
         home.mkdir(mode=0o755)
@@ -88,7 +95,7 @@ class EngineHarness:
                 "state_dir": str(home / "state"),
                 "home_root": str(home / "homes"),
                 "runtimes": [{"kind": "process"}],
-                "gpu_provider": f"file:{home / 'gpus.json'}",
+                "gpu_provider": gpu_provider or f"file:{home / 'gpus.json'}",
                 "boot_id_path": str(home / "boot_id"),
                 "min_free_disk_mib": 1,
             },
