@@ -135,7 +135,7 @@ def measure(model, example, steps):
         nodes.append(
             {
                 "id": name,
-                "op": str(layer).split("\n")[0][:200],
+                "op": " ".join(str(layer).split())[:200],
                 "fwd_ms": 1000 * statistics.median(forward[1:]),
                 "bwd_ms": 1000 * statistics.median(backward[1:]) if backward else 0.0,
                 "activation_bytes": output.numel() * output.element_size(),

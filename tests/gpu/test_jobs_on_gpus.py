@@ -89,11 +89,20 @@ model = nn.Sequential(
 """
 
 MULTIPLIES = """
-import os, time, torch
-free, total = torch.cuda.mem_get_info()
-count = torch.cuda.get_device_properties(0).multi_processor_count
+import os, torch
+def fits(part):
+    try:
+        torch.empty(int(int(os.environ['GPU_MIB']) * part) << 20, dtype=torch.uint8, device='cuda')
+    except torch.cuda.OutOfMemoryError:
+        return False
+    torch.cuda.empty_cache()
+    return True
+found = [torch.cuda.device_count(), fits(0.45), fits(0.55)]
 data = torch.rand(4096, 4096, device='cuda', dtype=torch.bfloat16)
-print('holds', torch.cuda.device_count(), total >> 20, count, flush=True)
+path = os.path.join(os.environ['HOME'], os.environ['FAIRWAY_JOB'])
+with open(path + '.new', 'w') as file:
+    file.write(repr(found))
+os.rename(path + '.new', path)
 while not os.path.exists(os.environ['STOP_FILE']):
     for _ in range(50):
         data @ data
@@ -111,6 +120,7 @@ class GpuCluster:
         self.project = factories.project("vision", member=self.owner)
         self.environment = factories.environment(runtime="process", tool=False)
         self.until(lambda: Node.objects.get().state == NodeState.READY.value)
+        self.home = harness.folder / name / "homes" / "ada"
         self.gpu = Gpu.objects.order_by("index").first()
 
     def submit(self, *command: str, **fields: Any) -> Job:
@@ -173,20 +183,21 @@ def test_a_template_trains_on_the_gpu(cluster: GpuCluster, template: str, values
 
 def test_two_halves_of_a_gpu_run_at_once_and_the_node_sees_both(cluster: GpuCluster, tmp_path: Path) -> None:
     stop = cluster.harness.folder / "stop"
-    halves = [
-        cluster.submit("python", "-c", MULTIPLIES, milli_per_gpu=500, env={"STOP_FILE": str(stop)})
-        for _ in range(2)
-    ]
+    env = {"STOP_FILE": str(stop), "GPU_MIB": str(cluster.gpu.memory_mib)}
+    halves = [cluster.submit("python", "-c", MULTIPLIES, milli_per_gpu=500, env=env) for _ in range(2)]
     try:
-        cluster.until(lambda: all("holds 1" in cluster.log(job) for job in halves))
-        told = [re.findall(r"holds 1 (\d+) (\d+)", cluster.log(job))[0] for job in halves]
+        files = [cluster.home / job.public_id for job in halves]
+        cluster.until(lambda: all(file.exists() for file in files))
+        found = [file.read_text() for file in files]
         sample = sample_of(cluster, tmp_path)
     finally:
         stop.touch()
-    print(f"\n{cluster.gpu.model}: each half sees {told} (MiB, multiprocessors); {sample}")
+    print(f"\n{cluster.gpu.model}: {found}; {sample}")
+    assert found == ["[1, True, False]"] * 2
     (row,) = [each for each in sample["gpus"] if each["uuid"] == cluster.gpu.uuid]
     assert row["utilisation_percent"] > 50
-    assert not [each for each in row["processes"] if each["foreign"]], row
+    owners = {each["job"] for each in row["processes"] if not each["foreign"]}
+    assert owners >= {job.public_id for job in halves}, row  # other processes may use the GPU, too
     for job in halves:
         cluster.reach(job, JobState.COMPLETED)
 
@@ -203,16 +214,17 @@ def sample_of(cluster: GpuCluster, folder: Path) -> dict[str, Any]:
 
 def test_a_killed_training_continues_from_its_checkpoint_on_the_gpu(cluster: GpuCluster) -> None:
     job = cluster.submit_template(
-        "torch-ddp", {"epochs": 40, "images": 65536}, max_attempts=3, retry_on=["command_failure"]
+        "torch-ddp", {"epochs": 30, "images": 8192}, max_attempts=3, retry_on=["command_failure"]
     )
-    cluster.until(lambda: len(re.findall(r"\bstep \d", cluster.log(job))) >= 3)
+    folder = cluster.home / "checkpoints" / job.public_id
+    cluster.until(lambda: len(list(folder.glob("*.complete"))) >= 3)
     for path in cluster.harness.folder.glob(f"*/state/tasks/*{job.public_id}*/pid.json"):
         os.killpg(json.loads(path.read_text())["pid"], signal.SIGKILL)
     cluster.reach(job, JobState.COMPLETED, JobState.FAILED)
     log = cluster.log(job)
     steps = [int(step) for step in re.findall(r"\bstep (\d+)", log)]
     assert job.state == JobState.COMPLETED.value and job.attempts.count() == 2, log
-    assert len(steps) <= 42 and max(steps) == 40, steps  # at most the epoch of the kill twice
+    assert len(steps) <= 33 and max(steps) == 30, steps  # few epochs twice
 
 
 @pytest.mark.parametrize("rule", FAILURES)

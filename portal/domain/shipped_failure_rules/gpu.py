@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from portal.domain.failure_rules import CERTAIN, SPECIFIC, FailureAction, FailureRule
+from portal.domain.failure_rules import CERTAIN, GENERAL, SPECIFIC, FailureAction, FailureRule
 from portal.domain.reasons import EndReason
 
 CUDA_RULES = (
@@ -245,6 +245,7 @@ XID_RULES = (
         title="GPU page fault or exception (XID 13, 31 or 43)",
         cause="A kernel of the program accessed invalid memory, or raised an exception on the GPU.",
         fix="Run with CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer to find the kernel.",
+        priority=GENERAL,  # CUDA's own message in the log says which of them it was
         pattern=r"Xid \(PCI:[^)]*\): (13|31|43)\b|XID (13|31|43) on GPU",
     ),
     FailureRule(
