@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import polib
+from django.conf import settings
+
+STORED_CONTEXT = "stored"
+"""Context of the templates of texts that rows keep in English."""
 
 log = logging.getLogger(__name__)
 
@@ -26,3 +31,13 @@ def compile_catalogues(folder: Path) -> None:
             draft.replace(compiled)
         except OSError as problem:
             log.warning("%s cannot be written: %s", compiled, problem)
+
+
+def stored_translations(language: str) -> Iterator[tuple[str, str]]:
+    """Return the templates of stored texts with their translations."""
+    for folder in settings.LOCALE_PATHS:
+        source = Path(folder) / language / "LC_MESSAGES" / "django.po"
+        compiled = source.with_suffix(".mo")
+        if source.exists():
+            read = polib.mofile(str(compiled)) if compiled.exists() else polib.pofile(str(source))
+            yield from ((each.msgid, each.msgstr) for each in read if each.msgctxt == STORED_CONTEXT)

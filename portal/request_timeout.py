@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from django.conf import settings
+from django.utils.translation import gettext_noop as _
 
 from portal.api.framework import problems
 from portal.domain.uploads import UPLOAD_TIMEOUT_S, is_upload_path
@@ -20,8 +21,8 @@ log = logging.getLogger(__name__)
 RESPONSE_START_TIMEOUT_S = 8.0
 """Below the gateway's own timeout for web, and well below 10 s to leave time for the network."""
 RETRY_AFTER_S = 5
-TITLE = "A required service is unavailable"
-MESSAGE = (
+TITLE = _("A required service is unavailable")
+MESSAGE = _(
     "Fairway waits for its database or Valkey. Jobs and workspaces keep running. Try again in a moment; a submitted "
     "form may have been processed, so check before you submit it again."
 )
@@ -106,8 +107,11 @@ async def _send_unavailable(scope: Any, send: Any) -> None:
         kind, body = "text/plain; charset=utf-8", f"{TITLE}. {MESSAGE}".encode()
     else:
         kind = MEDIA_TYPE
-        again = ("", "Try again") if scope["method"] == "GET" else ("/", "Back to my work")
-        body = static_error_page(TITLE, MESSAGE, link=again, is_temporary=True).encode()
+        language = asked.get(b"accept-language", b"").decode("latin-1")
+        again = ("", _("Try again")) if scope["method"] == "GET" else ("/", _("Back to my work"))
+        body = static_error_page(
+            TITLE, MESSAGE, link=again, is_temporary=True, accept_language=language
+        ).encode()
     headers = {
         "content-type": kind,
         "content-length": str(len(body)),

@@ -6,6 +6,10 @@ from base64 import b64encode
 from hashlib import sha256
 from html import escape
 
+from django.http import HttpRequest
+from django.utils.translation import get_language, get_language_from_request, override
+from django.utils.translation import gettext as _
+
 MEDIA_TYPE = "text/html; charset=utf-8"
 PERMISSIONS_POLICY = ", ".join(
     f"{name}=()"
@@ -56,7 +60,8 @@ CONTENT_SECURITY_POLICY = (
 """The only style sheet is inline and allowed by its hash."""
 
 _PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<html lang="{language}"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark"><title>{title} · Fairway</title><style>{style}</style></head>
 <body><main><p class="brand">{mark}Fairway</p>
 <section{wait}>{sign}<div><h1>{title}</h1><p>{message}</p>{link}</div></section></main></body></html>
@@ -72,19 +77,33 @@ _WARNING_SVG = (
 
 
 def static_error_page(
-    title: str, message: str, *, link: tuple[str, str] | None = None, is_temporary: bool = False
+    title: str,
+    message: str,
+    *,
+    link: tuple[str, str] | None = None,
+    is_temporary: bool = False,
+    accept_language: str | None = None,
 ) -> str:
     """Return the HTML. ``link`` is (address, label); an empty address reloads this page.
 
-    ``is_temporary`` marks an error that is expected to pass.
+    ``is_temporary`` marks an error that is expected to pass. ``accept_language`` is the browser's header of that
+    name; None: the texts are in the present language.
     """
-    button = f'<a href="{escape(link[0])}">{escape(link[1])}</a>' if link else ""
-    return _PAGE.format(
-        title=escape(title),
-        message=escape(message),
-        link=button,
-        wait=' class="wait"' if is_temporary else "",
-        style=_STYLE,
-        mark=_LOGO_SVG,
-        sign=_WARNING_SVG,
-    )
+    language = (get_language() or "en") if accept_language is None else _browser_language(accept_language)
+    with override(language):
+        return _PAGE.format(
+            language=language,
+            title=escape(_(title)),
+            message=escape(_(message)),
+            link=f'<a href="{escape(link[0])}">{escape(_(link[1]))}</a>' if link else "",
+            wait=' class="wait"' if is_temporary else "",
+            style=_STYLE,
+            mark=_LOGO_SVG,
+            sign=_WARNING_SVG,
+        )
+
+
+def _browser_language(accept_language: str) -> str:
+    request = HttpRequest()
+    request.META["HTTP_ACCEPT_LANGUAGE"] = accept_language
+    return get_language_from_request(request)

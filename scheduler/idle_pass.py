@@ -14,6 +14,7 @@ from django.db.models import Q
 
 from portal.domain.policy_settings import IDLE_SETTINGS, SettingValue
 from portal.domain.states import AttemptState, JobKind
+from portal.domain.stored_texts import stored_text
 from portal.models import Allocation, Attempt, AttemptActivity, IdleExemption, NodeMetricsMinute
 from portal.selectors.scheduling.project_settings import effective_rules
 from portal.services.jobs import idle
@@ -82,15 +83,15 @@ def _take_step(candidate: IdleCandidate, now_s: float) -> bool:
 def _end_reason(candidate: IdleCandidate, rule: IdlePolicy, now_s: float) -> str:
     """Return the message why a countdown ends."""
     if rule.action == "off":
-        return "The policy no longer acts on idle jobs of this kind."
+        return stored_text("The policy no longer acts on idle jobs of this kind.")
     if candidate.observed.exempt_until_s is not None and candidate.observed.exempt_until_s > now_s:
-        return "It is kept."
+        return stored_text("It is kept.")
     used_at, reported = candidate.activity.last_active_at, candidate.activity.inactive_since
     if used_at is not None and reported is not None and used_at > reported:
-        return "It is in use again."
+        return stored_text("It is in use again.")
     if inactive_since_s(candidate.observed, now_s) is not None:
-        return "It has not been inactive for long enough."
-    return "Its activity is unknown at the moment, so it does not count as idle."
+        return stored_text("It has not been inactive for long enough.")
+    return stored_text("Its activity is unknown at the moment, so it does not count as idle.")
 
 
 def _rule(attempt: Attempt, settings: Mapping[str, SettingValue]) -> IdlePolicy:

@@ -14,6 +14,7 @@ from portal.domain.formatting import format_duration
 from portal.domain.reasons import EndReason, end_message
 from portal.domain.services import unready_message, unresponsive_message
 from portal.domain.states import AttemptState, JobKind, NodeState
+from portal.domain.stored_texts import stored_text
 from portal.models import (
     Attempt,
     BrowserSession,
@@ -134,7 +135,12 @@ def stop_unsent_on_unreachable_nodes() -> None:
     for attempt in rows.distinct().select_related("job"):
         away = Node.objects.filter(task_rows__attempt=attempt, reachable=False).first()
         if away is not None:
-            _stop(attempt.pk, EndReason.START_REFUSED, node=away.name, detail="it does not respond.")
+            _stop(
+                attempt.pk,
+                EndReason.START_REFUSED,
+                node=away.name,
+                detail=stored_text("it does not respond."),
+            )
 
 
 def stop_gangs_on_unreachable_nodes() -> None:
@@ -152,7 +158,7 @@ def stop_gangs_on_unreachable_nodes() -> None:
         node__unreachable_since__lt=Now() - dt.timedelta(seconds=GANG_NODE_WAIT_S),
     )
     for attempt, node in rows.values_list("attempt_id", "node__name"):
-        _stop(attempt, EndReason.START_REFUSED, node=node, detail="it does not respond.")
+        _stop(attempt, EndReason.START_REFUSED, node=node, detail=stored_text("it does not respond."))
 
 
 def _stop(attempt: int, reason: EndReason, **details: object) -> None:
@@ -165,7 +171,7 @@ def mark_unreachable_nodes() -> None:
         reachable=True, last_seen_at__lt=Now() - dt.timedelta(seconds=SILENT_AFTER_S)
     ).exclude(state=NodeState.RETIRED.value)
     for node in rows:
-        nodes.record_unreachable(node.pk, f"It has not responded for {SILENT_AFTER_S} s.")
+        nodes.record_unreachable(node.pk, stored_text(f"It has not responded for {SILENT_AFTER_S} s."))
 
 
 def send_outbox() -> int:

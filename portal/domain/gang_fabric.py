@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from portal.domain.states import RuntimeKind
+from portal.domain.stored_texts import stored_text
 
 _INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,14}")
 _NETWORK = re.compile(r"(?!fw-|(host|none)$)[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
@@ -132,23 +133,26 @@ def missing_requirements(
         and interfaces
         and node_address(interfaces, "", fabric.interface) is None
     ):
-        what = "no address in" if "/" in fabric.interface else "no interface"
-        lacks.append(f"It has {what} {fabric.interface}.")
+        what = fabric.interface
+        lacks.append(stored_text(f"It has {'no address in' if '/' in what else 'no interface'} {what}."))
     if runtime == RuntimeKind.PROCESS.value:
         if fabric.network or fabric.devices:
-            lacks.append("It runs plain processes, which cannot use container networks or devices.")
+            lacks.append(
+                stored_text("It runs plain processes, which cannot use container networks or devices.")
+            )
         return " ".join(lacks)
     reported = (agent_info.get("networks") or {}).get(runtime)
     if fabric.network and reported is not None:
         named = next((each for each in reported if each["name"] == fabric.network), None)
         if named is None:
-            lacks.append(f"Its {runtime} has no network {fabric.network}.")
+            lacks.append(stored_text(f"Its {runtime} has no network {fabric.network}."))
         elif not named["subnets"]:
-            lacks.append(f"Its network {fabric.network} does not support static addresses.")
+            lacks.append(stored_text(f"Its network {fabric.network} does not support static addresses."))
     here = agent_info.get("fabric_devices")
     missing = [] if here is None else [each for each in fabric.devices if not _has_device(here, each)]
     if missing:
-        lacks.append(f"It does not allow {', '.join(missing)}.")
+        devices = ", ".join(missing)
+        lacks.append(stored_text(f"It does not allow {devices}."))
     return " ".join(lacks)
 
 

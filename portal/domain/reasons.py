@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from portal.domain.stored_texts import stored_text
+
 
 class VerdictCode(StrEnum):
     """The one reason why a pending job did not start in a cycle."""
@@ -43,6 +45,7 @@ FORECAST_FINDS_NO_START = (
     "It could not start even after all running jobs and jobs ahead have ended. The verdict states the reason."
 )
 FORECAST_BEYOND_HORIZON = "Its start is further away than the forecast reaches."
+OTHER_FORECAST_REASONS = (FORECAST_WITHOUT_GPUS, FORECAST_FINDS_NO_START, FORECAST_BEYOND_HORIZON)
 
 
 class EndReason(StrEnum):
@@ -100,7 +103,7 @@ END_MESSAGES: dict[EndReason, str] = {
     EndReason.SUSPENDED: "Suspended; it keeps its files and holds no GPU.",
     EndReason.READINESS_TIMEOUT: "Its server did not answer within {seconds} s.",
     EndReason.MIGRATED: "It moves to other GPUs so that a job that needs more GPUs together can start.",
-    EndReason.DEPENDENCY_FAILED: "It depends on {job}, which {how}, so it can never start.",
+    EndReason.DEPENDENCY_FAILED: "It depends on {job}, which {how_text}, so it can never start.",
     EndReason.GPU_MEMORY_LIMIT_EXCEEDED: "It used {used} of the memory of GPU {gpu} of {node} "
     "for {seconds} s, but its "
     "share is {share}. Other jobs share that GPU.",
@@ -117,6 +120,9 @@ END_MESSAGES: dict[EndReason, str] = {
     "The next attempt checks out {first}.",
     EndReason.GANG_INCOMPLETE: "Another task of the job ended, so the whole attempt ended.",
 }
+
+PENDING_AGAIN = stored_text("It is pending again.")
+"""Follows the message of an attempt after which the job waits."""
 
 
 def end_message(reason: EndReason | str, **facts: object) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from portal.domain.job_spec import JobRole, JobSpec, field_errors
+from portal.domain.stored_texts import stored_text
 
 DEFAULT_ROLE = "worker"
 """Role of all tasks of a job without roles."""
@@ -56,7 +57,7 @@ def ranks_of_role(roles: Sequence[JobRole], name: str) -> range:
 
 def task_label(roles: Sequence[JobRole], rank: int) -> str:
     """Return such as "worker 1"; "rank 1" without roles."""
-    return role_of_rank(roles, rank).label if roles else f"rank {rank}"
+    return role_of_rank(roles, rank).label if roles else stored_text(f"rank {rank}")
 
 
 def port_variable(name: str) -> str:

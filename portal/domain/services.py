@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from portal.domain.job_spec import MAX_TIME_LIMIT_S, JobField, declare
+from portal.domain.stored_texts import stored_text
 
 MAX_REPLICAS = 32
 MAX_NAME_LENGTH = 80
@@ -161,8 +162,10 @@ def status_of(
 
 def unready_message(port: int, path: str, timeout_s: int) -> str:
     """Return why a replica failed whose server was not ready in time."""
-    expected = f"GET {path} was not answered with 2xx or 3xx" if path else "nothing listened there"
-    return (
+    expected = stored_text(
+        f"GET {path} was not answered with 2xx or 3xx" if path else "nothing listened there"
+    )
+    return stored_text(
         f"It was not ready within {timeout_s} s on port {port}: {expected}. The server must listen on the port in "
         "PORT, at FAIRWAY_ADDRESS or 0.0.0.0."
     )
@@ -170,8 +173,8 @@ def unready_message(port: int, path: str, timeout_s: int) -> str:
 
 def unresponsive_message(port: int, path: str, timeout_s: int) -> str:
     """Return why a replica was stopped that had been ready."""
-    failed = f"GET {path} was not answered with 2xx or 3xx" if path else "nothing listened"
-    return f"Its server stopped responding: {failed} on port {port} for {timeout_s} s."
+    failed = stored_text(f"GET {path} was not answered with 2xx or 3xx" if path else "nothing listened")
+    return stored_text(f"Its server stopped responding: {failed} on port {port} for {timeout_s} s.")
 
 
 def mlflow_command(model: str, version: str) -> list[str]:

@@ -16,6 +16,7 @@ from portal.domain.job_spec import job_fields
 from portal.domain.reasons import EndReason
 from portal.domain.schedules import Overlap, ScheduleSpec, next_due, schedule_errors
 from portal.domain.states import LIVE_JOB_STATES, JobKind
+from portal.domain.stored_texts import stored_text
 from portal.errors import FairwayError, InvalidRequest, Unsatisfiable
 from portal.failpoints import failpoint
 from portal.models import Job, Schedule, ScheduleRun, User
@@ -142,26 +143,32 @@ def _run(schedule: Schedule, run: ScheduleRun) -> None:
         ).order_by("pk")
     )
     if active and schedule.overlap == Overlap.SKIP:
-        run.message = f"Skipped: the job {active[-1].public_id} has not ended."
+        run.message = stored_text(f"Skipped: the job {active[-1].public_id} has not ended.")
         return
     try:
         request = base_request(schedule)
         validate_request(schedule.owner, request)
     except Unsatisfiable as refusal:
-        run.message = f"Not submitted: {refusal.message}"[:1000]
+        run.message = stored_text(f"Not submitted: {refusal.message}")[:1000]
     except FairwayError as refusal:
-        run.message = f"Not submitted: {refusal.message}"[:1000]
-        reason = f"Its job was refused for {schedule.owner.username}: {refusal.message}"
-        schedule.enabled, schedule.next_at, schedule.notice = False, None, f"Disabled. {reason}"[:1000]
-        record_action(None, "schedule.disable", schedule, after={"enabled": False}, reason=reason)
+        run.message = stored_text(f"Not submitted: {refusal.message}")[:1000]
+        refused = stored_text(f"Its job was refused for {schedule.owner.username}: {refusal.message}")
+        schedule.enabled, schedule.next_at, schedule.notice = (
+            False,
+            None,
+            stored_text(f"Disabled. {refused}")[:1000],
+        )
+        record_action(None, "schedule.disable", schedule, after={"enabled": False}, reason=refused)
     else:
         if schedule.overlap == Overlap.REPLACE:
-            message = f"Replaced by the next run of the schedule {schedule.name}."
+            message = stored_text(f"Replaced by the next run of the schedule {schedule.name}.")
             for job in active:
                 job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="", message=message)
         run.job = create_job(schedule.owner, request)
         if timezone.now() - run.due_at > LATE_AFTER:
-            run.message = "Late: no scheduler ran when it was due. Other due times until then are left out."
+            run.message = stored_text(
+                "Late: no scheduler ran when it was due. Other due times until then are left out."
+            )
 
 
 def _lock(pk: int) -> Schedule:

@@ -18,6 +18,7 @@ from portal.access import Permission, answerable_requests, has_role, require_per
 from portal.domain.formatting import format_duration
 from portal.domain.notices import NoticeKind
 from portal.domain.states import LIVE_ATTEMPT_STATES, Role
+from portal.domain.stored_texts import stored_text
 from portal.domain.user_requests import REQUESTABLE_ROLES, RequestKind, RequestState
 from portal.errors import Conflict, Forbidden, InvalidRequest
 from portal.live_events import publish_on_commit
@@ -256,9 +257,12 @@ def _close(row: UserRequest, state: RequestState, user: User | None = None, answ
 
 
 def _notify_requester(row: UserRequest) -> None:
-    by = f" by {row.decided_by.display_name}" if row.decided_by else ""
-    title = f"Your request for {_SUBJECTS[RequestKind(row.kind)](row)} was {row.state}{by}"
-    title = title.replace("was expired", "expired")
+    subject = _SUBJECTS[RequestKind(row.kind)](row)
+    state_text, name = row.state, row.decided_by.display_name if row.decided_by else ""
+    title = stored_text(
+        f"Your request for {subject} {'expired' if row.state == RequestState.EXPIRED else f'was {state_text}'}"
+        + (f" by {name}" if name else "")
+    )
     write_notices(
         [
             NoticeDraft(
@@ -274,11 +278,17 @@ def _notify_requester(row: UserRequest) -> None:
 
 
 _SUBJECTS: dict[RequestKind, Callable[[UserRequest], str]] = {
-    RequestKind.QUOTA: lambda row: f"{(row.extra_milli or 0) / 1000:g} more GPUs",
-    RequestKind.TIME: lambda row: f"{format_duration(row.extra_s or 0)} more",
-    RequestKind.PROJECT: lambda row: f"the role {row.role} in {row.target_project.name}",
-    RequestKind.ENVIRONMENT: lambda row: f"the environment {row.environment.name if row.environment else ''}",
+    RequestKind.QUOTA: lambda row: stored_text(f"{(row.extra_milli or 0) / 1000:g} more GPUs"),
+    RequestKind.TIME: lambda row: stored_text(f"{format_duration(row.extra_s or 0)} more"),
+    RequestKind.PROJECT: lambda row: stored_text(f"the role {_role_text(row)} in {row.target_project.name}"),
+    RequestKind.ENVIRONMENT: lambda row: stored_text(
+        f"the environment {row.environment.name if row.environment else ''}"
+    ),
 }
+
+
+def _role_text(row: UserRequest) -> str:
+    return row.role
 
 
 def _require_subject(row: UserRequest) -> None:
@@ -294,7 +304,8 @@ def _require_subject(row: UserRequest) -> None:
 
 def _approve_quota(user: User, row: UserRequest, answer: str) -> None:
     project, pool, extra_milli = _quota_subject(row)
-    reason = f"Request of {row.requested_by.username}: {answer or row.reason}"
+    given_reason = answer or row.reason
+    reason = stored_text(f"Request of {row.requested_by.username}: {given_reason}")
     if row.ends_at is None:
         values, version = present_values(project, pool)
         do_change_quota(user, project, pool, add_milli(values, extra_milli), version=version, reason=reason)

@@ -33,6 +33,7 @@ from portal.services.serving.services import (
     do_stop_service,
 )
 from portal.services.workspaces.access import HANDOVER_REFERRER_POLICY, do_open_service, service_origin
+from portal.stored_texts import translate_stored
 from portal.visibility import visibility_of
 from portal.web.display.formatting import parse_whole_number
 from portal.web.views import action, page, refusals_as_messages, render_live
@@ -95,7 +96,7 @@ def _replica_rows(row: Service) -> list[tuple[ServiceReplica, tuple[str, str], s
     found = []
     titles = failure_titles()
     for each in list_replicas(row)[:SHOWN_REPLICAS]:
-        message = replica_message(each, titles)
+        message = translate_stored(replica_message(each, titles))
         if each.ended_at is not None:
             symbol = ("failed", _("Ended")) if each.job.state == "FAILED" else ("stopped", _("Ended"))
         elif each.retiring_at is not None:

@@ -13,6 +13,7 @@ from django.views.i18n import JavaScriptCatalog
 from agents.launchers import LAUNCHERS
 from agents.xid_catalog import XID_MEANINGS
 from portal.access import AccessPolicy, access_policy
+from portal.catalogues import STORED_CONTEXT
 from portal.domain.end_states import FailureClass
 from portal.domain.job_spec import JobRole, JobSpec, job_fields
 from portal.domain.node_breaker import CAUSE_MESSAGES, INCIDENT_TITLES
@@ -20,15 +21,18 @@ from portal.domain.node_operations import GC_COUNTER_LABELS, OPERATION_TITLES
 from portal.domain.notices import CHANNEL_LABELS, EVENTS, JOB_EVENTS
 from portal.domain.phases import Phase
 from portal.domain.policy_settings import CHOICE_SETTINGS, NUMBER_SETTINGS
-from portal.domain.reasons import NO_FORECAST_REASONS, VerdictCode
+from portal.domain.reasons import END_MESSAGES, NO_FORECAST_REASONS, OTHER_FORECAST_REASONS, VerdictCode
 from portal.domain.schedules import OVERLAP_LABELS, ScheduleSpec
 from portal.domain.services import ACCESS_LABELS, ServiceSpec
 from portal.domain.signals import SIGNALS
-from portal.domain.states import GpuHealth, JobKind, NodeState, Role
+from portal.domain.states import DISK_FULL_REASON, FENCED_REASON, GpuHealth, JobKind, NodeState, Role
 from portal.domain.sweeps import SEARCHER_LABELS, SweepSpec
+from portal.domain.user_requests import RequestState
 from portal.errors import NotFound
 from portal.selectors.projects.usage import UsageGrouping
 from portal.services.accounts.tokens import Scope
+from portal.services.jobs.changes import CHANGE_LABELS
+from portal.services.projects.projects import QUOTA_LABELS
 
 VERDICT_DETAILS = (
     "Cluster GPUs", "Fair share GPUs", "Free GPUs", "GPUs shared elsewhere", "Jobs awaited", "Jobs releasing",
@@ -56,16 +60,30 @@ def translated_labels() -> Iterator[str]:
     yield from (setting.description for setting in CHOICE_SETTINGS.values())
     for labels in (ACCESS_LABELS, CHANNEL_LABELS, OVERLAP_LABELS, OPERATION_TITLES, SEARCHER_LABELS, SIGNALS):
         yield from labels.values()
-    yield from chain(NO_FORECAST_REASONS.values(), XID_MEANINGS.values(), Scope.labels)
+    yield from chain(
+        NO_FORECAST_REASONS.values(), OTHER_FORECAST_REASONS, XID_MEANINGS.values(), Scope.labels
+    )
     yield from chain.from_iterable(GC_COUNTER_LABELS.values())
     yield from chain(
         INCIDENT_TITLES.values(), CAUSE_MESSAGES.values(), (event.label for event in EVENTS.values())
     )
     for value in chain(GpuHealth, JobKind, NodeState, Phase, Role):
         yield value.value
+    yield from chain(
+        (DISK_FULL_REASON, FENCED_REASON), RequestState, CHANGE_LABELS.values(), QUOTA_LABELS.values()
+    )
     for code in chain(VerdictCode, NodeState, FailureClass, UsageGrouping, JOB_EVENTS):
         words = code.replace("_", " ")
         yield from (words, words.capitalize())
+
+
+def labels_in_context() -> Iterator[tuple[str, str]]:
+    """Return texts with a context: templates of stored texts that are constants, and options of settings."""
+    for template in (*END_MESSAGES.values(), "{models} or {model}"):
+        yield STORED_CONTEXT, template
+    for setting in CHOICE_SETTINGS.values():
+        yield from (("option", option) for option in setting.options if option.islower())
+    yield "trigger", "period"
 
 
 def _form_labels() -> Iterator[str]:

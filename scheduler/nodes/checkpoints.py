@@ -11,6 +11,7 @@ from django.utils import timezone
 from agents.engines.interface import AgentError, CheckpointList, Container, OutcomeUnknownError
 from portal.domain.checkpoints import CheckpointPlace, Validity
 from portal.domain.states import JobKind
+from portal.domain.stored_texts import stored_text
 from portal.models import Checkpoint, Job, Task
 from portal.services.jobs import checkpoints
 from scheduler.nodes.node_connection import NodeConnection
@@ -71,7 +72,8 @@ def decide_resume(connection: NodeConnection, task: Task) -> bool:
     chosen = next((row for row in rows if source and row.name == source.name), None)
     if chosen is None or chosen.validity != Validity.VALID:
         raise AgentError(
-            "checkpoint_missing", f"The checkpoint {job.resume_from} is no longer there, or is not complete."
+            "checkpoint_missing",
+            stored_text(f"The checkpoint {job.resume_from} is no longer there, or is not complete."),
         )
     checkpoints.decide_resume(attempt, place, chosen)
     return True

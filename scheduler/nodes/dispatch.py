@@ -21,6 +21,7 @@ from portal.domain.node_breaker import STUCK_AFTER_KILL_S, IncidentKind
 from portal.domain.policy_settings import TASK_DISK_LIMIT
 from portal.domain.reasons import EndReason, end_message
 from portal.domain.states import LIVE_ATTEMPT_STATES, JobKind, RuntimeKind
+from portal.domain.stored_texts import stored_text
 from portal.errors import FairwayError
 from portal.failpoints import failpoint
 from portal.models import Attempt, ClusterSettings, EnvironmentRecord, Job, Node, Task
@@ -136,7 +137,9 @@ def start_task(connection: NodeConnection, task: Task, *, attempts_left: int) ->
 def _spec(connection: NodeConnection, task: Task) -> dict[str, object]:
     attempt, job = task.attempt, task.attempt.job
     if task.node.runtime != RuntimeKind.PROCESS.value and not pin_job(task):
-        raise AgentError("image_missing", f"The digest of {job.environment.image} is not known yet.")
+        raise AgentError(
+            "image_missing", stored_text(f"The digest of {job.environment.image} is not known yet.")
+        )
     gpus = task.allocations.order_by("gpu__index").values_list("gpu__uuid", "milli")
     is_workspace = job.kind == JobKind.WORKSPACE.value
     secret = decrypt_attempt_secret(attempt) if attempt.secret and is_workspace else ""
@@ -171,7 +174,9 @@ def _spec(connection: NodeConnection, task: Task) -> dict[str, object]:
         else set()
     )
     if unknown := sorted((OPTIONAL_CAPABILITIES & spec.keys() | needed) - set(capabilities)):
-        raise AgentError("agent_too_old", f"its agent does not support {', '.join(unknown)}. Upgrade it.")
+        raise AgentError(
+            "agent_too_old", stored_text(f"its agent does not support {', '.join(unknown)}. Upgrade it.")
+        )
     labels: dict[str, object] = {"owner": job.owner.public_id, "project": job.project.public_id}
     if task.world_size_at_start is not None:
         labels |= {"tasks": task.world_size_at_start, "tasks_min": job.required_tasks, "tasks_max": job.tasks}
@@ -297,7 +302,7 @@ def _record_stuck(connection: NodeConnection, attempt: Attempt, stuck_s: float |
     """Record that tasks cannot be killed and hold their GPUs, and quarantine the node."""
     if stuck_s is None or stuck_s < STUCK_AFTER_KILL_S:
         return
-    message = (
+    message = stored_text(
         f"It was killed but still exists on {connection.node.name}. It holds its "
         "GPUs until it is gone or the node has restarted."
     )

@@ -12,6 +12,7 @@ from agents.ssh import Role, SshError, SshTarget
 from portal.config import data_paths
 from portal.database.pool_middleware import release_connection
 from portal.domain.states import NodeTransport
+from portal.domain.stored_texts import stored_text
 from portal.models import ClusterSettings, Node
 
 
@@ -45,11 +46,11 @@ def open_engine(node: Node, role: Role = "control") -> NodeEngine:
         raise EngineConnectError(refusal.message, refusal.code) from refusal
     except OutcomeUnknownError as problem:
         raise EngineConnectError(
-            f"The agent on {node.name} did not answer: {problem}", "command_timeouts"
+            stored_text(f"The agent on {node.name} did not answer: {problem}"), "command_timeouts"
         ) from problem
     except OSError as problem:
         raise EngineConnectError(
-            f"The agent of {node.name} cannot be started: {problem}", "agent_missing"
+            stored_text(f"The agent of {node.name} cannot be started: {problem}"), "agent_missing"
         ) from problem
     engine.on_wait(release_connection)
     return engine

@@ -8,6 +8,7 @@ import logging
 from agents.engines.interface import AgentError, RendezvousCheck, TaskKey
 from portal.domain.gang_fabric import format_endpoint
 from portal.domain.reasons import EndReason, end_message
+from portal.domain.stored_texts import stored_text
 from portal.failpoints import failpoint
 from portal.models import Job, Node, Task
 from portal.selectors.scheduling.settings import cluster_settings, pool_settings
@@ -51,8 +52,11 @@ def check_connectivity(connection: NodeConnection, task: Task) -> None:
         failpoint("connectivity.recorded")
         return
     where = format_endpoint(row.address, row.port)
-    verb = "cannot reach" if check.reason else "has a slow network to"
-    message = f"{connection.node.name} {verb} {row.node.name} ({where}): {why}."
+    verb = stored_text("cannot reach" if check.reason else "has a slow network to")
+    message = stored_text(
+        f"{connection.node.name} {'cannot reach' if check.reason else 'has a slow network to'} "
+        f"{row.node.name} ({where}): {why}."
+    )
     log.warning("%s (%s)", message, key)
     job_control.record_task_problem(task.pk, message)
     if row.check_started_at is None or not rendezvous_check.record_rendezvous_failure(
@@ -72,7 +76,9 @@ def check_connectivity(connection: NodeConnection, task: Task) -> None:
 def _too_slow(check: RendezvousCheck, minimum_mib_per_s: float) -> str | None:
     if check.mib_per_s is None or check.mib_per_s >= minimum_mib_per_s:
         return None
-    return f"one stream has {check.mib_per_s:.0f} MiB/s, and the pool requires {minimum_mib_per_s:.0f} MiB/s"
+    return stored_text(
+        f"one stream has {check.mib_per_s:.0f} MiB/s, and the pool requires {minimum_mib_per_s:.0f} MiB/s"
+    )
 
 
 def _stop_for_clock_skew(node: Node, rendezvous_node: Node, task: Task, limit_s: float) -> bool:

@@ -19,6 +19,7 @@ from django.db import connection
 from agents.engines.interface import AgentError, NodeEngine, OutcomeUnknownError, PullProgress
 from agents.node.spec.image_names import normalize_image_name
 from portal.domain.states import CONTAINER_RUNTIMES
+from portal.domain.stored_texts import stored_text
 from portal.models import Attempt, Environment, ImagePresence, Node, Task
 from portal.services.encryption import DecryptionError as DecryptionError
 from portal.services.images.environments import record_image_cuda
@@ -74,7 +75,7 @@ class ImagePuller:
         environment = task.attempt.job.environment
         if self._start(node, environment, task.attempt.job.image_digest, needed_by_job=True):
             job_control.record_task_problem(
-                task.pk, f"Pulling the image of {environment.title} on {node.name}."
+                task.pk, stored_text(f"Pulling the image of {environment.title} on {node.name}.")
             )
         self.is_pulling(node, task)
 
@@ -164,11 +165,13 @@ class ImagePuller:
                 record_claim(environment, node, engine.images())
             return refusal.message
         except OutcomeUnknownError as error:
-            return f"The node no longer responds: {error}"
+            return stored_text(f"The node no longer responds: {error}")
         except DecryptionError as problem:
-            return f"The registry credentials cannot be decrypted: {problem}. An administrator must enter them again."
+            return stored_text(
+                f"The registry credentials cannot be decrypted: {problem}. An administrator must enter them again."
+            )
         except OSError as problem:
-            return f"The archive cannot be read: {problem}"
+            return stored_text(f"The archive cannot be read: {problem}")
         finally:
             engine.close()
         record_image_state(environment, node, "present", "")

@@ -38,6 +38,7 @@ from agents.node.errors import DISK_FULL
 from portal.database.pool_middleware import release_connection
 from portal.domain.node_breaker import IncidentKind
 from portal.domain.states import GpuHealth
+from portal.domain.stored_texts import stored_text
 from portal.models import Gpu, Node, Task
 from portal.services.cluster.recovery import RECONCILE
 from portal.services.images.prefetch import PULL_IMAGE
@@ -348,7 +349,7 @@ class NodeActor(threading.Thread):
             case GpuFaultReported(uuid, xid, times):
                 record_xid(self.node_id, uuid, xid, times)
             case InvalidEventsReceived(times, problem):
-                message = f"{times} events could not be parsed. The last: {problem}."
+                message = stored_text(f"{times} events could not be parsed. The last: {problem}.")
                 quarantine.record_incident(self.node_id, IncidentKind.MALFORMED, message=message)
 
     def _on_exits(self, exits: Sequence[Container]) -> None:

@@ -14,6 +14,7 @@ from agents.engines.interface import Container, TaskKey
 from portal.domain.node_breaker import IncidentKind
 from portal.domain.policy_settings import STALL_TIMEOUT
 from portal.domain.states import LIVE_ATTEMPT_STATES, AttemptState
+from portal.domain.stored_texts import stored_text
 from portal.failpoints import failpoint
 from portal.models import Attempt, ClusterSettings, Node, Task
 from portal.selectors.scheduling.settings import pool_settings
@@ -58,7 +59,7 @@ def on_connected(connection: NodeConnection, received_s: float) -> None:
     """
     hello, epoch = connection.engine.hello, connection.epoch()
     if hello["highest_epoch"] > epoch:
-        message = (
+        message = stored_text(
             f"It reports epoch {hello['highest_epoch']}, above {epoch}, the highest that this portal issued, "
             "and would refuse every command. If the database was restored to an earlier state, stop the portal "
             "and run manage.py begin-recovery; otherwise see docs/nodes.md, A node that reports an epoch."

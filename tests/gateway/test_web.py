@@ -79,7 +79,9 @@ def test_an_unavailable_web_process_is_a_clear_503(own_stand):
         answer = browser.get("/")
         assert answer.status_code == 503
         assert answer.headers["retry-after"] == "5"
-        assert "Try again" in answer.text
+        assert "The portal does not respond" in answer.text and "Try again" in answer.text
+        german = browser.get("/", headers={"Accept-Language": "de-AT,de;q=0.9"}).text
+        assert '<html lang="de"' in german and "Das Portal antwortet nicht" in german
         as_json = browser.get("/api/v1/jobs", headers={"Accept": "application/json"})
         assert as_json.json()["code"] == "unavailable"
         anything = browser.get("/api/v1/jobs", headers={"Accept": "*/*"})

@@ -7,6 +7,7 @@ import re
 from urllib.parse import parse_qs
 
 from django.conf import settings
+from django.utils.translation import gettext_noop as _
 
 from portal.gateway.access.authorization import (
     CACHE_TTL_S,
@@ -72,29 +73,29 @@ class OriginApp:
             raise GatewayError(
                 503,
                 "unavailable",
-                "Fairway cannot check your permissions at the moment",
-                "Its database does not respond. Everything keeps running. Try again in a moment.",
+                _("Fairway cannot check your permissions at the moment"),
+                _("Its database does not respond. Everything keeps running. Try again in a moment."),
                 retry_after_s=5,
             ) from problem
 
     async def _serve_gateway_path(self, name: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve the gateway's own paths on the origin: only the redemption of tickets."""
         if scope["raw_path"] != ENTER_PATH.encode():
-            raise GatewayError(404, "not_found", "Not found", "There is nothing at this address.")
+            raise GatewayError(404, "not_found", _("Not found"), _("There is nothing at this address."))
         if scope["method"] != "POST":
             raise GatewayError(
                 405,
                 "method_not_allowed",
-                "Open it from the portal",
-                "Open it from its page in the portal.",
+                _("Open it from the portal"),
+                _("Open it from its page in the portal."),
                 link=portal_link(),
                 allow=["POST"],
             )
         sent = rules.single_header(scope["headers"], b"origin")
         if sent is not None and sent.decode("latin-1") != portal_origin():
             # Otherwise another site's page could sign the browser in to that site's application.
-            message = "The ticket came from a page of another site."
-            raise GatewayError(403, "foreign_origin", "Refused", message)
+            message = _("The ticket came from a page of another site.")
+            raise GatewayError(403, "foreign_origin", _("Refused"), message)
         ticket, path = await _read_ticket(receive)
         try:
             cookie = await self._authorizer.redeem(ticket, name) if ticket and name else None
@@ -103,8 +104,8 @@ class OriginApp:
             raise GatewayError(
                 503,
                 "unavailable",
-                "Fairway cannot check your ticket at the moment",
-                "Its database does not respond. Go back and open it again.",
+                _("Fairway cannot check your ticket at the moment"),
+                _("Its database does not respond. Go back and open it again."),
                 link=portal_link(),
                 retry_after_s=5,
             ) from problem
@@ -112,8 +113,8 @@ class OriginApp:
             raise GatewayError(
                 403,
                 "ticket_refused",
-                "This ticket is not valid",
-                "A ticket is valid once, for 30 seconds. Go back to the portal and open it again.",
+                _("This ticket is not valid"),
+                _("A ticket is valid once, for 30 seconds. Go back to the portal and open it again."),
                 link=portal_link(),
             )
         self._authorizer.invalidate(name)
@@ -126,7 +127,7 @@ class OriginApp:
 
 
 def portal_link(path: str = "/") -> tuple[str, str]:
-    return portal_origin() + path, "To the portal"
+    return portal_origin() + path, _("To the portal")
 
 
 async def _read_ticket(receive: Receive) -> tuple[str, str]:

@@ -6,6 +6,7 @@ import logging
 import os
 
 from django.conf import settings
+from django.utils.translation import gettext_noop as _
 
 from portal.access import AccessPolicy, access_policy
 from portal.domain.uploads import UPLOAD_TIMEOUT_S, is_upload_path
@@ -63,8 +64,10 @@ class PortalApp:
             raise GatewayError(
                 503,
                 "unavailable",
-                "The portal does not respond",
-                "It is starting or under maintenance. Jobs and workspaces keep running. Try again in a moment.",
+                _("The portal does not respond"),
+                _(
+                    "It is starting or under maintenance. Jobs and workspaces keep running. Try again in a moment."
+                ),
                 retry_after_s=5,
             ) from problem
 

@@ -10,6 +10,7 @@ from functools import partial
 
 from django.conf import settings
 from django.db import Error as DatabaseError
+from django.utils.translation import gettext_noop as _
 
 from portal.access import AccessPolicy, access_policy
 from portal.gateway.access.authorization import (
@@ -83,8 +84,8 @@ class ServiceApp(OriginApp):
         route = self._permitted(service, await self._decide(service, credential), token)
         # a token is never sent by a browser on its own, so only sessions need the check
         if not token and is_cross_site(scope, scope["headers"], service_origin(service)):
-            message = "The request came from a page of another site."
-            raise GatewayError(403, "foreign_origin", "Refused", message)
+            message = _("The request came from a page of another site.")
+            raise GatewayError(403, "foreign_origin", _("Refused"), message)
         self._counts[service] += 1
         if not route.targets:
             route = await self._wait_for_replica(scope, service, token, credential, route)
@@ -96,16 +97,16 @@ class ServiceApp(OriginApp):
             else:
                 await proxy_http(proxied, scope, receive, send)
         except HandshakeRejectedError as problem:
-            message = "The service refused this connection."
-            raise GatewayError(problem.status, "refused_by_tool", "Refused", message) from problem
+            message = _("The service refused this connection.")
+            raise GatewayError(problem.status, "refused_by_tool", _("Refused"), message) from problem
         except NoResponseError as problem:
             log.info("no response from service %s: %s", service, problem)
             self._authorizer.invalidate(service)
-            message = "None of its replicas answered. Try again in a moment."
+            message = _("None of its replicas answered. Try again in a moment.")
             raise GatewayError(
                 502,
                 "service_unreachable",
-                "The service does not respond",
+                _("The service does not respond"),
                 message,
                 retry_after_s=RETRY_AFTER_S,
             ) from problem
@@ -120,18 +121,18 @@ class ServiceApp(OriginApp):
         if decision is AccessRefusal.STOPPED:
             link = portal_link(f"/services/{service}/")
             raise GatewayError(
-                410, "service_stopped", "This service is stopped", "Start it on its page.", link=link
+                410, "service_stopped", _("This service is stopped"), _("Start it on its page."), link=link
             )
         if token:
             message = (
                 "The token is not valid, lacks the scope services, or its owner may not use this service."
             )
             raise GatewayError(401, "invalid_token", "Not permitted", message)
-        message = (
+        message = _(
             "Open the service from its page in the portal, or send a token: Authorization: Bearer fw_..."
         )
         raise GatewayError(
-            403, "no_session", "Open this service from the portal", message, link=portal_link()
+            403, "no_session", _("Open this service from the portal"), message, link=portal_link()
         )
 
     async def _wait_for_replica(
@@ -151,11 +152,11 @@ class ServiceApp(OriginApp):
             route = self._permitted(service, decision, token)
         if route.targets:
             return route
-        message = "No replica is ready yet. Its page in the portal shows the progress and why it waits."
+        message = _("No replica is ready yet. Its page in the portal shows the progress and why it waits.")
         raise GatewayError(
             503,
             "service_starting",
-            "This service is starting",
+            _("This service is starting"),
             message,
             retry_after_s=RETRY_AFTER_S,
             refresh_s=RETRY_AFTER_S if is_page else None,

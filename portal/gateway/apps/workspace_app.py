@@ -7,6 +7,7 @@ import os
 from functools import partial
 
 from django.conf import settings
+from django.utils.translation import gettext_noop as _
 
 from portal.access import AccessPolicy, access_policy
 from portal.gateway.access.authorization import AccessRefusal, Authorizer, Target
@@ -59,11 +60,13 @@ class WorkspaceApp(OriginApp):
             raise _refusal_error(decision, job)
         assert isinstance(decision, Target)  # noqa: S101
         if is_cross_site(scope, scope["headers"], workspace_origin(job)):
-            message = "The request came from a page of another site."
-            raise GatewayError(403, "foreign_origin", "Refused", message)
+            message = _("The request came from a page of another site.")
+            raise GatewayError(403, "foreign_origin", _("Refused"), message)
         if decision.read_only and (websocket or scope["method"] not in ("GET", "HEAD")):
-            message = "This workspace is shared with you for viewing: files can be read, and nothing can be changed."
-            raise GatewayError(403, "view_only", "For viewing only", message)
+            message = _(
+                "This workspace is shared with you for viewing: files can be read, and nothing can be changed."
+            )
+            raise GatewayError(403, "view_only", _("For viewing only"), message)
         self._activity.record_request(decision, scope)
         proxied = self._proxied_request(scope, job, cookie, decision)
         try:
@@ -72,16 +75,18 @@ class WorkspaceApp(OriginApp):
             else:
                 await proxy_http(proxied, scope, receive, send)
         except HandshakeRejectedError as problem:
-            message = "The workspace refused this connection."
-            raise GatewayError(problem.status, "refused_by_tool", "Refused", message) from problem
+            message = _("The workspace refused this connection.")
+            raise GatewayError(problem.status, "refused_by_tool", _("Refused"), message) from problem
         except NoResponseError as problem:
             log.info("no response from workspace %s on %s: %s", job, decision.node, problem)
             self._authorizer.invalidate(job)
             raise GatewayError(
                 502,
                 "workspace_unreachable",
-                "The workspace does not respond",
-                "Its node cannot be reached, or its server is starting or stopping. Try again in a moment.",
+                _("The workspace does not respond"),
+                _(
+                    "Its node cannot be reached, or its server is starting or stopping. Try again in a moment."
+                ),
                 link=portal_link(),
                 retry_after_s=5,
             ) from problem
@@ -112,20 +117,20 @@ _REFUSALS = {
     AccessRefusal.DENIED: (
         403,
         "no_session",
-        "Open this workspace from the portal",
-        "You are not signed in here. Open the workspace from its page in the portal.",
+        _("Open this workspace from the portal"),
+        _("You are not signed in here. Open the workspace from its page in the portal."),
     ),
     AccessRefusal.STOPPED: (
         410,
         "workspace_stopped",
-        "This workspace has stopped",
-        "Its files are kept. Start or resume it from the portal.",
+        _("This workspace has stopped"),
+        _("Its files are kept. Start or resume it from the portal."),
     ),
     AccessRefusal.NOT_READY: (
         503,
         "workspace_not_ready",
-        "This workspace is starting",
-        "Its server does not respond yet. The portal shows its progress.",
+        _("This workspace is starting"),
+        _("Its server does not respond yet. The portal shows its progress."),
     ),
 }
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from http.client import responses
 
 from django.conf import settings
+from django.utils.translation import gettext_noop as _
 
 from portal.gateway.asgi_types import Headers, Receive, Scope, Send
 from portal.gateway.protocol.headers import HSTS, single_header
@@ -64,8 +65,9 @@ def build_response(
     json_wanted: bool = False,
     link: tuple[str, str] | None = None,
     retry_after_s: int | None = None,
+    accept_language: str = "",
 ) -> tuple[int, Headers, bytes]:
-    """Return status, headers and body. ``link`` is (URL, text)."""
+    """Return status, headers and body. ``link`` is (URL, text); pages follow ``accept_language``."""
     if json_wanted:
         kind = "application/problem+json"
         problem = {
@@ -78,7 +80,9 @@ def build_response(
         body = json.dumps(problem).encode()
     else:
         kind = MEDIA_TYPE
-        body = static_error_page(title, message, link=link, is_temporary=retry_after_s is not None).encode()
+        body = static_error_page(
+            title, message, link=link, is_temporary=retry_after_s is not None, accept_language=accept_language
+        ).encode()
     headers: Headers = [
         (b"content-type", kind.encode()),
         (b"content-length", str(len(body)).encode()),
@@ -133,7 +137,7 @@ async def send_error(send: Send, scope: Scope, receive: Receive, error: GatewayE
     """Answer a request, or refuse a handshake, with an error."""
     link = error.link
     if link is None and error.retry_after_s is not None and scope.get("method") == "GET":
-        link = ("", "Try again")
+        link = ("", _("Try again"))
     status, headers, body = build_response(
         error.status,
         error.code,
@@ -142,6 +146,7 @@ async def send_error(send: Send, scope: Scope, receive: Receive, error: GatewayE
         json_wanted=wants_json(scope),
         link=link,
         retry_after_s=error.retry_after_s,
+        accept_language=(single_header(scope["headers"], b"accept-language") or b"").decode("latin-1"),
     )
     if error.allow:
         headers.append((b"allow", ", ".join(sorted(error.allow)).encode()))

@@ -18,8 +18,10 @@ from django.template import Engine
 from django.template.base import Template
 from django.templatetags.i18n import BlockTranslateNode, TranslateNode
 
+from portal.catalogues import STORED_CONTEXT
+from portal.management.stored_templates import stored_templates
 from portal.web.display.formatting import singular_and_plural
-from portal.web.translations import translated_labels
+from portal.web.translations import labels_in_context, translated_labels
 
 MARKERS = {
     "_": 1,
@@ -90,11 +92,12 @@ def update_catalogue(source: Path, messages: set[Message], *, write: bool) -> bo
 def collect_messages(root: Path) -> set[Message]:
     """Return the texts of templates and Python modules, and the labels that are translated where shown."""
     pages = (root / "templates").rglob("*.html")
-    modules = (root / "portal").rglob("*.py")
+    modules = chain((root / "portal").rglob("*.py"), (root / "scheduler").rglob("*.py"))
     found = chain(
         chain.from_iterable(map(template_messages, pages)),
         chain.from_iterable(map(python_messages, modules)),
         map(Message, translated_labels()),
+        (Message(text, context=context) for context, text in labels_in_context()),
     )
     return _without_singular_twins(found)
 
@@ -110,7 +113,7 @@ def _without_singular_twins(found: Iterator[Message]) -> set[Message]:
     """Drop texts that are also the singular of another message: a catalogue has each text once."""
     messages = {message for message in found if message.text}
     with_plural = {message.text for message in messages if message.plural}
-    return {message for message in messages if message.plural or message.text not in with_plural}
+    return {each for each in messages if each.plural or each.context or each.text not in with_plural}
 
 
 def template_messages(path: Path) -> Iterator[Message]:
@@ -141,6 +144,10 @@ def python_messages(path: Path) -> Iterator[Message]:
             continue
         if node.func.id == "plural" and isinstance(node.args[1], ast.Constant):
             yield _noun(str(node.args[1].value))
+        if node.func.id == "stored_text":
+            yield from (Message(each, context=STORED_CONTEXT) for each in stored_templates(node.args[0]))
+        if node.func.id == "trigger_cycle" and isinstance(node.args[0], ast.Constant):
+            yield Message(str(node.args[0].value), context="trigger")
         if node.func.id not in MARKERS:
             continue
         texts = [

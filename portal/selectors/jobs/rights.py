@@ -14,6 +14,7 @@ from django.db.models import Q
 from portal.domain.project_tree import path_to_root
 from portal.domain.secrets import PROJECT_SCOPE
 from portal.domain.states import ROLE_RANK, Role
+from portal.domain.stored_texts import stored_text
 from portal.domain.volumes import VolumeKind
 from portal.models import Environment, Job, Membership, Project, Secret, User, Volume
 
@@ -26,7 +27,7 @@ class Requirement(StrEnum):
     SECRET = "secret"  # noqa: S105 - a word
 
 
-_REACTIVATION = "An administrator can reactivate it."
+_REACTIVATION = stored_text("An administrator can reactivate it.")
 
 
 class Denial(NamedTuple):
@@ -89,40 +90,42 @@ class RightsSnapshot:
         account = self.accounts.get(usage.owner)
         if account is None or not account.is_active:
             name = account.name if account else "the owner"
-            yield Denial(Requirement.ACCOUNT, f"The account of {name} is deactivated.", _REACTIVATION)
+            message = stored_text(f"The account of {name} is deactivated.")
+            yield Denial(Requirement.ACCOUNT, message, _REACTIVATION)
             return
         project, _, archived = self.projects[usage.project]
         line = path_to_root(usage.project, lambda each: self.projects[each][1])
         if archived:
-            yield Denial(Requirement.PROJECT, f"The project {project} is archived.", _REACTIVATION)
+            message = stored_text(f"The project {project} is archived.")
+            yield Denial(Requirement.PROJECT, message, _REACTIVATION)
         elif not account.is_admin and self.members.isdisjoint((usage.owner, each) for each in line):
             yield Denial(
                 Requirement.PROJECT,
-                f"{account.name} may no longer run jobs in {project}.",
-                "A manager of the project can grant the member role again.",
+                stored_text(f"{account.name} may no longer run jobs in {project}."),
+                stored_text("A manager of the project can grant the member role again."),
             )
         offered = self.environments[usage.environment]
         if not offered.enabled and not account.is_admin:
             yield Denial(
                 Requirement.ENVIRONMENT,
-                f"The environment {offered.title} is no longer enabled.",
-                "An administrator can enable it again.",
+                stored_text(f"The environment {offered.title} is no longer enabled."),
+                stored_text("An administrator can enable it again."),
             )
         elif offered.owner not in (None, usage.owner) or (
             offered.projects and offered.projects.isdisjoint(line)
         ):
             yield Denial(
                 Requirement.ENVIRONMENT,
-                f"{offered.title} is not available to the project {project}.",
-                "An administrator can make it available.",
+                stored_text(f"{offered.title} is not available to the project {project}."),
+                stored_text("An administrator can make it available."),
             )
         for volume in usage.volumes:
             projects = self.volumes.get(volume)
             if projects is None or (projects and projects.isdisjoint(line)):
                 yield Denial(
                     Requirement.VOLUME,
-                    f"There is no volume {volume}, or {project} may not use it.",
-                    "An administrator can create it, or allow the project to use it.",
+                    stored_text(f"There is no volume {volume}, or {project} may not use it."),
+                    stored_text("An administrator can create it, or allow the project to use it."),
                 )
         for name, of_project in usage.secrets:
             holder = (None, usage.project) if of_project else (usage.owner, None)
@@ -130,8 +133,10 @@ class RightsSnapshot:
                 owner = project if of_project else account.name
                 yield Denial(
                     Requirement.SECRET,
-                    f"{owner} has no secret called {name}.",
-                    "A manager of the project can create it." if of_project else f"{owner} can create it.",
+                    stored_text(f"{owner} has no secret called {name}."),
+                    stored_text(
+                        "A manager of the project can create it." if of_project else f"{owner} can create it."
+                    ),
                 )
 
 

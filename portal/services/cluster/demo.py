@@ -16,6 +16,7 @@ from django.db.models import QuerySet
 
 from portal.domain.reasons import EndReason
 from portal.domain.states import LIVE_ATTEMPT_STATES, LIVE_JOB_STATES, NodeTransport, Role, RuntimeKind
+from portal.domain.stored_texts import stored_text
 from portal.errors import FairwayError
 from portal.models import (
     ClusterSettings,
@@ -186,7 +187,7 @@ def running_demo_tasks() -> QuerySet[Task]:
 def evict_demo_jobs() -> int:
     """Preempt all jobs on the demo's nodes; return the number of attempts. The jobs are pending again."""
     attempts = set(running_demo_tasks().values_list("attempt_id", flat=True))
-    message = "The demo and its simulated nodes were stopped; the job is pending again."
+    message = stored_text("The demo and its simulated nodes were stopped; the job is pending again.")
     for attempt in sorted(attempts):
         job_control.request_stop(attempt, EndReason.PREEMPTED, message=message)
     return len(attempts)

@@ -21,6 +21,7 @@ from agents.engines.interface import Container
 from portal.access import Permission, require_permission
 from portal.domain.node_breaker import BreakerState, IncidentKind
 from portal.domain.states import FENCED_REASON, JobKind, RuntimeKind
+from portal.domain.stored_texts import stored_text
 from portal.errors import Conflict
 from portal.live_events import publish_on_commit
 from portal.models import ClusterSettings, Environment, Gpu, Job, Lease, Node, OrphanContainer, Project, User
@@ -184,9 +185,9 @@ def do_adopt_orphan(actor: User, row: OrphanContainer) -> Job:
         elif job.is_placeholder:  # ranks on other nodes were adopted before
             Job.objects.filter(pk=job.pk).update(tasks=job.tasks + len(rows))
         nodes = ", ".join(sorted({each.node.name for each in rows}))
-        message = f"Found running on {nodes} after a restore, and adopted by {actor.username}."
+        message = stored_text(f"Found running on {nodes} after a restore, and adopted by {actor.username}.")
         if job.kind == JobKind.WORKSPACE.value:
-            message += " Its access secret was lost with the database: it can only be stopped."
+            message += stored_text(" Its access secret was lost with the database: it can only be stopped.")
         found = [(each, _gpus_of(each)) for each in rows]
         adopt_attempt(job, row.attempt, found, actor=actor.username, message=message)
         for each in rows:

@@ -20,6 +20,7 @@ from django.utils.translation import gettext as _
 from portal.access import require_admin
 from portal.domain.reasons import EndReason
 from portal.domain.states import LIVE_ATTEMPT_STATES, NodeState
+from portal.domain.stored_texts import stored_text
 from portal.errors import Conflict, InvalidRequest, PreconditionFailed
 from portal.live_events import publish_on_commit
 from portal.models import Node, NodePool, Project, Reservation, ReservationNode, Task, User
@@ -138,7 +139,7 @@ def drain_started_reservations() -> int:
             tasks = live.filter(node__in=row.reservation_nodes.values("node"))
             ids = list(tasks.values_list("pk", flat=True))
             until = row.ends_at.astimezone(dt.UTC)
-            message = f"Its node is in maintenance until {until:%d %b %H:%M} UTC ({row.name})."
+            message = stored_text(f"Its node is in maintenance until {until:%d %b %H:%M} UTC ({row.name}).")
             elastic.end_tasks(ids, EndReason.PREEMPTED, message=message, actor="fairway")
             record_action(None, "reservation.clear", row, after={"tasks": len(ids)}, reason=row.reason)
             _publish(row)
@@ -290,13 +291,13 @@ def _notify_of_maintenance(row: Reservation, nodes: Sequence[Node]) -> None:
         return
     names = ", ".join(node.name for node in nodes[:5]) + (", …" if len(nodes) > 5 else "")
     if row.cancelled_at is not None:
-        title, follow = f"Maintenance of {names} at {{starts_at}} is cancelled", ""
+        title, follow = stored_text(f"Maintenance of {names} at {{starts_at}} is cancelled"), ""
     else:
-        title = f"Maintenance of {names} from {{starts_at}} to {{ends_at}}"
-        follow = (
+        title = stored_text(f"Maintenance of {names} from {{starts_at}} to {{ends_at}}")
+        follow = stored_text(
             " Jobs that still run there are preempted when it starts."
             if row.drain_at_start
-            else (" Running jobs continue; no job starts there in that time.")
+            else " Running jobs continue; no job starts there in that time."
         )
     times = {"starts_at": row.starts_at, "ends_at": row.ends_at}
     notify_users_of_nodes(nodes, title, f"{row.reason or row.name}.{follow}", times)

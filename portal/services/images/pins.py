@@ -20,6 +20,7 @@ from portal.access import Permission, require_permission
 from portal.domain.node_breaker import BreakerState
 from portal.domain.reasons import EndReason
 from portal.domain.states import CONTAINER_RUNTIMES, NodeState
+from portal.domain.stored_texts import stored_text
 from portal.errors import Conflict, InvalidRequest
 from portal.models import Environment, ImagePresence, Job, Node, Task, User
 from portal.outbox import notify_node
@@ -159,7 +160,7 @@ def pin_job(task: Task) -> str:
             if row.image_digest:
                 row.save(update_fields=["image_digest", "image_attempt"])
             if row.image_digest and before not in ("", row.image_digest):
-                message = (
+                message = stored_text(
                     f"Uses {row.image_digest} from now on. Only one node had reported "
                     f"{before}, and another could not pull it."
                 )

@@ -13,6 +13,7 @@ from portal.access import Permission, can, require_permission
 from portal.domain.formatting import format_duration
 from portal.domain.job_spec import job_fields
 from portal.domain.states import DesiredState, JobKind, JobState
+from portal.domain.stored_texts import stored_text
 from portal.errors import Conflict, InvalidRequest
 from portal.live_events import publish_all_on_commit
 from portal.models import Dependency, Job, JobEvent, User
@@ -37,7 +38,9 @@ UNSTARTED_FIELDS = {
 }
 CHANGEABLE_FIELDS = (*WAITING_FIELDS, "pool", "project", "dependencies")
 _ROLE_AMOUNTS = {"tasks", "min_tasks", "gpus_per_task"}
-_LABELS = {name: name.removesuffix("_s").removesuffix("_mib").replace("_", " ") for name in CHANGEABLE_FIELDS}
+CHANGE_LABELS = {
+    name: name.removesuffix("_s").removesuffix("_mib").replace("_", " ") for name in CHANGEABLE_FIELDS
+}
 _NOT_CHANGEABLE = "not_changeable"
 
 
@@ -135,11 +138,13 @@ def do_change_job(user: User, job: Job, changes: Mapping[str, Any], *, version: 
             {name: _plain(getattr(side, name)) for name in changed} for side in (present, request)
         )
         _save(locked, request, changed, added)
-        texts = [
-            f"{_LABELS[name]} from {_text(name, before[name])} to {_text(name, after[name])}"
-            for name in changed
-        ]
-        message = f"Changed by {user.username}: {', '.join(texts)}."[:1000]
+        labels = (
+            (CHANGE_LABELS[name], _text(name, before[name]), _text(name, after[name])) for name in changed
+        )
+        texts = ", ".join(
+            stored_text(f"{label} from {old_text} to {new_text}") for label, old_text, new_text in labels
+        )
+        message = stored_text(f"Changed by {user.username}: {texts}.")[:1000]
         details = {"before": before, "after": after}
         JobEvent.objects.create(
             job=locked, kind="changed", actor=user.username, message=message, details=details
@@ -182,4 +187,4 @@ def _text(name: str, value: Any) -> str:
 
 
 def _field_names(names: Iterable[str]) -> str:
-    return " and ".join(_LABELS[name] for name in sorted(names))
+    return " and ".join(CHANGE_LABELS[name] for name in sorted(names))

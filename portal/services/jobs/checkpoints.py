@@ -21,6 +21,7 @@ from portal.domain.checkpoints import (
     surplus,
 )
 from portal.domain.states import LIVE_ATTEMPT_STATES, JobKind
+from portal.domain.stored_texts import stored_text
 from portal.domain.volumes import VolumeKind, home_mount_path
 from portal.errors import Conflict
 from portal.live_events import publish_on_commit
@@ -238,9 +239,9 @@ def decide_resume(attempt: Attempt, place: CheckpointPlace | None, row: ListedCh
                 locked.resume_target, locked.resume_path = place.target, place.entry(row.name).path
                 locked.resume_step = row.step
             locked.save(update_fields=["resume_decided", "resume_target", "resume_path", "resume_step"])
-            step = f", step {row.step:,}" if row and row.step is not None else ""
-            start = (
-                f"It starts from the checkpoint {row.name}{step}."
+            step = row.step if row else None
+            start = stored_text(
+                f"It starts from the checkpoint {row.name}{'' if step is None else f', step {step:,}'}."
                 if row
                 else "It starts without a checkpoint."
             )

@@ -13,6 +13,7 @@ from portal.domain.code import parse_repository
 from portal.domain.policy_settings import CODE_SIZE_LIMIT, CODE_TIME_LIMIT, SettingValue
 from portal.domain.reasons import EndReason, end_message
 from portal.domain.states import RuntimeKind
+from portal.domain.stored_texts import stored_text
 from portal.models import Attempt
 from portal.services.lifecycle import job_control
 from portal.services.lifecycle.state_events import record_event
@@ -58,7 +59,7 @@ def record_code_commit(attempt: Attempt, commit: str, written_s: float | None) -
         at = now if written_s is None else min(now, dt.datetime.fromtimestamp(written_s, dt.UTC))
         changes = {"code_commit": commit, "code_ready_at": max(attempt.running_at or attempt.created_at, at)}
         if Attempt.objects.filter(pk=attempt.pk, code_commit="").update(**changes):
-            record_event(attempt, "code", "code", f"It checked out commit {commit}.")
+            record_event(attempt, "code", "code", stored_text(f"It checked out commit {commit}."))
             attempt.code_commit = commit
             return
     recorded = Attempt.objects.values_list("code_commit", flat=True).get(pk=attempt.pk)

@@ -9,6 +9,7 @@ from django.utils.translation import gettext as _
 from portal.access import Permission, can
 from portal.domain.reasons import EndReason, end_message
 from portal.domain.states import TERMINAL_JOB_STATES, DesiredState, JobState
+from portal.domain.stored_texts import stored_text
 from portal.errors import InvalidRequest
 from portal.models import Dependency, Job, User
 from portal.services.lifecycle import job_control
@@ -22,9 +23,9 @@ UNSUCCESSFUL_STATES = tuple(
 """Final states after which jobs that require completion are cancelled."""
 
 OUTCOME_TEXT = {
-    JobState.FAILED: "failed",
-    JobState.CANCELLED: "was cancelled",
-    JobState.TIMEOUT: "reached its time limit",
+    JobState.FAILED: stored_text("failed"),
+    JobState.CANCELLED: stored_text("was cancelled"),
+    JobState.TIMEOUT: stored_text("reached its time limit"),
 }
 
 
@@ -101,7 +102,7 @@ def cancel_dependents() -> int:
 def _cancellation_message(row: Dependency) -> str:
     """Name the dependency only within its own project: the user may not be allowed to see it otherwise."""
     alike = row.job.project_id == row.depends_on.project_id
-    name = row.depends_on.name if alike else "a job of another project"
+    name = row.depends_on.name if alike else stored_text("a job of another project")
     return end_message(
-        EndReason.DEPENDENCY_FAILED, job=name, how=OUTCOME_TEXT[JobState(row.depends_on.state)]
+        EndReason.DEPENDENCY_FAILED, job=name, how_text=OUTCOME_TEXT[JobState(row.depends_on.state)]
     )

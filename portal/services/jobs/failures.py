@@ -17,6 +17,7 @@ from agents.xid_catalog import xid_meaning
 from portal.access import require_admin
 from portal.domain.failure_rules import FailureMatch, FailureMatcher, FailureRule
 from portal.domain.states import FAILED_ATTEMPT_STATES
+from portal.domain.stored_texts import stored_text
 from portal.models import Allocation, Attempt, Task, User
 from portal.models.alerts import AlertKind
 from portal.selectors.failure_rules import enabled_failure_rules
@@ -65,10 +66,10 @@ def identify_failure(attempt: Attempt, rules: Sequence[FailureRule]) -> None:
         if not Attempt.objects.filter(pk=attempt.pk, failure_checked_at__isnull=True).update(**fields):
             return
         if match is not None:
-            where = (
-                "" if match.rank is None or len(attempt.task_rows.all()) == 1 else f" on rank {match.rank}"
-            )
-            record_event(attempt, "failure_identified", match.rule.code, f"{match.rule.title}{where}.")
+            rule = match.rule.title
+            single = match.rank is None or len(attempt.task_rows.all()) == 1
+            message = stored_text(f"{rule}." if single else f"{rule} on rank {match.rank}.")
+            record_event(attempt, "failure_identified", match.rule.code, message)
         if attempt.job.apply_failure_actions:
             attempt.refresh_from_db(fields=["failure_rank"])
             apply_failure_action(attempt, match.rule if match else None)

@@ -9,6 +9,7 @@ from django.utils.translation import gettext as _
 
 from portal.access import Permission, require_permission
 from portal.domain.states import JobKind
+from portal.domain.stored_texts import stored_text
 from portal.errors import Conflict, InvalidRequest
 from portal.models import Job, NodePool, User
 from portal.services.audit import record_change
@@ -51,7 +52,7 @@ def do_switch_gpus(
     before = {name: (job.gpu_switch or {}).get(name, getattr(job, name)) for name in columns}
     if before == columns:
         raise InvalidRequest(fields={"gpus_per_task": _("It has these GPUs already.")})
-    message = (
+    message = stored_text(
         f"{user.username} switches it from {_describe(before['gpus_per_task'], before['gpu_model'])} to "
         f"{_describe(request.gpus_per_task, request.gpu_model)}; home and address stay."
     )
@@ -63,5 +64,5 @@ def do_switch_gpus(
 
 def _describe(gpus: int, model: str) -> str:
     if not gpus:
-        return "no GPU"
+        return stored_text("no GPU")
     return f"{gpus} {f'{model} ' if model else ''}GPU{'' if gpus == 1 else 's'}"

@@ -18,6 +18,7 @@ from portal.domain.checkpoints import Validity
 from portal.domain.formatting import format_duration
 from portal.domain.notices import NoticeKind
 from portal.domain.states import AttemptState, DesiredState, JobKind
+from portal.domain.stored_texts import stored_text
 from portal.errors import Conflict, Forbidden, InvalidRequest
 from portal.models import Attempt, AttemptActivity, IdleExemption, Job, User
 from portal.selectors.scheduling.project_settings import effective_rules
@@ -83,32 +84,37 @@ def start_countdown(
         row.save(update_fields=["idle_notified_at", "inactive_since", "suspend_at"])
         quiet = format_duration(_minutes((now - inactive_since).total_seconds()))
         job = row.attempt.job
-        unused = {
-            JobKind.WORKSPACE: "its GPUs and its tool are inactive",
-            JobKind.TRAINING: "its GPUs are inactive",
-        }
-        unused[JobKind.SERVICE] = "its GPUs are inactive, and no requests arrive"
-        message = f"It has been idle for {quiet}: {unused[JobKind(job.kind)]}."
+        message = stored_text(f"It has been idle for {quiet}: {_INACTIVE_TEXT[JobKind(job.kind)]}.")
         if suspend_in_s is not None:
-            message += (
-                f" It will be {_suspended_text(job)[0]} in {format_duration(suspend_in_s)} "
-                f"unless it is used or exempted; {_suspended_text(job)[1]}."
+            zero, again = job.kind == JobKind.SERVICE.value, _continuation_text(job)
+            message += stored_text(
+                f" It will be {'scaled to zero' if zero else 'suspended'} in {format_duration(suspend_in_s)} "
+                f"unless it is used or exempted; {again}."
             )
         ends = {"suspend_at": row.suspend_at.isoformat()} if row.suspend_at else {}
         record_owner_event(row.attempt, "idle", message, details=ends)
-        notify_job_owner(job, NoticeKind.IDLE_WARNING, f"{job.name} is idle", message)
+        notify_job_owner(job, NoticeKind.IDLE_WARNING, stored_text(f"{job.name} is idle"), message)
         return True
 
 
-def _suspended_text(job: Job) -> tuple[str, str]:
-    """Return what happens to an idle job at the end of its countdown, and how it continues."""
+_INACTIVE_TEXT = {
+    JobKind.WORKSPACE: stored_text("its GPUs and its tool are inactive"),
+    JobKind.TRAINING: stored_text("its GPUs are inactive"),
+    JobKind.SERVICE: stored_text("its GPUs are inactive, and no requests arrive"),
+}
+
+
+def _continuation_text(job: Job) -> str:
+    """Return how an idle job continues after the end of its countdown."""
     if job.kind == JobKind.SERVICE.value:
-        return "scaled to zero", "the next request starts it again"
+        return stored_text("the next request starts it again")
     if job.kind == JobKind.WORKSPACE.value:
-        return "suspended", "its files are kept"
+        return stored_text("its files are kept")
     saved = job.checkpoints.filter(validity=Validity.VALID.value).exists()
-    again = "it continues from its newest checkpoint" if saved else "it has no checkpoint, so it begins again"
-    return "suspended", f"{again} when it is resumed"
+    return stored_text(
+        f"{'it continues from its newest checkpoint' if saved else 'it has no checkpoint, so it begins again'} "
+        "when it is resumed"
+    )
 
 
 def end_countdown(decided: AttemptActivity, reason: str) -> bool:
@@ -141,8 +147,10 @@ def lock_ended_countdown(decided: AttemptActivity) -> tuple[AttemptActivity | No
     if IdleExemption.objects.filter(job=job, revoked_at__isnull=True, expires_at__gt=now).exists():
         return None, ""
     quiet = format_duration(_minutes((now - row.inactive_since).total_seconds()))
-    word, again = _suspended_text(job)
-    return row, f"{word.capitalize()} after {quiet} without use; {again}."
+    zero, again = job.kind == JobKind.SERVICE.value, _continuation_text(job)
+    return row, stored_text(
+        f"{'Scaled to zero' if zero else 'Suspended'} after {quiet} without use; {again}."
+    )
 
 
 # -- user actions -------------------------------------------------------------------------------------
@@ -174,7 +182,7 @@ def do_snooze(user: User, job: Job) -> AttemptActivity:
         row.snoozed_until = now + dt.timedelta(seconds=keep_s)
         row.save(update_fields=["snooze_count", "snoozed_at", "snoozed_until"])
         _clear_countdown(row)
-        said = (
+        said = stored_text(
             f"Snoozed for {format_duration(keep_s)}; snooze {row.snooze_count} "
             f"of {most} until it is used again."
         )
@@ -223,7 +231,7 @@ def do_exempt_from_idle(user: User, job: Job, reason: str) -> IdleExemption:
         )
         if row.idle_notified_at is not None:
             _clear_countdown(row)
-        message = f"Exempt for {format_duration(keep_s)}: {reason}"
+        message = stored_text(f"Exempt for {format_duration(keep_s)}: {reason}")
         record_owner_event(row.attempt, "exempted", message, user.username)
         after = {"until": exemption.expires_at.isoformat()}
         record_action(user, "job.idle_exemption", job, after=after, reason=reason)
@@ -243,12 +251,14 @@ def do_revoke_exemption(user: User, exemption: IdleExemption) -> IdleExemption:
         IdleExemption.objects.filter(pk=row.pk).update(revoked_at=Now())
         attempt = Attempt.objects.filter(job=row.job).order_by("-number").first()
         if attempt is not None:
-            record_owner_event(attempt, "exemption_revoked", "Its exemption was revoked.", user.username)
+            record_owner_event(
+                attempt, "exemption_revoked", stored_text("Its exemption was revoked."), user.username
+            )
         notify_job_owner(
             row.job,
             NoticeKind.REQUEST_ANSWERED,
-            f"The idle exemption of {row.job.name} was revoked",
-            f"By {user.display_name}. It is suspended again when it is idle.",
+            stored_text(f"The idle exemption of {row.job.name} was revoked"),
+            stored_text(f"By {user.display_name}. It is suspended again when it is idle."),
             actor=user.username,
             recipient=row.requested_by_id,
         )

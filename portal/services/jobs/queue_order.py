@@ -9,6 +9,7 @@ from django.utils.translation import gettext as _
 from portal.access import Permission, require_admin, require_permission
 from portal.domain.job_spec import job_fields
 from portal.domain.states import DesiredState, JobState
+from portal.domain.stored_texts import stored_text
 from portal.errors import Conflict, Forbidden
 from portal.live_events import publish_all_on_commit
 from portal.models import Job, JobEvent, User
@@ -64,8 +65,9 @@ def do_move_job(user: User, job: Job, to: str) -> Job:
         for n, each in enumerate(waiting[:ordered]):
             each.queue_rank = n - ordered  # below 0, so that jobs submitted later come after them
         Job.objects.bulk_update(waiting[:ordered], ["queue_rank"])
-        where = "before" if to == "up" else "after"
-        message = f"Moved {where} {passed.name} ({passed.public_id}) by {user.username}."
+        message = stored_text(
+            f"Moved {'before' if to == 'up' else 'after'} {passed.name} ({passed.public_id}) by {user.username}."
+        )
         JobEvent.objects.create(job=moved, kind="moved", actor=user.username, message=message)
         positions = ({"position": at + 1}, {"position": other + 1})
         record_action(user, "job.move", moved, before=positions[0], after=positions[1])

@@ -15,6 +15,7 @@ from portal.domain.job_spec import roles_as_json
 from portal.domain.node_breaker import BreakerState
 from portal.domain.roles import role_of_rank
 from portal.domain.states import TERMINAL_JOB_STATES, NodeState
+from portal.domain.stored_texts import stored_text
 from portal.errors import Conflict, FairwayError
 from portal.models import Attempt, Job, Node, Task, User
 from portal.selectors.failure_rules import identified_failure, more_memory_mib
@@ -77,7 +78,7 @@ def apply_failure_action(attempt: Attempt, rule: FailureRule | None) -> None:
         request, done = _fix(job, attempt, rule)
         validate_request(job.owner, request)
     except FairwayError as refusal:
-        why = f"The action of the failure rule {rule.code} is not possible: {refusal.message}"
+        why = stored_text(f"The action of the failure rule {rule.code} is not possible: {refusal.message}")
         finish_failure_check(attempt, job, f"{attempt.message} {why}")
         return
     before = {"memory_mib": job.memory_mib, "roles": job.roles}
@@ -87,7 +88,9 @@ def apply_failure_action(attempt: Attempt, rule: FailureRule | None) -> None:
     if request.avoid_nodes:
         after["avoid_nodes"] = [node.name for node in request.avoid_nodes]
     record_change(None, "job.apply_failure_action", job, before, after, reason=rule.title)
-    message = f"The failure rule {rule.code} ({rule.title}) applies: it starts again{done}."
+    message = stored_text(
+        f"The failure rule {rule.code} ({rule.title}) applies: it starts again{f' {done}' if done else ''}."
+    )
     finish_failure_check(attempt, job, f"{attempt.message} {message}", rule=rule.code)
 
 
@@ -105,16 +108,16 @@ def _fix(job: Job, last: Attempt, rule: FailureRule) -> tuple[JobRequest, str]:
         roles = [
             replace(role, memory_mib=memory_mib) if role.name == name else role for role in request.roles
         ]
-        return replace(
-            request, memory_mib=memory_mib, roles=roles
-        ), f" with {format_memory(memory_mib)} of memory"
+        return replace(request, memory_mib=memory_mib, roles=roles), stored_text(
+            f"with {format_memory(memory_mib)} of memory"
+        )
     if rule.action is FailureAction.EXCLUDE_NODE:
         node = failed_node(last)
         if node is None or not enough_other_nodes(job, node):
             message = _("No other node can run it. Resubmit it to use the same node again.")
             raise Conflict(message, code="no_other_node")
         avoided = [*job.avoid_nodes.all(), node]
-        return replace(request, avoid_nodes=avoided), f" without the node {node.name}"
+        return replace(request, avoid_nodes=avoided), stored_text(f"without the node {node.name}")
     return request, ""
 
 

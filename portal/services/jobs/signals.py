@@ -13,6 +13,7 @@ from django.utils.translation import gettext as _
 from portal.access import Permission, require_permission
 from portal.domain.signals import SIGNAL_TTL_S, SIGNALS
 from portal.domain.states import AttemptState
+from portal.domain.stored_texts import stored_text
 from portal.errors import Conflict, InvalidRequest
 from portal.models import Job, JobSignal, Task, User
 from portal.outbox import notify_nodes
@@ -43,7 +44,9 @@ def do_send_signal(actor: User, job: Job, name: str) -> list[JobSignal]:
         rows = [JobSignal(attempt=attempt, node_id=node, signal=name, actor=actor) for node in nodes]
         JobSignal.objects.bulk_create(rows)
         record_action(actor, "job.signal", job, after={"signal": name, "attempt": attempt.number})
-        message = f"{actor.username} sent {name} to {'it' if running.count() == 1 else 'all its ranks'}."
+        message = stored_text(
+            f"{actor.username} sent {name} to {'it' if running.count() == 1 else 'all its ranks'}."
+        )
         record_event(attempt, "signal", "", message, actor.username)
         notify_nodes(dict.fromkeys(nodes.values(), (OPERATIONS, "")))
     return rows
@@ -73,7 +76,9 @@ def record_signal_delivery(row: JobSignal, refusal: str = "") -> None:
     with transaction.atomic():
         JobSignal.objects.filter(pk=row.pk).update(acknowledged_at=timezone.now())
         if refusal:
-            message = f"{row.signal} was not delivered to its ranks on {row.node.name}: {refusal}"
+            message = stored_text(
+                f"{row.signal} was not delivered to its ranks on {row.node.name}: {refusal}"
+            )
             record_event(row.attempt, "signal", "", message)
 
 

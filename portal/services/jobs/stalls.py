@@ -15,6 +15,7 @@ from portal.domain.formatting import format_duration
 from portal.domain.policy_settings import STALL_TIMEOUT
 from portal.domain.reasons import EndReason, end_message
 from portal.domain.states import AttemptState, JobKind
+from portal.domain.stored_texts import stored_text
 from portal.models import Allocation, Attempt, AttemptObservation, NodeMetricsMinute
 from portal.selectors.scheduling.settings import effective_pool_settings
 from portal.services.lifecycle import job_control
@@ -111,6 +112,6 @@ def _continue(row: Attempt) -> None:
     with transaction.atomic():
         seen = AttemptObservation.objects.select_for_update().get(pk=row.pk)
         if seen.stalled_at is not None:
-            record_event(row, "continues", "", "It is active again.")
+            record_event(row, "continues", "", stored_text("It is active again."))
         seen.stall_suspected_at = seen.stalled_at = None
         seen.save(update_fields=["stall_suspected_at", "stalled_at"])

@@ -19,6 +19,7 @@ from agents.launchers import launcher_label
 from portal.domain.formatting import format_memory
 from portal.domain.reasons import EndReason, end_message
 from portal.domain.states import LIVE_ATTEMPT_STATES
+from portal.domain.stored_texts import stored_text
 from portal.domain.throughput import GpuPosition, Layout, layout_of
 from portal.live_events import publish_all_on_commit
 from portal.models import Allocation, Attempt, AttemptObservation, AttemptProgress, RankProgress, Topology
@@ -57,7 +58,7 @@ def record_checkpoint(
     if not live.update(checkpoint_at=at, checkpoint_step=step):
         return False
     attempt.checkpoint_at, attempt.checkpoint_step = at, step
-    publish_all_on_commit([attempt_topic_event(attempt, "checkpoint", "It saved a checkpoint.")])
+    publish_all_on_commit([attempt_topic_event(attempt, "checkpoint", stored_text("It saved a checkpoint."))])
     return True
 
 
@@ -81,7 +82,7 @@ def record_image_pull(attempt_id: int, node: str, *, ended: bool) -> None:
         else:
             attempt.image_pull_started_at = attempt.image_pull_started_at or now
         attempt.save(update_fields=["image_pull_started_at", "image_pulled_at"])
-        message = f"{node} has pulled its image." if ended else f"{node} pulls its image."
+        message = stored_text(f"{node} has pulled its image." if ended else f"{node} pulls its image.")
         record_event(attempt, "image_pulled" if ended else "image_pull", "image", message)
 
 
@@ -143,7 +144,9 @@ def record_progress(
         )
         written = bool(row.update(rank=rank, completed_units=completed_units, reported_at=at, **anew))
     if written:
-        publish_all_on_commit([attempt_topic_event(attempt, "progress", "It reported its progress.")])
+        publish_all_on_commit(
+            [attempt_topic_event(attempt, "progress", stored_text("It reported its progress."))]
+        )
     return written
 
 

@@ -21,6 +21,7 @@ from portal.domain.job_spec import MAX_TIME_LIMIT_S
 from portal.domain.notices import NoticeKind
 from portal.domain.project_tree import path_to_root
 from portal.domain.states import AttemptState, DesiredState
+from portal.domain.stored_texts import stored_text
 from portal.domain.user_requests import RequestKind, RequestState
 from portal.engine_client import query_delay_impact
 from portal.errors import Conflict, InvalidRequest
@@ -77,12 +78,12 @@ def _warn(attempt_id: int) -> bool:
         if _warnings().filter(job=job, attempt=row, limit_s=job.time_limit_s).exists():
             return False
         left_s = max(0.0, (row.ends_at - row.now).total_seconds())
-        message = (
+        message = stored_text(
             f"Its time limit of {format_duration(job.time_limit_s or 0)} ends it in {format_duration(left_s)}; "
             f"then it is stopped and has {job.termination_grace_s} s to save its work."
         )
         record_owner_event(row, WARNING_EVENT, message, details=facts)
-        title = f"{job.name} ends in {format_duration(left_s)}"
+        title = stored_text(f"{job.name} ends in {format_duration(left_s)}")
         notify_job_owner(job, NoticeKind.TIME_LIMIT_WARNING, title, message)
         return True
 
@@ -136,9 +137,11 @@ def do_request_extension(user: User, job: Job, extra_s: int, reason: str = "") -
             asked.save()
             asked.refresh_from_db(fields=["requested_at"])
             if asked.has_no_impact:
-                _extend_limit(user, attempt, extra_s, "It delays no other job.", reason)
+                _extend_limit(user, attempt, extra_s, _NO_DELAY, reason)
             else:
-                message = f"An extension by {format_duration(extra_s)} was requested. {_delay_message(asked)}"
+                message = stored_text(
+                    f"An extension by {format_duration(extra_s)} was requested. {_delay_message(asked)}"
+                )
                 record_owner_event(attempt, "time_asked", message, user.username)
     except IntegrityError as twice:
         raise Conflict(_("An extension request is already pending."), code="extension_pending") from twice
@@ -161,8 +164,8 @@ def approve_extension(user: User, asked: UserRequest, answer: str) -> None:
 
 def record_denied_extension(user: User, asked: UserRequest, answer: str) -> None:
     attempt, extra_s = _extension(asked)
-    said = f": {answer[:300]}" if answer else "."
-    message = f"The extension by {format_duration(extra_s)} was denied{said}"
+    by, reason = format_duration(extra_s), answer[:300]
+    message = stored_text(f"The extension by {by} was denied{f': {reason}' if reason else '.'}")
     record_owner_event(attempt, "time_refused", message, user.username)
 
 
@@ -210,13 +213,20 @@ def _impact_columns(job: Job, impact: dict[str, Any] | None) -> dict[str, Any]:
     }
 
 
+_NO_DELAY = stored_text("It delays no other job.")
+
+
 def _delay_message(extension: UserRequest) -> str:
     """Describe the impact without names: readers of the timeline may not see the other jobs."""
     if not extension.impact_known:
-        return "The scheduler did not report in time which jobs it delays."
-    counts = {"pending job": extension.delayed_count, "reservation": len(extension.reservations)}
-    said = [f"{count} {noun}{'' if count == 1 else 's'}" for noun, count in counts.items() if count]
-    return f"It delays {' and '.join(said)}." if said else "It delays no other job."
+        return stored_text("The scheduler did not report in time which jobs it delays.")
+    jobs, reservations = extension.delayed_count, len(extension.reservations)
+    later = stored_text(f"{reservations} {'reservation' if reservations == 1 else 'reservations'}")
+    if not jobs:
+        return stored_text(f"It delays {later}.") if reservations else _NO_DELAY
+    return stored_text(
+        f"It delays {jobs} pending {'job' if jobs == 1 else 'jobs'}{f' and {later}' if reservations else ''}."
+    )
 
 
 def _extend_limit(user: User, attempt: Attempt, extra_s: int, message: str, reason: str) -> None:
@@ -226,7 +236,7 @@ def _extend_limit(user: User, attempt: Attempt, extra_s: int, message: str, reas
     job.time_limit_s = before + extra_s
     job.version += 1
     job.save(update_fields=["time_limit_s", "version"])
-    change = f"Time limit {format_duration(before)} to {format_duration(job.time_limit_s)}."
+    change = stored_text(f"Time limit {format_duration(before)} to {format_duration(job.time_limit_s)}.")
     record_owner_event(attempt, "extended", f"{change} {message}", user.username)
     limits = ({"time_limit_s": before}, {"time_limit_s": job.time_limit_s})
     record_action(user, "job.extend", job, before=limits[0], after=limits[1], reason=reason)

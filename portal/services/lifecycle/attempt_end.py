@@ -19,8 +19,9 @@ from portal.domain.end_states import (
     is_retried,
 )
 from portal.domain.failure_rules import PROGRAM_FAILURES
-from portal.domain.reasons import EndReason, end_message
+from portal.domain.reasons import PENDING_AGAIN, EndReason, end_message
 from portal.domain.states import LIVE_ATTEMPT_STATES, AttemptState, DesiredState, JobState
+from portal.domain.stored_texts import stored_text
 from portal.models import Attempt, Job, Task
 from portal.outbox import trigger_cycle
 from portal.services.lifecycle.rendezvous import release_rendezvous
@@ -84,9 +85,9 @@ def _job_change(ended: AttemptChange, reason: EndReason) -> JobChange:
     job.exit_code = attempt.exit_code
     after = _next_job_state(job, attempt, reason, ended.to)
     if job.awaits_failure_rule:
-        message = f"{message} The failure rules decide whether it starts again."
+        message = f"{message} {stored_text('The failure rules decide whether it starts again.')}"
     elif after is JobState.PENDING and not message.endswith("is pending again."):
-        message = f"{message} It is pending again."
+        message = f"{message} {PENDING_AGAIN}"
     if after is JobState.SUSPENDED and reason is not EndReason.SUSPENDED:
         message = end_message(EndReason.SUSPENDED)  # suspended while it stopped for another reason
     return JobChange(job, after, reason, message, attempt, ended.actor)
@@ -173,9 +174,11 @@ def record_lost_tasks(
     delay_s = backoff_s(attempt.failed_tasks, job.retry_backoff_s, job.retry_max_backoff_s)
     attempt.scale_up_after = timezone.now() + dt.timedelta(seconds=delay_s)
     attempt.save(update_fields=["failed_tasks", "scale_up_after"])
-    more = f" {surviving} of {job.tasks} tasks keep running."
+    more = stored_text(f" {surviving} of {job.tasks} tasks keep running.")
     if job.is_elastic and attempt.failed_tasks >= job.max_attempts:
-        more += f" It is not scaled up again in this attempt: {attempt.failed_tasks} of its tasks failed."
+        more += stored_text(
+            f" It is not scaled up again in this attempt: {attempt.failed_tasks} of its tasks failed."
+        )
     record_event(attempt, "task_lost", reason.value, f"{message}{more}", actor)
     bump_job_version(job)
 

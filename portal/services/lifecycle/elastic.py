@@ -16,6 +16,7 @@ from django.utils import timezone
 from portal.domain.end_states import END_STATES
 from portal.domain.reasons import EndReason
 from portal.domain.states import LIVE_ATTEMPT_STATES, AttemptState, DesiredState, JobState
+from portal.domain.stored_texts import stored_text
 from portal.errors import Conflict
 from portal.live_events import TopicEvent, publish_all_on_commit
 from portal.models import Attempt, Job, JobEvent, Task
@@ -43,9 +44,11 @@ from portal.services.lifecycle.state_events import attempt_event, attempt_topic_
 from portal.services.lifecycle.transitions import save_fields, set_task_state
 
 _PREEMPTOR_TEXT = {
-    EndReason.PREEMPTED: "for {job}, which has a higher priority",
-    EndReason.RECLAIMED: "for another project, which reclaims them",
-    EndReason.MIGRATED: "to move elsewhere so that a job that needs more GPUs together can start",
+    EndReason.PREEMPTED: stored_text("for {job_name}, which has a higher priority"),
+    EndReason.RECLAIMED: stored_text("for another project, which reclaims them"),
+    EndReason.MIGRATED: stored_text(
+        "to move elsewhere so that a job that needs more GPUs together can start"
+    ),
 }
 """Why tasks are evicted, as the job's users may read it: jobs of other projects are not named."""
 
@@ -103,9 +106,9 @@ def scale_up_attempts(scale_ups: Sequence[NewTasks]) -> None:
     news: list[TopicEvent] = []
     for each in scale_ups:
         where = ", ".join(sorted({placement.node.name for placement in each.placements}))
-        message = (
-            f"Scales up from {each.live_count} to {each.live_count + len(each.placements)} "
-            f"of {each.attempt.job.tasks} tasks: {where}."
+        new_count = each.live_count + len(each.placements)
+        message = stored_text(
+            f"Scales up from {each.live_count} to {new_count} of {each.attempt.job.tasks} tasks: {where}."
         )
         events.append(attempt_event(each.attempt, "grows", "placed", message))
         news.append(attempt_topic_event(each.attempt, "grows", message))
@@ -143,10 +146,15 @@ def request_task_evictions(evictions: Sequence[TaskEviction], *, actor: str = ""
                 kept.append(attempt.pk)
                 continue
             before = surviving_tasks(mine)
-            beneficiary = _PREEMPTOR_TEXT.get(leave.reason, "").format(
-                job=leave.for_job.name if leave.for_job else ""
+            beneficiary = (
+                _PREEMPTOR_TEXT.get(leave.reason, "")
+                .format(job_name=leave.for_job.name if leave.for_job else "")
+                .strip()
             )
-            message = f"Scales down by {len(going)} of {before} tasks {beneficiary}".strip() + "."
+            count = len(going)
+            message = stored_text(
+                f"Scales down by {count} of {before} tasks{f' {beneficiary}' if beneficiary else ''}."
+            )
             _request_eviction(attempt, going, leave.reason)
             record_event(attempt, "shrinks", leave.reason.value, message, actor)
             shrunk.append((attempt, leave.reason.value, message))

@@ -22,7 +22,7 @@ from django.utils.translation import gettext as _
 from agents.node.spec.task_spec import CAN_PROBE_LISTENING
 from portal.domain.end_states import END_STATES, is_retried
 from portal.domain.formatting import format_memory
-from portal.domain.reasons import EndReason, end_message
+from portal.domain.reasons import PENDING_AGAIN, EndReason, end_message
 from portal.domain.roles import earlier_ranks
 from portal.domain.states import (
     LIVE_ATTEMPT_STATES,
@@ -31,6 +31,7 @@ from portal.domain.states import (
     DesiredState,
     JobState,
 )
+from portal.domain.stored_texts import stored_text
 from portal.errors import Conflict
 from portal.live_events import publish_all_on_commit, publish_on_commit
 from portal.models import Attempt, Job, JobEvent, JobVerdict, Node, NodePool, Rendezvous, Task
@@ -52,7 +53,7 @@ from portal.services.lifecycle.state_events import (
     attempt_topic_event,
     job_event,
     job_topic_events,
-    preference_text,
+    placement_text,
     record_event,
 )
 from portal.services.lifecycle.transitions import (
@@ -235,24 +236,17 @@ def _set_running(starts: Sequence[AttemptStart], attempts: Sequence[Attempt], no
     by_message: dict[str, list[int]] = {}
     for each, attempt in zip(starts, attempts, strict=True):
         job, names = each.job, [placement.node.name for placement in each.placements]
-        where = ", ".join(sorted(set(names)))
+        node_names = ", ".join(sorted(set(names)))
         job.state, job.reason = JobState.RUNNING.value, "placed"
-        job.message = f"Its GPUs are allocated on {where}."[:1000]
+        job.message = stored_text(f"Its GPUs are allocated on {node_names}.")[:1000]
         job.version += 1
         job.attempt_count = attempt.number
         job.started_at = job.started_at or now
         job.exit_code = None
         by_message.setdefault(job.message, []).append(job.pk)
         events.append(job_event(job, JobState.PENDING, attempt))
-        events.append(
-            attempt_event(
-                attempt,
-                "attempt_state",
-                "placed",
-                f"Starting on {where}{preference_text(job.preferred_nodes, names)}.",
-                after=AttemptState.CONFIGURING.value,
-            )
-        )
+        where, state = placement_text(job.preferred_nodes, names), AttemptState.CONFIGURING.value
+        events.append(attempt_event(attempt, "attempt_state", "placed", where, after=state))
         news += [*job_topic_events(job), attempt_topic_event(attempt, "attempt_state", events[-1].message)]
     Job.objects.filter(pk__in=[each.job.pk for each in starts]).update(
         state=JobState.RUNNING.value,
@@ -413,7 +407,9 @@ def record_task_running(
         )
         if attempt.state == AttemptState.CONFIGURING and run >= attempt.job.required_tasks:
             attempt.running_at = now
-            change = AttemptChange(attempt, AttemptState.RUNNING, "started", "Its containers run.")
+            change = AttemptChange(
+                attempt, AttemptState.RUNNING, "started", stored_text("Its containers run.")
+            )
             transition_attempts([change], ("running_at",))
 
 
@@ -437,7 +433,7 @@ def finish_failure_check(attempt: Attempt, job: Job, message: str, *, rule: str 
         transition_job(job, JobState.FAILED, reason=reason, message=message, attempt=attempt)
         return
     if not rule:
-        message = f"{message} It is pending again."
+        message = f"{message} {PENDING_AGAIN}"
     if job.state == JobState.PENDING:
         job.message = message[:1000]
     job.version += 1
@@ -549,9 +545,9 @@ def _stop_completed_gang(attempt: Attempt, job: Job, tasks: Sequence[Task]) -> b
     """Stop the tasks that still run once those that decide about the job have succeeded; return True if so."""
     if all(task.container_removed for task in tasks) or gang_outcome(job, tasks) is not True:
         return False
-    message = "Enough of its tasks have succeeded."
+    message = stored_text("Enough of its tasks have succeeded.")
     if job.completion_role:
-        message = f"The role {job.completion_role} has completed."
+        message = stored_text(f"The role {job.completion_role} has completed.")
     _request_stops_locked([(attempt, StopRequest(attempt.pk, EndReason.COMPLETED, message))], "")
     return True
 
@@ -591,7 +587,8 @@ def set_job_held(job_id: int, held: bool, *, actor: str) -> Job:
                 _("The job has already ended: {state}.").format(state=job.state.lower()), code="job_ended"
             )
         if job.held != held:
-            _set_held([job], held, {job.pk: f"{'Held' if held else 'Released'} by {actor}."}, actor)
+            message = stored_text(f"{'Held' if held else 'Released'} by {actor}.")
+            _set_held([job], held, {job.pk: message}, actor)
         return job
 
 
@@ -617,7 +614,7 @@ def _set_held(jobs: Sequence[Job], held: bool, messages: Mapping[int, str], acto
 
 def record_submitted(jobs: Sequence[Job], *, actor: str) -> None:
     """Write the first events of jobs, in the transaction that inserts them."""
-    after, message = JobState.PENDING.value, f"Submitted by {actor}."
+    after, message = JobState.PENDING.value, stored_text(f"Submitted by {actor}.")
     JobEvent.objects.bulk_create(
         JobEvent(job=job, kind="submitted", after=after, actor=actor, message=message) for job in jobs
     )

@@ -9,15 +9,16 @@ from portal.domain.formatting import format_duration
 from portal.domain.notices import NoticeKind
 from portal.domain.reasons import EndReason
 from portal.domain.states import JobKind, JobState
+from portal.domain.stored_texts import stored_text
 from portal.models import Attempt, Job
 from portal.services.notices.write import NoticeDraft, write_notices
 
 _END_TITLES = {
-    JobState.COMPLETED: (NoticeKind.JOB_ENDED, "{} completed"),
-    JobState.CANCELLED: (NoticeKind.JOB_ENDED, "{} was stopped"),
-    JobState.SUSPENDED: (NoticeKind.JOB_ENDED, "{} was suspended"),
-    JobState.FAILED: (NoticeKind.JOB_FAILED, "{} failed"),
-    JobState.TIMEOUT: (NoticeKind.JOB_FAILED, "{} reached its time limit"),
+    JobState.COMPLETED: (NoticeKind.JOB_ENDED, stored_text("{job_name} completed")),
+    JobState.CANCELLED: (NoticeKind.JOB_ENDED, stored_text("{job_name} was stopped")),
+    JobState.SUSPENDED: (NoticeKind.JOB_ENDED, stored_text("{job_name} was suspended")),
+    JobState.FAILED: (NoticeKind.JOB_FAILED, stored_text("{job_name} failed")),
+    JobState.TIMEOUT: (NoticeKind.JOB_FAILED, stored_text("{job_name} reached its time limit")),
 }
 
 
@@ -27,9 +28,14 @@ def start_notice(attempt: Attempt) -> list[NoticeDraft]:
     if _is_managed(job):
         return []
     waited_s = (attempt.created_at - job.pending_since).total_seconds()
-    gpus = f" on {job.total_gpus} GPU{'' if job.total_gpus == 1 else 's'}" if job.total_gpus else ""
-    message = f"It runs{gpus}, after {format_duration(max(0.0, waited_s))} in the queue."
-    return [NoticeDraft(NoticeKind.JOB_STARTED, job.owner_id, f"{job.name} started", message, job=job)]
+    gpus, waited = job.total_gpus, format_duration(max(0.0, waited_s))
+    message = stored_text(
+        f"It runs on {gpus} {'GPU' if gpus == 1 else 'GPUs'}, after {waited} in the queue."
+        if gpus
+        else f"It runs, after {waited} in the queue."
+    )
+    title = stored_text(f"{job.name} started")
+    return [NoticeDraft(NoticeKind.JOB_STARTED, job.owner_id, title, message, job=job)]
 
 
 def state_notice(job: Job, before: JobState, actor: str) -> list[NoticeDraft]:
@@ -41,13 +47,15 @@ def state_notice(job: Job, before: JobState, actor: str) -> list[NoticeDraft]:
     elif before is JobState.RUNNING and state is JobState.PENDING and job.reason != EndReason.SUSPENDED:
         preempted = job.reason in PREEMPTION_REASONS
         kind = NoticeKind.JOB_PREEMPTED
-        title = "{} was preempted" if preempted else "{} ended early and is queued again"
+        title = stored_text(
+            "{job_name} was preempted" if preempted else "{job_name} ended early and is queued again"
+        )
     else:
         return []
     if _is_managed(job) and kind is not NoticeKind.JOB_FAILED:
         return []
     recipient = None if by_owner else job.owner_id  # webhooks of the project get it all the same
-    return [NoticeDraft(kind, recipient, title.format(job.name), job.message, job=job)]
+    return [NoticeDraft(kind, recipient, title.format(job_name=job.name), job.message, job=job)]
 
 
 def warn_of_reclaim(stops: Iterable[tuple[Attempt, str, str]]) -> None:
@@ -57,14 +65,18 @@ def warn_of_reclaim(stops: Iterable[tuple[Attempt, str, str]]) -> None:
             NoticeDraft(
                 NoticeKind.RECLAIM_WARNING,
                 attempt.job.owner_id,
-                f"GPUs of {attempt.job.name} are taken back",
-                f"{message} Stopped tasks have {attempt.job.termination_grace_s} s to save their work.",
+                stored_text(f"GPUs of {attempt.job.name} are taken back"),
+                f"{message} {_grace_text(attempt.job)}",
                 job=attempt.job,
             )
             for attempt, reason, message in stops
             if reason in PREEMPTION_REASONS
         ]
     )
+
+
+def _grace_text(job: Job) -> str:
+    return stored_text(f"Stopped tasks have {job.termination_grace_s} s to save their work.")
 
 
 def _is_managed(job: Job) -> bool:

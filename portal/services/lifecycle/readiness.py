@@ -6,6 +6,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from portal.domain.states import AttemptState
+from portal.domain.stored_texts import stored_text
 from portal.models import Attempt
 from portal.services.lifecycle.state_events import record_event
 from portal.services.lifecycle.transitions import announce_replica
@@ -18,7 +19,7 @@ def record_attempt_ready(attempt_id: int) -> None:
         if attempt.ready_at is None and attempt.state == AttemptState.RUNNING:
             attempt.ready_at = timezone.now()
             attempt.save(update_fields=["ready_at"])
-            record_event(attempt, "ready", "ready", "Its server responds.")
+            record_event(attempt, "ready", "ready", stored_text("Its server responds."))
             announce_replica(attempt.job)
 
 
@@ -31,9 +32,9 @@ def record_attempt_responsive(attempt_id: int, responsive: bool) -> None:
         attempt.unresponsive_since = None if responsive else timezone.now()
         attempt.save(update_fields=["unresponsive_since"])
         kind, message = (
-            ("ready", "Its server responds again.")
+            ("ready", stored_text("Its server responds again."))
             if responsive
-            else ("unresponsive", "Its server does not respond.")
+            else ("unresponsive", stored_text("Its server does not respond."))
         )
         record_event(attempt, kind, kind, message)
         announce_replica(attempt.job)

@@ -12,6 +12,7 @@ from django.utils.translation import gettext as _
 
 from portal.domain.reasons import EndReason, end_message
 from portal.domain.states import LIVE_ATTEMPT_STATES, DesiredState, JobState
+from portal.domain.stored_texts import stored_text
 from portal.errors import Conflict
 from portal.models import Attempt, Job, User
 from portal.selectors.jobs.rights import USAGE_COLUMNS, Denial, denials_by_key, usage_from_columns
@@ -102,7 +103,9 @@ def _apply_choice(
             StopRequest(attempts[job.pk].pk, reason, why[job.pk]) for job in queued if job.pk in attempts
         ]
         job_control.request_stops(unsent, actor=name)
-        job_control.hold_jobs({job.pk: f"Held by {name}. {denied[job.pk]}" for job in queued}, actor=name)
+        job_control.hold_jobs(
+            {job.pk: stored_text(f"Held by {name}. {denied[job.pk]}") for job in queued}, actor=name
+        )
     cancelled = queued if choice.queued is QueuedJobs.CANCEL else []
     stopped = running if choice.running is RunningJobs.STOP else []
     for job in [*cancelled, *stopped]:

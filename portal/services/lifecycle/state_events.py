@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from portal.domain.states import JobState
+from portal.domain.stored_texts import stored_text
 from portal.live_events import TopicEvent, publish_all_on_commit
 from portal.models import Attempt, Job, JobEvent
 
@@ -75,10 +76,13 @@ def publish_job_state(job: Job) -> None:
     publish_all_on_commit(job_topic_events(job))
 
 
-def preference_text(preferred: Sequence[str], names: Sequence[str]) -> str:
-    """Return how the nodes of a start compare with those that the job prefers; blank without a preference."""
+def placement_text(preferred: Sequence[str], names: Sequence[str]) -> str:
+    """Return where an attempt starts, and how that compares with the nodes that its job prefers."""
+    node_names, preferred_names = ", ".join(sorted(set(names))), ", ".join(dict.fromkeys(preferred))
     if not preferred:
-        return ""
+        return stored_text(f"Starting on {node_names}.")
     if list(names) == list(preferred[: len(names)]):
-        return ", as preferred"
-    return f"; its preferred nodes {', '.join(dict.fromkeys(preferred))} could not take all its tasks"
+        return stored_text(f"Starting on {node_names}, as preferred.")
+    return stored_text(
+        f"Starting on {node_names}; its preferred nodes {preferred_names} could not take all its tasks."
+    )

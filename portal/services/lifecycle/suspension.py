@@ -16,6 +16,7 @@ from portal.domain.end_states import PREEMPTION_REASONS, is_retried
 from portal.domain.failure_rules import PROGRAM_FAILURES
 from portal.domain.reasons import EndReason
 from portal.domain.states import TERMINAL_JOB_STATES, DesiredState, JobState
+from portal.domain.stored_texts import stored_text
 from portal.errors import Conflict
 from portal.models import Attempt, Job, JobEvent, JobVerdict
 from portal.outbox import trigger_cycle
@@ -49,7 +50,7 @@ def suspend_job(job_id: int, *, actor: str, message: str = "", only_attempt: int
             raise Conflict(_("It is stopping."), code="job_ended")
         if job.is_placeholder:
             raise Conflict(_("It was adopted from a container and could not be resumed."), code="job_unknown")
-        message = message or f"Suspended by {actor}; its files are kept."
+        message = message or stored_text(f"Suspended by {actor}; its files are kept.")
         job.desired_state = DesiredState.SUSPENDED.value
         job.version += 1
         job.save(update_fields=["desired_state", "version"])
@@ -76,7 +77,7 @@ def resume_job(job_id: int, *, actor: str) -> Job:
                 _("It is {state}, not suspended.").format(state=job.state.lower()), code="job_not_suspended"
             )
         job.desired_state = DesiredState.RUN.value
-        message = f"Resumed by {actor}."
+        message = stored_text(f"Resumed by {actor}.")
         if job.state == JobState.SUSPENDED:
             transition_job(job, JobState.PENDING, reason=RESUMED_REASON, message=message, actor=actor)
         else:

@@ -15,6 +15,7 @@ from django.utils.translation import gettext as _
 from portal.access import Permission, require_permission
 from portal.domain.reasons import EndReason, end_message
 from portal.domain.states import GpuHealth, NodeState
+from portal.domain.stored_texts import stored_text
 from portal.errors import Conflict
 from portal.live_events import publish_on_commit
 from portal.models import Allocation, Gpu, GpuLink, Node, User
@@ -23,7 +24,7 @@ from portal.services.audit import record_action
 from portal.services.lifecycle import elastic
 from portal.services.nodes.alerts import record_claimed_gpus, record_foreign_process
 
-UNOBSERVED_ECC_ERRORS = "Its memory had uncorrectable errors while no agent monitored it."
+UNOBSERVED_ECC_ERRORS = stored_text("Its memory had uncorrectable errors while no agent monitored it.")
 
 
 def do_return_gpu_to_service(actor: User, gpu: Gpu, *, reason: str = "") -> Gpu:
@@ -160,8 +161,10 @@ def record_gpu_health(gpu_id: int, health: GpuHealth, reason: str, *, fatal: boo
             return False
         if gpu.health == GpuHealth.LOST and health is GpuHealth.OK:
             health = GpuHealth.QUARANTINED
-            was = gpu.health_reason.rstrip(".") or "no reason was reported"
-            reason = f"It was lost ({was}) and responds again; an administrator must return it to service."
+            was = gpu.health_reason.rstrip(".") or stored_text("no reason was reported")
+            reason = stored_text(
+                f"It was lost ({was}) and responds again; an administrator must return it to service."
+            )
         before, gpu.health = gpu.health, health.value
         Gpu.objects.filter(pk=gpu_id).update(health=gpu.health, health_reason=reason[:500])
         _record_change(None, "gpu.health", gpu, {"health": before}, {"health": gpu.health}, reason)

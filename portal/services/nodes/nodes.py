@@ -28,6 +28,7 @@ from portal.domain.states import (
     NodeTransport,
     RuntimeKind,
 )
+from portal.domain.stored_texts import stored_text
 from portal.errors import Conflict, InvalidRequest
 from portal.live_events import publish_on_commit
 from portal.models import Node, NodeOperation, NodePool, OrphanContainer, Task, User
@@ -43,8 +44,8 @@ from portal.services.notices.write import notify_users_of_nodes
 HOST_KEY_PATTERN = re.compile(r"[a-z0-9@.-]{1,64} [A-Za-z0-9+/]{4,1900}={0,2}")
 
 _MAINTENANCE_TITLES = {
-    NodeState.CORDONED: "{} accepts no new jobs; yours continue there",
-    NodeState.DRAINED: "{} is being drained; your jobs there are preempted",
+    NodeState.CORDONED: stored_text("{node_name} accepts no new jobs; yours continue there"),
+    NodeState.DRAINED: stored_text("{node_name} is being drained; your jobs there are preempted"),
 }
 
 # -- for administrators ----------------------------------------------------------------------------
@@ -143,10 +144,12 @@ def do_set_node_state(actor: User, node: Node, state: NodeState, *, reason: str 
         if state is NodeState.READY:
             _require_connected_once(row)
         if state in _MAINTENANCE_TITLES and row.state != state.value:
-            title = _MAINTENANCE_TITLES[state].format(row.name)
-            notify_users_of_nodes([row], title, reason or f"By {actor.display_name}.")
+            title = _MAINTENANCE_TITLES[state].format(node_name=row.name)
+            notify_users_of_nodes([row], title, reason or stored_text(f"By {actor.display_name}."))
         if state is NodeState.DRAINED:
-            message = f"The node {row.name} is being drained" + (f": {reason}" if reason else ".")
+            message = stored_text(
+                f"The node {row.name} is being drained" + (f": {reason}" if reason else ".")
+            )
             tasks = held.values_list("pk", flat=True)
             elastic.end_tasks(tasks, EndReason.PREEMPTED, message=message, actor=actor.username)
         _set_state(actor, row, state, reason)
@@ -313,7 +316,8 @@ def record_disk_full(node_id: int, full: str | None) -> None:
         if full:
             node.state = NodeState.CORDONED.value
             message = full if full.startswith(DISK_FULL_REASON) else f"{DISK_FULL_REASON}: {full}"
-            node.state_reason = f"{message} It accepts jobs again when there is enough space."[:500]
+            later = stored_text("It accepts jobs again when there is enough space.")
+            node.state_reason = f"{message} {later}"[:500]
         else:
             node.state, node.state_reason = NodeState.READY.value, ""
         node.save(update_fields=["state", "state_reason"])

@@ -28,6 +28,7 @@ from portal.domain.node_operations import (
     startable_count,
 )
 from portal.domain.states import DISK_FULL_REASON, NodeState
+from portal.domain.stored_texts import stored_text
 from portal.errors import Conflict
 from portal.live_events import publish_on_commit
 from portal.models import AgentRollout, Node, NodeOperation, NodePool, User
@@ -209,9 +210,11 @@ def fail_overdue_operations() -> None:
         _is_due(), dispatched_at__lt=Now() - dt.timedelta(seconds=OPERATION_TIMEOUT_S)
     )
     for check in late.select_related("node"):
-        message = f"{check.node.name} did not respond within {OPERATION_TIMEOUT_S:.0f} s."
+        message = stored_text(f"{check.node.name} did not respond within {OPERATION_TIMEOUT_S:.0f} s.")
         if check.program_sha256:
-            message += " The new agent may be installed; unless it is confirmed, the node rolls back."
+            message += stored_text(
+                " The new agent may be installed; unless it is confirmed, the node rolls back."
+            )
         record_operation_step(
             check.public_id,
             name=OPERATION_TITLES[OperationKind(check.kind)],
@@ -276,8 +279,8 @@ def _finish_rollout(rollout: AgentRollout, operations: list[NodeOperation]) -> N
     NodeOperation.objects.filter(pk__in=left).delete()  # never started
     rollout.ok, rollout.finished_at = not failed, timezone.now()
     worked = len(by_status[RolloutStatus.SUCCEEDED])
-    rollout.message = f"{worked} of {len(operations)} nodes run the new agent."
+    rollout.message = stored_text(f"{worked} of {len(operations)} nodes run the new agent.")
     if failed:
-        rollout.message += f" It stopped at {', '.join(failed)}; {len(left)} were not upgraded."
+        rollout.message += stored_text(f" It stopped at {', '.join(failed)}; {len(left)} were not upgraded.")
     rollout.message = rollout.message[:500]
     rollout.save(update_fields=["ok", "finished_at", "message"])

@@ -20,6 +20,7 @@ from portal.domain import node_breaker
 from portal.domain.node_breaker import BreakerState, Incident, IncidentKind, NodeBreaker
 from portal.domain.reasons import EndReason
 from portal.domain.states import AttemptState, NodeState
+from portal.domain.stored_texts import stored_text
 from portal.errors import Conflict
 from portal.live_events import publish_on_commit
 from portal.models import Attempt, Job, Node, NodeIncident, Task, User
@@ -85,7 +86,7 @@ def record_stuck_job(node_id: int, job: Job) -> None:
         now = timezone.now()
         after = node_breaker.quarantine_stuck(breaker_of(node), now.timestamp())
         if after != breaker_of(node):
-            words = f"A task of {job.public_id} was killed but still exists."
+            words = stored_text(f"A task of {job.public_id} was killed but still exists.")
             NodeIncident.objects.create(
                 node=node, at=now, kind=IncidentKind.STUCK.value, job=job, message=words
             )
@@ -99,7 +100,7 @@ def record_task_failure(task_id: int, reason: EndReason) -> None:
     task = Task.objects.select_related("attempt__job").get(pk=task_id)
     ended_at = task.ended_at or timezone.now()
     if task.running_at is None or ended_at - task.running_at <= _EARLY_FAILURE:
-        message = (
+        message = stored_text(
             f"Exit code {task.exit_code}." if task.exit_code is not None else "Its container disappeared."
         )
         record_incident(task.node_id, IncidentKind.EARLY_FAILURES, job=task.attempt.job, message=message)

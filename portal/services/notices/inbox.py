@@ -20,6 +20,7 @@ from portal.domain.notices import (
     NoticeKind,
 )
 from portal.domain.policy_settings import NOTICE_RETENTION, default_value
+from portal.domain.stored_texts import stored_text
 from portal.errors import Conflict, InvalidRequest
 from portal.live_events import publish_on_commit
 from portal.models import Notice, NoticeDelivery, NoticePreferences, User
@@ -85,20 +86,21 @@ def do_save_preferences(
 
 def do_send_test(user: User, channel: Channel) -> Notice:
     """Send oneself a notice over one channel. Raise Conflict if it is not set up, or a test is on its way."""
-    label = CHANNEL_LABELS[channel]
+    channel_text = CHANNEL_LABELS[channel]
     with transaction.atomic():
         User.objects.select_for_update(no_key=True).get(pk=user.pk)
         if channel not in available_channels(recipients().get(pk=user.pk)) or channel is Channel.DIGEST:
             raise Conflict(
-                _("The channel {label} is not set up.").format(label=label), code="channel_unavailable"
+                _("The channel {label} is not set up.").format(label=channel_text), code="channel_unavailable"
             )
         pending = NoticeDelivery.objects.filter(notice__recipient=user, state=DeliveryState.PENDING.value)
         if pending.filter(channel=channel.value, notice__kind=NoticeKind.TEST.value).exists():
             raise Conflict(
-                _("A test over {label} is already on its way.").format(label=label), code="test_pending"
+                _("A test over {label} is already on its way.").format(label=channel_text),
+                code="test_pending",
             )
-        message = "You asked for this test on the page Inbox."
-        draft = NoticeDraft(NoticeKind.TEST, user.pk, f"Test of {label}", message)
+        message = stored_text("You asked for this test on the page Inbox.")
+        draft = NoticeDraft(NoticeKind.TEST, user.pk, stored_text(f"Test of {channel_text}"), message)
         (notice,) = write_notices([draft], only=channel)
     return notice
 

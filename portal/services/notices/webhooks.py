@@ -25,6 +25,7 @@ from portal.domain.notices import (
     NoticeKind,
 )
 from portal.domain.policy_settings import WEBHOOK_PRIVATE_ADDRESSES, default_value
+from portal.domain.stored_texts import stored_text
 from portal.errors import Conflict, Forbidden, InvalidRequest, NotFound
 from portal.models import ClusterSettings, Notice, NoticeWebhook, Project, User
 from portal.selectors.lookup import get_first
@@ -112,18 +113,20 @@ def do_test_webhook(actor: User, owner: Project | None, channel: Channel) -> Not
     require_webhook_right(actor, owner)
     with transaction.atomic():
         hooks = set_up_webhooks(owner).select_for_update(of=("self",), no_key=True)
-        label = CHANNEL_LABELS[channel]
+        channel_text = CHANNEL_LABELS[channel]
         hook = get_first(
-            hooks.filter(channel=channel.value), _("There is no address for {label}.").format(label=label)
+            hooks.filter(channel=channel.value),
+            _("There is no address for {label}.").format(label=channel_text),
         )
         if hook.deliveries.filter(
             notice__kind=NoticeKind.TEST.value, state=DeliveryState.PENDING.value
         ).exists():
             raise Conflict(
-                _("A test over {label} is already on its way.").format(label=label), code="test_pending"
+                _("A test over {label} is already on its way.").format(label=channel_text),
+                code="test_pending",
             )
-        message = f"{actor.display_name} asked for this test."
-        return write_test(hook, f"Test of {label}", message)
+        message = stored_text(f"{actor.display_name} asked for this test.")
+        return write_test(hook, stored_text(f"Test of {channel_text}"), message)
 
 
 def do_subscribe_browser(user: User, url: str, p256dh: str, auth: str, label: str) -> NoticeWebhook:

@@ -17,6 +17,7 @@ from portal.access import Permission, require_admin, require_permission
 from portal.domain.notices import NoticeKind
 from portal.domain.project_tree import path_to_root
 from portal.domain.states import LIVE_JOB_STATES, Role
+from portal.domain.stored_texts import stored_text
 from portal.domain.tracking import TRACKING_ENTRY
 from portal.errors import Conflict, InvalidRequest, PreconditionFailed
 from portal.live_events import publish_on_commit
@@ -142,6 +143,7 @@ class QuotaValues:
 
 
 DEFAULT_QUOTA_VALUES: dict[str, Any] = asdict(QuotaValues())
+QUOTA_LABELS = {name: name.removesuffix("_milli").replace("_", " ") for name in DEFAULT_QUOTA_VALUES}
 """The values without a quota row."""
 
 
@@ -205,7 +207,7 @@ def do_undo_quota_change(actor: User, change: QuotaChange, *, reason: str = "") 
             quota.pool,
             QuotaValues(**(DEFAULT_QUOTA_VALUES | change.before)),
             version=quota.version,
-            reason=reason or "Undone.",
+            reason=reason or stored_text("Undone."),
             undoes=change,
         )
 
@@ -214,13 +216,13 @@ def _notify_members(
     actor: User, quota: Quota, before: Mapping[str, Any], after: Mapping[str, Any], reason: str
 ) -> None:
     """Notify the members of a project, without those of its subprojects, of a changed quota."""
-    changes = [
-        f"{name.removesuffix('_milli').replace('_', ' ')} {_quota_text(name, before[name])}"
-        f" to {_quota_text(name, after[name])}"
-        for name in DEFAULT_QUOTA_VALUES
-        if before[name] != after[name]
-    ]
-    said = f" {actor.display_name}: {reason}" if reason else f" By {actor.display_name}."
+    changes = []
+    for name in DEFAULT_QUOTA_VALUES:
+        if before[name] != after[name]:
+            label, old_text = QUOTA_LABELS[name], _quota_text(name, before[name])
+            new_text = _quota_text(name, after[name])
+            changes.append(stored_text(f"{label} {old_text} to {new_text}"))
+    said = f" {actor.display_name}: {reason}" if reason else stored_text(f" By {actor.display_name}.")
     notify_of_quota(actor, quota, f"{'; '.join(changes)}.{said}")
 
 
@@ -229,7 +231,8 @@ def notify_of_quota(
 ) -> None:
     """Notify the other members of a project, without those of its subprojects; ``times`` as in NoticeDraft."""
     project = quota.project
-    title, kind = f"Quota of {project.name} in {quota.pool.name} changed", NoticeKind.QUOTA_CHANGED
+    title = stored_text(f"Quota of {project.name} in {quota.pool.name} changed")
+    kind = NoticeKind.QUOTA_CHANGED
     members = Membership.objects.filter(project=project).exclude(user=actor).values_list("user_id", flat=True)
     drafts = [
         NoticeDraft(kind, member, title, message, project=project, times=times or {})

@@ -11,6 +11,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from portal.access import require_admin
+from portal.domain.stored_texts import stored_text
 from portal.errors import Conflict, InvalidRequest
 from portal.live_events import publish_on_commit
 from portal.models import NodePool, Project, Quota, QuotaAddition, User, UserRequest
@@ -93,7 +94,7 @@ def _record_end(pk: int) -> bool:
             return False
         row.ended_at = row.ends_at
         row.save(update_fields=["ended_at"])
-        _record(None, "quota.addition_end", row, "It has reached its end.")
+        _record(None, "quota.addition_end", row, stored_text("It has reached its end."))
     return True
 
 
@@ -130,7 +131,9 @@ def _record(actor: User | None, action: str, row: QuotaAddition, reason: str) ->
         actor, action, quota, before=values if ended else None, after=None if ended else values, reason=reason
     )
     amount = f"{row.extra_milli / 1000:g} GPUs"
-    message = f"The additional {amount} ended." if ended else f"{amount} more from {{start}} until {{end}}."
+    message = stored_text(
+        f"The additional {amount} ended." if ended else f"{amount} more from {{start}} until {{end}}."
+    )
     notify_of_quota(actor, quota, f"{message} {reason}".strip(), {"start": row.starts_at, "end": row.ends_at})
     data = {"kind": "quota", "project": quota.project.public_id, "pool": quota.pool.public_id}
     publish_on_commit("cluster", data)

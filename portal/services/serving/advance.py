@@ -23,6 +23,7 @@ from portal.domain.services import (
     plan_rollout,
 )
 from portal.domain.states import TERMINAL_JOB_STATES, DesiredState, JobState
+from portal.domain.stored_texts import stored_text
 from portal.errors import FairwayError
 from portal.models import Attempt, Service, ServiceReplica, ServiceVersion
 from portal.selectors.services import ready_attempts, unresponsive_attempts
@@ -77,7 +78,7 @@ def _has_ended(service: Service, replica: ServiceReplica) -> bool:
         return True
     drained_at = timezone.now() - dt.timedelta(seconds=service.drain_s)
     if replica.retiring_at and replica.retiring_at <= drained_at and job.desired_state == DesiredState.RUN:
-        message = f"Stopped by the service {service.name}."
+        message = stored_text(f"Stopped by the service {service.name}.")
         job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="", message=message)
     return False
 
@@ -95,8 +96,9 @@ def _record_end(service: Service, replica: ServiceReplica) -> None:
     service.failures = 0 if served_s >= STABLE_AFTER_S else service.failures + 1
     wait_s = backoff_s(service.failures - 1) if service.failures > 1 else 0.0
     service.retry_at = timezone.now() + dt.timedelta(seconds=wait_s)
-    later = f" The next one starts in {wait_s:.0f} s." if wait_s else ""
-    service.message = f"The replica {job.public_id} ended: {job.message}{later}"[:1000]
+    later = stored_text(f" The next one starts in {wait_s:.0f} s.") if wait_s else ""
+    ended = stored_text(f"The replica {job.public_id} ended: {job.message}")
+    service.message = f"{ended}{later}"[:1000]
     service.save(update_fields=["failures", "retry_at", "message"])
 
 
@@ -180,7 +182,7 @@ def _start_replica(service: Service, version: ServiceVersion) -> bool:
     except FairwayError as refusal:
         service.failures += 1
         service.retry_at = timezone.now() + dt.timedelta(seconds=backoff_s(service.failures))
-        service.message = f"A replica could not be submitted: {refusal.message}"[:1000]
+        service.message = stored_text(f"A replica could not be submitted: {refusal.message}")[:1000]
         service.save(update_fields=["failures", "retry_at", "message"])
         return False
     return True

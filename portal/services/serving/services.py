@@ -23,6 +23,7 @@ from portal.domain.services import (
     mlflow_command,
 )
 from portal.domain.states import JobKind
+from portal.domain.stored_texts import stored_text
 from portal.errors import Conflict, InvalidRequest, NotFound
 from portal.models import Service, ServiceReplica, ServiceVersion, User
 from portal.outbox import enqueue_task
@@ -132,7 +133,7 @@ def do_cancel_update(user: User, service: Service) -> Service:
         rolling = service.versions.filter(state=VersionState.ROLLING.value).first()
         if rolling is None or not service.versions.filter(state=VersionState.ACTIVE.value).exists():
             raise Conflict(_("There is no update to cancel."), code="no_update")
-        fail_version(service, rolling, f"Cancelled by {user.username}.")
+        fail_version(service, rolling, stored_text(f"Cancelled by {user.username}."))
         record_action(user, "service.cancel_update", service, after={"version": rolling.number})
         announce_service(service)
     return service
@@ -163,7 +164,10 @@ def do_stop_service(user: User, service: Service) -> Service:
             return service
         for replica in live_replicas(service):
             job_control.cancel_job(replica.job_id, reason, actor=user.username)
-        service.state, service.message = ServiceState.STOPPED.value, f"Stopped by {user.username}."
+        service.state, service.message = (
+            ServiceState.STOPPED.value,
+            stored_text(f"Stopped by {user.username}."),
+        )
         service.save(update_fields=["state", "message"])
         record_action(user, "service.stop", service)
         announce_service(service)
@@ -231,7 +235,7 @@ def live_replicas(service: Service) -> list[ServiceReplica]:
 def fail_version(service: Service, version: ServiceVersion, message: str) -> None:
     version.state, version.message = VersionState.FAILED.value, message[:1000]
     version.save(update_fields=["state", "message"])
-    service.message = f"The update to version {version.number} stopped: {message}"[:1000]
+    service.message = stored_text(f"The update to version {version.number} stopped: {message}")[:1000]
     service.save(update_fields=["message"])
 
 

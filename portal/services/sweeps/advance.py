@@ -15,6 +15,7 @@ from django.db.models import Q
 
 from portal.domain.reasons import EndReason
 from portal.domain.states import DesiredState, JobState
+from portal.domain.stored_texts import stored_text
 from portal.domain.sweeps import (
     ARRAY_SEARCHERS,
     LIVE_TRIAL_STATES,
@@ -142,11 +143,13 @@ def _apply(sweep: Sweep, rows: list[Trial], decision: SearchDecision) -> None:
         row = by_number[number]
         row.search_state = state
         row.save(update_fields=["search_state"])
-    for number, reason in decision.prune.items():
+    for number, why in decision.prune.items():
         row = by_number[number]
         if row.job_id is not None:
-            job_control.cancel_job(row.job_id, EndReason.PRUNED, actor="", message=f"Pruned: {reason}")
-        end_trial(row, TrialState.PRUNED, reason)
+            job_control.cancel_job(
+                row.job_id, EndReason.PRUNED, actor="", message=stored_text(f"Pruned: {why}")
+            )
+        end_trial(row, TrialState.PRUNED, why)
     for number, reason in decision.pause.items():
         suspend_trial(by_number[number], "the sweep", {AT_RUNG: True}, reason)
     for number in decision.resume:
@@ -162,7 +165,7 @@ def _apply(sweep: Sweep, rows: list[Trial], decision: SearchDecision) -> None:
         for new in decision.start
     )
     if decision.is_complete:
-        end_sweep(sweep, SweepState.COMPLETED, "All trials have ended.")
+        end_sweep(sweep, SweepState.COMPLETED, stored_text("All trials have ended."))
 
 
 def _start_waiting_trials(pk: int) -> bool:
@@ -190,7 +193,9 @@ def _start_waiting_trials(pk: int) -> bool:
                 requests += valid
                 jobs = create_jobs(sweep.owner, requests)
         except FairwayError as refusal:
-            pause_sweep(sweep, f"Trial {trials[0].number} could not be submitted: {refusal.message}")
+            pause_sweep(
+                sweep, stored_text(f"Trial {trials[0].number} could not be submitted: {refusal.message}")
+            )
             return False
         failpoint("sweep.before_commit")
         started = trials[: len(jobs)]

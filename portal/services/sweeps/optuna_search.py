@@ -22,6 +22,7 @@ from optuna.distributions import (
 from optuna.study import StudyDirection
 from optuna.trial import TrialState as OptunaState
 
+from portal.domain.stored_texts import stored_text
 from portal.domain.sweeps import (
     ACTIVE_TRIAL_STATES,
     Direction,
@@ -107,13 +108,15 @@ class OptunaSearch:
             return None, state
         step, value = failed_at
         if value is None:
-            return f"Its {self._spec.metric} at step {step:g} is not a number.", state
+            return stored_text(f"Its {self._spec.metric} at step {step:g} is not a number."), state
         rivals = sum(
             f"{_RUNG}{len(rungs) - 1}" in each.system_attrs for each in self._study.get_trials(deepcopy=False)
         )
         best = max(1, rivals // self._spec.reduction_factor)
         return (
-            f"Its {self._spec.metric} of {value:.6g} at step {step:g} is not among the best {best} of {rivals}.",
+            stored_text(
+                f"Its {self._spec.metric} of {value:.6g} at step {step:g} is not among the best {best} of {rivals}."
+            ),
             state,
         )
 

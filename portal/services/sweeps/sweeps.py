@@ -15,6 +15,7 @@ from portal.access import Permission, require_permission
 from portal.domain.job_spec import job_fields
 from portal.domain.reasons import EndReason
 from portal.domain.states import JobKind
+from portal.domain.stored_texts import stored_text
 from portal.domain.sweeps import (
     ACTIVE_TRIAL_STATES,
     LIVE_TRIAL_STATES,
@@ -148,8 +149,8 @@ def do_stop_sweep(user: User, sweep: Sweep) -> Sweep:
         for trial in sweep.trials.filter(state__in=LIVE_TRIAL_STATES).order_by("number"):
             if trial.job_id is not None:
                 job_control.cancel_job(trial.job_id, reason, actor=user.username)
-            end_trial(trial, TrialState.STOPPED, f"Stopped by {user.username}.")
-        end_sweep(sweep, SweepState.STOPPED, f"Stopped by {user.username}.")
+            end_trial(trial, TrialState.STOPPED, stored_text(f"Stopped by {user.username}."))
+        end_sweep(sweep, SweepState.STOPPED, stored_text(f"Stopped by {user.username}."))
         record_action(user, "sweep.stop", sweep)
     return sweep
 
@@ -164,7 +165,7 @@ def do_pause_sweep(user: User, sweep: Sweep) -> Sweep:
         _require_live(sweep)
         for trial in sweep.trials.filter(state__in=ACTIVE_TRIAL_STATES, job__isnull=False).order_by("number"):
             suspend_trial(trial, user.username, {PAUSED_WITH_SWEEP: True})
-        pause_sweep(sweep, f"Paused by {user.username}.")
+        pause_sweep(sweep, stored_text(f"Paused by {user.username}."))
         record_action(user, "sweep.pause", sweep)
     return sweep
 

@@ -20,6 +20,7 @@ from portal.domain.shares import (
     ShareAccess,
 )
 from portal.domain.states import LIVE_ATTEMPT_STATES, TERMINAL_JOB_STATES, JobKind, Role
+from portal.domain.stored_texts import stored_text
 from portal.errors import Conflict, Forbidden, InvalidRequest, NotFound
 from portal.models import Job, JobEvent, Membership, User, WorkspaceSession, WorkspaceShare
 from portal.services.audit import record_action
@@ -130,7 +131,10 @@ def do_share_workspace(user: User, job: Job, guest: User, access: str, duration_
         )
         after = {"user": guest.username, "access": access, "expires_at": share.expires_at.isoformat()}
         record_action(user, "workspace.share", job, after=after)
-        message = f"Shared with {guest.username} to {access}, until {share.expires_at:%Y-%m-%d %H:%M} UTC."
+        until = f"{share.expires_at:%Y-%m-%d %H:%M} UTC"
+        message = stored_text(
+            f"Shared with {guest.username} to {'view' if access == ShareAccess.VIEW else 'edit'}, until {until}."
+        )
         JobEvent.objects.create(job=job, kind="shared", actor=user.username, message=message)
     return share
 
@@ -144,7 +148,7 @@ def do_revoke_share(user: User, share: WorkspaceShare) -> WorkspaceShare:
         if live.update(revoked_at=timezone.now()):
             before = {"user": share.user.username, "access": share.access}
             record_action(user, "workspace.unshare", share.job, before=before)
-            message = f"No longer shared with {share.user.username}."
+            message = stored_text(f"No longer shared with {share.user.username}.")
             JobEvent.objects.create(job=share.job, kind="shared", actor=user.username, message=message)
     share.refresh_from_db()
     return share

@@ -21,12 +21,13 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import escape, format_html
 from django.utils.safestring import SafeString
-from django.utils.translation import get_language
+from django.utils.translation import get_language, pgettext
 from django.utils.translation import gettext as _
 
 from portal.domain.node_breaker import INCIDENT_TITLES, IncidentKind
 from portal.selectors.nodes.cluster_map import HolderSpan
 from portal.selectors.nodes.cluster_overview import GpuSquare
+from portal.stored_texts import translate_stored
 from portal.web.display import formatting
 from portal.web.display.job_rows import verdict_label
 
@@ -58,6 +59,15 @@ for _name in (
     "metric_value",
 ):
     register.filter(_name, getattr(formatting, _name))
+
+
+register.filter("translated", translate_stored)
+
+
+@register.filter
+def translated_as(text: str, context: str) -> str:
+    """Return a code, such as an option of a setting, as a label in the language of the page."""
+    return pgettext(context, text) if text else ""
 
 
 class LiteralTranslateNode(TranslateNode):
@@ -255,7 +265,7 @@ def start_span(context: Context, low: dt.datetime, high: dt.datetime) -> SafeStr
 @register.simple_tag(takes_context=True)
 def local_times(context: Context, message: str) -> SafeString:
     """Render a message of the scheduler with its times, which are in UTC, in the reader's zone."""
-    parts = _UTC_TIME.split(message)
+    parts = _UTC_TIME.split(translate_stored(message))
     times = [clock(context, dt.datetime.strptime(f"{text}Z", "%Y-%m-%d %H:%M%z")) for text in parts[1::2]]
     texts = [escape(text) for text in parts[::2]]
     return SafeString("".join(text + at for text, at in zip(texts, [*times, ""], strict=True)))

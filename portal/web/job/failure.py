@@ -14,6 +14,7 @@ from portal.domain.states import JobState
 from portal.models import Attempt, Job
 from portal.selectors.failure_rules import IdentifiedFailure, more_memory_mib
 from portal.services.jobs.retries import failed_node, failed_rank
+from portal.stored_texts import translate_stored
 from portal.web.display.formatting import memory
 
 if TYPE_CHECKING:
@@ -151,10 +152,14 @@ def build_failure_summary(
         rule = identified.rule
         fixes = _fixes_of_rule(job, last, identified)
         return FailureSummary(
-            _(rule.title), f"{_(rule.cause)} {job.message}", exit_name(code), fixes, identified
+            _(rule.title),
+            f"{_(rule.cause)} {translate_stored(job.message)}",
+            exit_name(code),
+            fixes,
+            identified,
         )
     title, fixes = _title_and_fixes(job, last, reason, code)
-    return FailureSummary(title, job.message, exit_name(code), fixes)
+    return FailureSummary(title, translate_stored(job.message), exit_name(code), fixes)
 
 
 def _title_and_fixes(

@@ -13,6 +13,7 @@ from portal.access import AccessPolicy, visible_nodes
 from portal.models import Gpu, Job, Node, User
 from portal.selectors.jobs.jobs import attempt_energy_joules, get_job
 from portal.selectors.nodes.metric_series import MetricSeries, read_job_series, read_node_series
+from portal.stored_texts import translate_stored
 from portal.web.job.overview import job_page_context
 from portal.web.views import find_row, page
 
@@ -57,13 +58,15 @@ def chart_data(job: Job, minutes: MetricSeries) -> dict[str, Any]:
     return {
         "at": minutes.times_s,
         "gpus": names,
-        "labels": {task.rank: job.task_label(task.rank) for task in minutes.tasks},
+        "labels": {task.rank: translate_stored(job.task_label(task.rank)) for task in minutes.tasks},
         "lines": {
             "gpu": {names[gpu.uuid]: gpu.utilisation_percent for gpu in minutes.gpus},
             "gpu_memory": {names[gpu.uuid]: gpu.memory_used_mib for gpu in minutes.gpus},
             "power": {names[gpu.uuid]: gpu.power_watts for gpu in minutes.gpus},
-            "cpu": {job.task_label(task.rank): task.cpu_percent for task in minutes.tasks},
-            "memory": {job.task_label(task.rank): task.memory_mib for task in minutes.tasks},
+            "cpu": {translate_stored(job.task_label(task.rank)): task.cpu_percent for task in minutes.tasks},
+            "memory": {
+                translate_stored(job.task_label(task.rank)): task.memory_mib for task in minutes.tasks
+            },
         },
         "limits": {
             "gpu_memory": max(memory, default=0),

@@ -57,6 +57,7 @@ from portal.services.jobs.launching import attempt_ranks
 from portal.services.jobs.notebooks import find_notebook_run
 from portal.services.jobs.reruns import checked_out_commit, compare_with_source
 from portal.services.jobs.time_limits import MIN_EXTENSION_S
+from portal.stored_texts import translate_stored
 from portal.visibility import private_fields
 from portal.web.display.formatting import duration
 from portal.web.display.idle_text import idle_rule_text
@@ -325,7 +326,7 @@ def task_rows(attempt: Attempt | None) -> list[TaskRow]:
             for gpu in gpus
         ]
         label = _("{label}: {count} of the GPUs of {name}").format(
-            label=task.label, count=len(gpus), name=task.node.name
+            label=translate_stored(task.label), count=len(gpus), name=task.node.name
         )
         places.append(TaskRow(task, squares if live else [], label))
     return places

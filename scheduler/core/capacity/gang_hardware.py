@@ -6,10 +6,10 @@ A node's fabric is its label of a topology level called ``fabric``; nodes withou
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import compress
 from typing import NamedTuple
 
 from portal.domain.feasibility import accepts_gpu_model
+from portal.domain.stored_texts import stored_text
 from scheduler.core.model.snapshot import GpuRow, HeldSlots, NodeId, NodeRow, TaskShape
 
 FABRIC_LEVEL = "fabric"
@@ -57,13 +57,14 @@ class PoolHardware:
             (model, fabric): GangHardware(
                 model if several[0] else None,
                 others[fabric],
-                " on ".join(compress((model, fabric or "no named fabric"), several)),
+                _hardware_name(model, fabric, several),
             )
             for model, fabric in pairs
         }
-        self.distinction = {(True, False): "GPU model", (False, True): "fabric"}.get(
-            several, "GPU model on one fabric"
-        )
+        self.distinction = {
+            (True, False): stored_text("GPU model"),
+            (False, True): stored_text("fabric"),
+        }.get(several, stored_text("GPU model on one fabric"))
         """What distinguishes the hardware, for messages."""
         self._choices: dict[frozenset[str | None], tuple[GangHardware, ...]] = {}
         self._restricted: dict[TaskShape, tuple[TaskShape, ...]] = {}
@@ -103,3 +104,11 @@ class PoolHardware:
 def _fabric_of(node: NodeRow) -> str:
     keys = ((key.rpartition("/")[2], label) for key, label in node.labels)
     return next((label for key, label in sorted(keys) if key == FABRIC_LEVEL), "")
+
+
+def _hardware_name(model: str, fabric: str, several: tuple[bool, bool]) -> str:
+    """Return model and fabric for messages, each if there are several."""
+    fabric = fabric or stored_text("no named fabric")
+    if all(several):
+        return stored_text(f"{model} on {fabric}")
+    return model if several[0] else fabric if several[1] else ""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from portal.domain.reasons import VerdictCode
+from portal.domain.stored_texts import stored_text
 from scheduler.core.model.plan import Verdict
 from scheduler.core.model.project_tree import OWN_LEAF_SUFFIX
 from scheduler.core.model.snapshot import (
@@ -51,18 +52,19 @@ def names_of(snapshot: Snapshot) -> Names:
 def message_for_admins(fault: Fault, names: Names) -> str:
     """Return a message that names the row and its invalid value."""
     if fault.kind is RowKind.ENVIRONMENT:
-        return f"The environment {fault.message}."
-    return f"{_named(fault, names)} has an invalid value: {_what(fault)}."
+        return stored_text(f"The environment {fault.message}.")
+    return stored_text(f"{_named(fault, names)} has an invalid value: {_what(fault)}.")
 
 
 def message_for_job(fault: Fault, names: Names) -> str:
     """Return why a job that was left out because of ``fault`` is pending, and who can correct it."""
     if fault.kind in (RowKind.RUNNING, RowKind.PENDING):
-        return (
+        return stored_text(
             f"The stored data of this job is invalid: {_what(fault)}. An administrator can correct it, or you can "
             "cancel the job and submit it again."
         )
-    return f"{message_for_admins(fault, names)} This job waits until an administrator corrects it."
+    later = stored_text("This job waits until an administrator corrects it.")
+    return f"{message_for_admins(fault, names)} {later}"
 
 
 def _name(fault: Fault, names: Names) -> str:
@@ -75,16 +77,21 @@ def _name(fault: Fault, names: Names) -> str:
     return names.get((fault.kind.value, fault.row)) or fault.row
 
 
+_NAMED = {
+    RowKind.POOL: stored_text("The pool {name}"),
+    RowKind.NODE: stored_text("The node {name}"),
+    RowKind.TOPOLOGY: stored_text("The topology {name}"),
+    RowKind.PROJECT: stored_text("The project {name}"),
+    RowKind.QUOTA: stored_text("The quota of {name}"),
+    RowKind.USAGE: stored_text("The recorded use of {name}"),
+    RowKind.RESERVATION: stored_text("The reservation {name}"),
+    RowKind.RUNNING: stored_text("The job {name} ({row})"),
+    RowKind.PENDING: stored_text("The job {name} ({row})"),
+}
+
+
 def _named(fault: Fault, names: Names) -> str:
-    name = _name(fault, names)
-    match fault.kind:
-        case RowKind.QUOTA:
-            return f"The quota of {name}"
-        case RowKind.USAGE:
-            return f"The recorded use of {name}"
-        case RowKind.RUNNING | RowKind.PENDING:
-            return f"The job {name} ({fault.row})"
-    return f"The {fault.kind.value} {name}"
+    return _NAMED[fault.kind].format(name=_name(fault, names), row=fault.row)
 
 
 def _what(fault: Fault) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from portal.domain.reasons import VerdictCode
+from portal.domain.stored_texts import stored_text
 from scheduler.core.model.snapshot import GpuShare, JobId, NodeId, PoolId, ProjectId
 
 
@@ -71,7 +72,7 @@ class Alternative:
 
     @property
     def message(self) -> str:
-        return f"It would start now {self.change}."
+        return stored_text(f"It would start now {self.change}.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
+from portal.domain.stored_texts import stored_text
 from scheduler.core.model.plan import Alternative, AlternativeKind
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.snapshot import PendingRow, PoolId
@@ -116,23 +117,23 @@ class AlternativeSearch:
         fields = variant.fields
         match variant.kind:
             case AlternativeKind.OTHER_MODEL:
-                how = f"with {value} instead of {job.gpu_model}"
+                how = stored_text(f"with {value} instead of {job.gpu_model}")
             case AlternativeKind.OTHER_POOL:
-                how, fields = f"in the pool {self._pool_states[value[0]].pool.name}", {"pool": value[0]}
+                how = stored_text(f"in the pool {self._pool_states[value[0]].pool.name}")
+                fields = {"pool": value[0]}
             case AlternativeKind.RELAX_TOPOLOGY:
                 level = job.topology_constraint.required if job.topology_constraint else None
-                how = f"without the constraint to one {format_level(level or '')}"
+                how = stored_text(f"without the constraint to one {format_level(level or '')}")
             case AlternativeKind.MIXED_GPUS:
-                how = "with different GPUs"
+                how = stored_text("with different GPUs")
             case AlternativeKind.PREEMPTIBLE:
-                how = "as a preemptible job"
+                how = stored_text("as a preemptible job")
             case AlternativeKind.FEWER_TASKS:
-                how = f"with {value} {'task' if value == 1 else 'tasks'} instead of {job.tasks}"
+                how = stored_text(f"with {value} {'task' if value == 1 else 'tasks'} instead of {job.tasks}")
             case AlternativeKind.FEWER_GPUS:
-                each = " per task" if job.tasks > 1 else ""
-                how = (
-                    f"with {format_gpus(value * job.milli_per_gpu)}{each} instead of "
-                    f"{format_gpu_count(job.task_milli)}"
+                how = stored_text(
+                    f"with {format_gpus(value * job.milli_per_gpu)}{' per task' if job.tasks > 1 else ''} "
+                    f"instead of {format_gpu_count(job.task_milli)}"
                 )
         return Alternative(variant.kind, how, fields)
 

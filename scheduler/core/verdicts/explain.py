@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from portal.domain.reasons import VerdictCode
+from portal.domain.stored_texts import stored_text
 from scheduler.core.actions.backfill import GangReservation
 from scheduler.core.model.plan import Alternative, Eviction, Verdict
 from scheduler.core.model.policy import Policy
@@ -139,11 +140,11 @@ class Explainer:
     def infeasible(self, job: PendingRow) -> Verdict:
         """Return the verdict of a job without feasible pools, with details as of after the plan."""
         if job.held:
-            return Reason(VerdictCode.HELD, "Held until it is released.", {}).verdict(job)
+            return Reason(VerdictCode.HELD, stored_text("Held until it is released."), {}).verdict(job)
         if job.dependencies and any(self._pool_states[pool].could_ever_fit(job) for pool in job.pools):
             return _dependency_reason(job).verdict(job)
         if job.not_before_s is not None and job.not_before_s > self._now_s:
-            message = f"It must not start before {format_time(job.not_before_s)}."
+            message = stored_text(f"It must not start before {format_time(job.not_before_s)}.")
             return Reason(VerdictCode.BEGIN_TIME, message, {"not_before_s": job.not_before_s}).verdict(job)
         key = self.alternative_search.reason_key(job)
         reason = self._reasons.get(key)
@@ -174,13 +175,15 @@ class Explainer:
         node = self._nodes.get(job.node_affinity)
         numbers: Details = {"node": node.name if node else job.node_affinity}
         if node is None:
-            message = "The node that holds its home volume is no longer part of the cluster."
+            message = stored_text("The node that holds its home volume is no longer part of the cluster.")
         elif node.pool not in job.pools:
-            message = f"Its home volume is on {node.name}, which is in none of the requested pools."
+            message = stored_text(
+                f"Its home volume is on {node.name}, which is in none of the requested pools."
+            )
         elif not node.reachable:
-            message = f"Its home volume is on {node.name}, which is unreachable."
+            message = stored_text(f"Its home volume is on {node.name}, which is unreachable.")
         elif not node.schedulable:
-            message = f"Its home volume is on {node.name}, which accepts no new jobs."
+            message = stored_text(f"Its home volume is on {node.name}, which accepts no new jobs.")
         else:
             return None
         return Reason(VerdictCode.VOLUME_UNAVAILABLE, message, numbers)
@@ -205,60 +208,65 @@ class Explainer:
             "cluster_gpus": total,
             "tasks_possible": most_tasks,
         }
-        where = f"the home volume's node {self._nodes[job.node_affinity].name}" if job.node_affinity else ""
+        where = self._home_node(job)
+        place = where or self._pools(job)
         if job.launcher and not any(pool_state.pool.allow_host_network for pool_state in pool_states):
             gpus = job.total_milli // job.milli_per_gpu
-            message = (
+            message = stored_text(
                 f"Needs {need} and the host network ({job.launcher}), which gangs may not use in "
-                f"{self._pool_names(job)}. One task with {gpus} GPUs on one node needs none."
+                f"{self._pools(job)}. One task with {gpus} GPUs on one node needs none."
             )
         elif most_tasks == 0 and (too_old := format_drivers_too_old(job.required_cuda, self._nodes_for(job))):
-            message = f"No node of {self._pool_names(job)} can run it: {too_old}."
+            message = stored_text(f"No node of {self._pools(job)} can run it: {too_old}.")
         elif most_tasks == 0 and self._all_ineligible(job):
-            message = (
-                f"No node of {self._pool_names(job)} can run it: each lacks the runtime of its environment, "
+            message = stored_text(
+                f"No node of {self._pools(job)} can run it: each lacks the runtime of its environment, "
                 "has too old a driver, does not enforce the network policy of its project, or lacks a volume that "
                 "it mounts or the image that its environment was saved as"
                 + (", or lacks MPS, which shares of a GPU require there." if self._needs_mps(job) else ".")
             )
         elif job.gpus_per_task and total == 0:
-            kind = job.gpu_model or "suitable"
-            if job.gpu_model and job.min_gpu_memory_mib:
+            kind = job.gpu_model
+            if kind and job.min_gpu_memory_mib:
                 kind += f" ({format_gib(job.min_gpu_memory_mib)})"
-            what = f"{job.mig_profile} slice" if job.mig_profile else "GPU"
-            message = f"Needs {need}; there is no {kind} {what} in {self._pool_names(job)}."
+            message = stored_text(
+                f"Needs {need}; there is no {kind or 'suitable'} "
+                f"{f'{job.mig_profile} slice' if job.mig_profile else 'GPU'} in {self._pools(job)}."
+            )
         elif job.gpus_per_task > largest:
-            message = f"Needs {need}{' on one node' if job.tasks == 1 else ''}; " + (
-                f"{where} has {largest}."
-                if where
-                else f"the largest node of {self._pool_names(job)} has {largest}."
+            message = stored_text(
+                f"Needs {need}{' on one node' if job.tasks == 1 else ''}; "
+                + (
+                    f"{where} has {largest}."
+                    if where
+                    else f"the largest node of {self._pools(job)} has {largest}."
+                )
             )
         elif counts := next(filter(None, (self._hardware_counts(job, each) for each in pool_states)), ""):
-            message = f"Needs {need} at once; {counts}."
+            message = stored_text(f"Needs {need} at once; {counts}.")
         elif job.task_requests:
-            message = f"Needs {need} at once, more than {where or self._pool_names(job)} can hold."
+            message = stored_text(f"Needs {need} at once, more than {place} can hold.")
             del numbers["tasks_possible"]
         elif near and within and not any(within) and None not in within:
             level = near.required or near.preferred or ""
-            message = (
-                f"Needs {need}; no node of {self._pool_names(job)} has the level {format_level(level)} of the "
+            message = stored_text(
+                f"Needs {need}; no node of {self._pools(job)} has the level {format_level(level)} of the "
                 f"topology {near.topology}."
             )
         elif most_tasks == 0:
-            message = (
+            message = stored_text(
                 f"Needs {need} with {format_cpu_and_memory(job)} on one node; no node of "
-                f"{self._pool_names(job)} is that large."
+                f"{self._pools(job)} is that large."
             )
         elif near and near.required and together < job.tasks:
             level = format_level(near.required)
-            message = (
-                f"Needs {need}; the largest {level} of {self._pool_names(job)} can hold {together} of its "
+            message = stored_text(
+                f"Needs {need}; the largest {level} of {self._pools(job)} can hold {together} of its "
                 f"{job.tasks} tasks."
             )
         else:
-            message = (
-                f"Needs {need} at once; {where or self._pool_names(job)} can hold {most_tasks} "
-                f"of its {job.tasks} tasks."
+            message = stored_text(
+                f"Needs {need} at once; {place} can hold {most_tasks} of its {job.tasks} tasks."
             )
         message += format_missing_requirements(
             job, (node for pool_state in pool_states for node in pool_state.available.nodes)
@@ -298,20 +306,21 @@ class Explainer:
     ) -> Verdict:
         """Return the verdict of a job with nominated slots that waits for evicted jobs to stop."""
         pool_state = self._pool_states[pool]
-        leaving = victims_by_job.get(job.job)
-        if leaving is None:
+        victims = victims_by_job.get(job.job)
+        if victims is None:
             nodes = {pool_state.available.nodes[held.node].id for held in slots}
             going = set().union(*victims_by_job.values())
-            leaving = {
+            victims = {
                 row.job
                 for row in pool_state.running
                 if (row.stopping or row.job in going) and any(task.node in nodes for task in row.tasks)
             }
-        rows = [row for each in sorted(leaving) if (row := self._running.get(each)) is not None]
+        rows = [row for each in sorted(victims) if (row := self._running.get(each)) is not None]
         # viewers of the verdict may see jobs of its own project, but not always those of others
         names = sorted(row.name or row.job for row in rows if row.project == job.project)
-        message = (
-            f"Needs {format_request(job)}, reserved for it; it starts when {format_job_names(names, len(rows))} "
+        leaving = format_job_names(names, len(rows))
+        message = stored_text(
+            f"Needs {format_request(job)}, reserved for it; it starts when {leaving} "
             f"{'has' if len(rows) == 1 else 'have'} stopped."
         )
         numbers: Details = {
@@ -337,7 +346,7 @@ class Explainer:
 
     def reserved_for(self, job: PendingRow, reservation: GangReservation, verdict: Verdict) -> Verdict:
         """Return the verdict of a job that would delay a gang if it took the free capacity."""
-        message = (
+        message = stored_text(
             f"Needs {format_request(job)}; enough is free now, but reserved for a larger job that starts at "
             f"{format_time(reservation.start_s)}. With a time limit that ends before then, it could start now."
         )
@@ -352,7 +361,7 @@ class Explainer:
 
     def victims_protected(self, job: PendingRow, until_s: float, reason: ClassReason) -> ClassReason:
         """Return the reason of a class whose possible victims are protected until ``until_s``."""
-        message = (
+        message = stored_text(
             f"Needs {format_request(job)}. Running jobs that could be preempted for it are protected until "
             f"{format_time(until_s)}: they have not reached their minimum runtime, or are about to end."
         )
@@ -361,7 +370,7 @@ class Explainer:
 
     def budget_exhausted(self, job: PendingRow, steps: int) -> Verdict:
         """Return the verdict of a job that was not tried because the cycle's budget was used up."""
-        message = (
+        message = stored_text(
             f"This cycle reached its limit of {steps} steps before this job; the next cycle tries again."
         )
         return Reason(VerdictCode.CYCLE_BUDGET_EXHAUSTED, message, {"steps": steps}).verdict(job)
@@ -375,24 +384,23 @@ class Explainer:
     ) -> Reason | None:
         """Return the quota that ``amounts`` more would exceed."""
         ledger, leaf = pool_state.ledger, pool_state.tree.leaf_of[job.project]
-        must = purpose = ""
+        request = format_request(job)
         if bound := ledger.exceeded_limit(leaf, amounts, assume_released):
-            code, quota = VerdictCode.PROJECT_LIMIT, "its limit of"
+            code, used, allowed = VerdictCode.PROJECT_LIMIT, *_held_and_allowed(bound)
             holder = self._project_label(job, pool_state, bound)
+            usage = stored_text(f"{holder} uses {used} of its limit of {allowed}")
         elif bound := ledger.exceeded_user_limit(leaf, job.user, amounts, assume_released):
-            code, quota = VerdictCode.USER_LIMIT, "the user limit of"
-            holder = f"In {pool_state.tree.name[bound.project]} its owner"
+            code, used, allowed = VerdictCode.USER_LIMIT, *_held_and_allowed(bound)
+            project = pool_state.tree.name[bound.project]
+            usage = stored_text(f"In {project} its owner uses {used} of the user limit of {allowed}")
         elif not job.preemptible and (bound := ledger.exceeded_guarantee(leaf, amounts, assume_released)):
-            code, quota = VerdictCode.NON_PREEMPTIBLE_OVER_QUOTA, "its guaranteed"
+            code, used, allowed = VerdictCode.NON_PREEMPTIBLE_OVER_QUOTA, *_held_and_allowed(bound)
             holder = self._project_label(job, pool_state, bound)
-            must = ", which must be guaranteed because the job is not preemptible"
-            purpose = " for non-preemptible jobs"
+            request = stored_text(f"{request}, which must be guaranteed because the job is not preemptible")
+            usage = stored_text(f"{holder} uses {used} of its guaranteed {allowed} for non-preemptible jobs")
         else:
             return None
-        message = (
-            f"Needs {format_request(job)}{must}. {holder} uses {format_gpu_count(bound.held)} of {quota} "
-            f"{format_gpu_count(bound.allowed)}{purpose}{self._in_pool(pool_state)}."
-        )
+        message = stored_text(f"Needs {request}. {self._in_pool(usage, pool_state)}.")
         numbers: Details = {
             "needed_gpus": job.required_milli / WHOLE_MILLI,
             "used_gpus": bound.held / WHOLE_MILLI,
@@ -431,12 +439,12 @@ class Explainer:
             sum(pool_state.ledger.held[top].gpu_milli for top in pool_state.tree.children[None]) > held
         )
         if space.is_insufficient and others_hold and held + job.required_milli > share:
-            message = (
-                f"{space.message} With it, {pool_state.tree.name[leaf]} would use "
+            over = stored_text(
+                f"With it, {pool_state.tree.name[leaf]} would use "
                 f"{format_gpu_count(held + job.required_milli)}, more than its fair share of "
                 f"{format_gpu_count(share)}, so no other project releases GPUs for it; it starts when some are free."
             )
-            return Reason(VerdictCode.OVER_FAIR_SHARE, message, numbers)
+            return Reason(VerdictCode.OVER_FAIR_SHARE, f"{space.message} {over}", numbers)
         return Reason(VerdictCode.INSUFFICIENT_RESOURCES, space.message, numbers)
 
     def _free_capacity(self, job: PendingRow, pool_state: PoolState) -> FreeCapacity:
@@ -467,7 +475,7 @@ class Explainer:
         ):
             numbers["tasks_together"] = together
             level = format_level(job.topology_constraint.required)
-            text = (
+            text = stored_text(
                 f"the {level} with the most free capacity fits {together} of its {job.required_tasks} tasks now"
                 if together
                 else f"no {level} fits any of its tasks now"
@@ -475,28 +483,29 @@ class Explainer:
         elif counts:
             text = counts
         elif job.gpus_per_task == 0:
-            text = f"{self._node_or_no_node(job)} {format_cpu_and_memory(job)} free now"
+            text = self._node_lacks(job, stored_text(f"{format_cpu_and_memory(job)} free now"))
         elif not shape.uses_whole_gpus:
-            text = (
+            text = stored_text(
                 f"no GPU has {format_gpu_count(job.milli_per_gpu)} free now"
                 if possible_tasks == 0
                 else f"{possible_tasks} of its {job.required_tasks} tasks would fit now"
             )
             if elsewhere := placer.shared_elsewhere(shape):
                 numbers["gpus_shared_elsewhere"] = elsewhere
-                text += f"; {format_shared_elsewhere(elsewhere)}"
+                text = stored_text(f"{text}; {format_shared_elsewhere(elsewhere)}")
         elif largest >= job.gpus_per_task and possible_tasks == 0:
-            text = (
-                f"{free} {'is' if free == 1 else 'are'} free now, but {self._node_or_no_node(job)} "
-                f"{'it' if free == 1 else 'them'} together with {format_cpu_and_memory(job)}"
+            rest = format_cpu_and_memory(job)
+            lacks = self._node_lacks(
+                job, stored_text(f"{'it' if free == 1 else 'them'} together with {rest}")
             )
+            text = stored_text(f"{free} {'is' if free == 1 else 'are'} free now, but {lacks}")
         else:
             text = format_free_gpus(free, largest)
             if job.required_tasks > 1 and possible_tasks:
-                text += f": enough for {possible_tasks} of its {job.required_tasks} tasks"
+                text = stored_text(f"{text}: enough for {possible_tasks} of its {job.required_tasks} tasks")
         most = max(placer.free_gpus(each)[0] for each in placer.hardware.restricted_shapes(shape))
         too_few = closed is None and most * WHOLE_MILLI < job.required_milli
-        message = f"Needs {format_request(job)}; {text}{self._in_pool(pool_state)}."
+        message = stored_text(f"Needs {format_request(job)}; {self._in_pool(text, pool_state)}.")
         if job.required_cuda:
             message += format_skipped_drivers(job.required_cuda, placer.nodes)
         message += format_isolation(len(placer.index_of.keys() & set(job.isolation_excluded_nodes)))
@@ -511,14 +520,18 @@ class Explainer:
             return ""
         if not pool_state.tasks_fit(replace(job, allow_mixed_gpus=True), placer):
             return ""
-        shape, single = pool_state.task_shape(job), f"no single {placer.hardware.distinction}"
+        shape, single_text = pool_state.task_shape(job), placer.hardware.distinction
         gpus = [placer.free_gpus(each.restrict(shape))[0] for each in kinds]
         needed = -(-job.required_milli // WHOLE_MILLI)
         if max(gpus) < needed:
-            has = (f"{count} of {each.name}" for count, each in zip(gpus, kinds, strict=True))
-            return f"{single} has {needed}{' free' if free else ''} GPUs: {', '.join(has)}"
-        tasks = (f"{placer.fit_count(each.restrict(shape))} on {each.name}" for each in kinds)
-        return f"{single} fits its {job.required_tasks} tasks{' now' if free else ''}: {', '.join(tasks)}"
+            counts = zip(gpus, (each.name for each in kinds), strict=True)
+            has = ", ".join(stored_text(f"{count} of {kind}") for count, kind in counts)
+            return stored_text(f"no single {single_text} has {needed}{' free' if free else ''} GPUs: {has}")
+        fits = ((placer.fit_count(each.restrict(shape)), each.name) for each in kinds)
+        tasks = ", ".join(stored_text(f"{count} on {kind}") for count, kind in fits)
+        return stored_text(
+            f"no single {single_text} fits its {job.required_tasks} tasks{' now' if free else ''}: {tasks}"
+        )
 
     def _free_capacity_of_parts(self, job: PendingRow, pool_state: PoolState) -> str:
         """Return how many of the equal tasks of a job fit now, for the first that do not; blank if all do."""
@@ -530,9 +543,11 @@ class Explainer:
             if fits < part.tasks:
                 one = format_request(replace(part, tasks=1, topology_constraint=None))
                 what = one if part.gpus_per_task == 0 else f"{one}, {format_cpu_and_memory(part)}"
-                if part.tasks == 1:
-                    return f"its task of {what} does not fit now"
-                return f"{fits} of its {part.tasks} tasks of {what} would fit now"
+                return stored_text(
+                    f"its task of {what} does not fit now"
+                    if part.tasks == 1
+                    else f"{fits} of its {part.tasks} tasks of {what} would fit now"
+                )
         return ""
 
     # -- formatting -----------------------------------------------------------------------------------
@@ -541,34 +556,48 @@ class Explainer:
         name = pool_state.tree.name[bound.project]
         if pool_state.tree.project_of(bound.project) == job.project:
             return name
-        return f"{name} (which contains {pool_state.tree.name[job.project]})"
+        return stored_text(f"{name} (which contains {pool_state.tree.name[job.project]})")
 
-    def _in_pool(self, pool_state: PoolState) -> str:
-        return f" in the pool {pool_state.pool.name}" if len(self._pool_states) > 1 else ""
+    def _in_pool(self, text: str, pool_state: PoolState) -> str:
+        """Return the text with the name of the pool if there are several."""
+        return (
+            stored_text(f"{text} in the pool {pool_state.pool.name}") if len(self._pool_states) > 1 else text
+        )
 
-    def _pool_names(self, job: PendingRow) -> str:
+    def _pools(self, job: PendingRow) -> str:
         if len(self._pool_states) == 1 or not job.pools:
-            return "this cluster"
-        names = [self._pool_states[pool].pool.name for pool in job.pools]
-        return f"the pool {names[0]}" if len(names) == 1 else f"the pools {', '.join(names)}"
+            return stored_text("this cluster")
+        names = ", ".join(self._pool_states[pool].pool.name for pool in job.pools)
+        return stored_text(f"the pool {names}" if len(job.pools) == 1 else f"the pools {names}")
 
-    def _node_or_no_node(self, job: PendingRow) -> str:
-        return f"{self._nodes[job.node_affinity].name} does not have" if job.node_affinity else "no node has"
+    def _node_lacks(self, job: PendingRow, what: str) -> str:
+        """Return that the node of its home volume, or any node, does not have ``what``."""
+        name = self._nodes[job.node_affinity].name if job.node_affinity else ""
+        return stored_text(f"{name} does not have {what}" if name else f"no node has {what}")
+
+    def _home_node(self, job: PendingRow) -> str:
+        """Return the node of its home volume; blank if it may run on any."""
+        if not job.node_affinity:
+            return ""
+        return stored_text(f"the home volume's node {self._nodes[job.node_affinity].name}")
 
 
 def _dependency_reason(job: PendingRow) -> Reason:
     """Return the dependency reason; viewers may see jobs of the same project, but not always others."""
     names = sorted(each.name for each in job.dependencies if each.project == job.project)
     targets = format_job_names(names, len(job.dependencies))
-    done = (
-        f"{'has' if len(job.dependencies) == 1 else 'have'} "
-        f"{'ended' if job.ignore_dependency_failure else 'completed'}"
-    )
     return Reason(
         VerdictCode.DEPENDENCY,
-        f"It starts after {targets} {done}.",
+        stored_text(
+            f"It starts after {targets} {'has' if len(job.dependencies) == 1 else 'have'} "
+            f"{'ended' if job.ignore_dependency_failure else 'completed'}."
+        ),
         {"unfinished_dependencies": len(job.dependencies)},
     )
+
+
+def _held_and_allowed(bound: ExceededQuota) -> tuple[str, str]:
+    return format_gpu_count(bound.held), format_gpu_count(bound.allowed)
 
 
 def round_position(place: int) -> int:

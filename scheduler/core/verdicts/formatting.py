@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import compress
 
 from portal.domain.driver_versions import is_cuda_sufficient, newest_cuda
 from portal.domain.formatting import format_gpu_models
+from portal.domain.stored_texts import stored_text
 from scheduler.core.model.snapshot import WHOLE_MILLI, NodeRow, PendingRow
 
 
@@ -25,18 +27,20 @@ def format_gpu_count(milli: float) -> str:
 
 def format_free_gpus(free: int, largest: int) -> str:
     """Return such as ``none is free now``; ``largest`` are those of the node with the most."""
-    if free <= 1:
-        return f"{free or 'none'} is free now"
-    return f"{free} are free now, at most {largest} on one node"
+    return stored_text(
+        f"{free or 'none'} is free now"
+        if free <= 1
+        else f"{free} are free now, at most {largest} on one node"
+    )
 
 
 def format_request(job: PendingRow) -> str:
     """Return such as ``8 GPUs``, ``1 GPU + 4 × 2 GPUs``, ``0.5 of a GPU``, ``4 CPUs and 8 GiB``."""
     asked = " + ".join(_format_equal_tasks(part) for part in equal_parts(job))
     if job.required_tasks < job.tasks:
-        asked = f"at least {asked}"
+        asked = stored_text(f"at least {asked}")
     if job.topology_constraint is not None and job.topology_constraint.required is not None:
-        asked = f"{asked} in one {format_level(job.topology_constraint.required)}"
+        asked = stored_text(f"{asked} in one {format_level(job.topology_constraint.required)}")
     return asked
 
 
@@ -58,22 +62,19 @@ def _format_equal_tasks(job: PendingRow) -> str:
     if job.gpus_per_task == 0:
         each = format_cpu_and_memory(job)
     elif job.mig_profile is not None:
-        each = (
-            f"{job.gpus_per_task} {kind}{job.mig_profile} {'slice' if job.gpus_per_task == 1 else 'slices'}"
-        )
+        slices = f"{job.gpus_per_task} {kind}{job.mig_profile}"
+        each = stored_text(f"{slices} {'slice' if job.gpus_per_task == 1 else 'slices'}")
     elif job.milli_per_gpu == WHOLE_MILLI:
         each = format_gpus(job.task_milli, job.gpu_model)
     else:
-        share = format_gpu_count(job.milli_per_gpu)
-        each = (
-            f"{share} of a {kind}GPU"
-            if job.gpus_per_task == 1
-            else f"{share} of {job.gpus_per_task} {kind}GPUs"
+        share, gpu = format_gpu_count(job.milli_per_gpu), f"{kind}GPU"
+        each = stored_text(
+            f"{share} of a {gpu}" if job.gpus_per_task == 1 else f"{share} of {job.gpus_per_task} {gpu}s"
         )
     if job.min_gpu_memory_mib is not None and job.gpus_per_task:
-        each += f" with {format_gib(job.min_gpu_memory_mib)} or more each"
+        each = stored_text(f"{each} with {format_gib(job.min_gpu_memory_mib)} or more each")
     if job.min_compute_capability is not None and job.gpus_per_task:
-        each += f" of compute capability {job.min_compute_capability:.1f} or more"
+        each = stored_text(f"{each} of compute capability {job.min_compute_capability:.1f} or more")
     return each if job.required_tasks == 1 else f"{job.required_tasks} × {each}"
 
 
@@ -85,14 +86,15 @@ def format_level(key: str) -> str:
 def format_cpu_and_memory(job: PendingRow) -> str:
     """Return such as ``4 CPUs and 8 GiB``."""
     cpus = format_gpu_count(job.cpu_milli)
-    return f"{cpus} {'CPU' if cpus == '1' else 'CPUs'} and {format_gib(job.memory_mib)}"
+    return stored_text(f"{cpus} {'CPU' if cpus == '1' else 'CPUs'} and {format_gib(job.memory_mib)}")
 
 
 def format_closed_nodes(out_of_service: int, unreachable: int) -> str:
     """Return such as ``no node accepts jobs now: 2 are out of service, 1 is unreachable``."""
-    counts = ((out_of_service, "out of service"), (unreachable, "unreachable"))
-    parts = [f"{count} {'is' if count == 1 else 'are'} {state}" for count, state in counts if count]
-    return f"no node accepts jobs now: {', '.join(parts)}"
+    closed = stored_text(f"{out_of_service} {'is' if out_of_service == 1 else 'are'} out of service")
+    lost = stored_text(f"{unreachable} {'is' if unreachable == 1 else 'are'} unreachable")
+    counts = ", ".join(compress((closed, lost), (out_of_service, unreachable)))
+    return stored_text(f"no node accepts jobs now: {counts}")
 
 
 def format_gib(mib: int) -> str:
@@ -110,14 +112,18 @@ def format_job_names(names: Sequence[str], count: int) -> str:
     shown = ", ".join(names[:3])
     more = count - len(names[:3])
     if not shown:
-        return {0: "others", 1: "a job of another project"}.get(more, f"{more} jobs of other projects")
-    return f"{shown} and {more} more" if more else shown
+        if not more:
+            return "others"
+        return stored_text("a job of another project" if more == 1 else f"{more} jobs of other projects")
+    return stored_text(f"{shown} and {more} more") if more else shown
 
 
 def format_shared_elsewhere(gpus: int) -> str:
     """Return why GPUs with enough free capacity are not available for a share."""
-    have = "1 GPU with free capacity is" if gpus == 1 else f"{gpus} GPUs with free capacity are"
-    return f"{have} shared by other projects, and a GPU is shared only within one project"
+    return stored_text(
+        f"{'1 GPU with free capacity is' if gpus == 1 else f'{gpus} GPUs with free capacity are'} "
+        "shared by other projects, and a GPU is shared only within one project"
+    )
 
 
 def format_missing_requirements(job: PendingRow, nodes: Iterable[NodeRow]) -> str:
@@ -128,10 +134,12 @@ def format_missing_requirements(job: PendingRow, nodes: Iterable[NodeRow]) -> st
     if not short:
         return ""
     first, more = short[0], len(short) - 1
-    others = f" {more} more {'does' if more == 1 else 'do'} not meet it either." if more else ""
-    return (
-        f" {first.name} does not meet its pool's requirements for gangs: {first.missing_requirements}{others}"
+    message = stored_text(
+        f" {first.name} does not meet its pool's requirements for gangs: {first.missing_requirements}"
     )
+    if more:
+        message += stored_text(f" {more} more {'does' if more == 1 else 'do'} not meet it either.")
+    return message
 
 
 def format_drivers_too_old(needed: str, nodes: Iterable[NodeRow]) -> str:
@@ -140,7 +148,7 @@ def format_drivers_too_old(needed: str, nodes: Iterable[NodeRow]) -> str:
     if not nodes or any(is_cuda_sufficient(node.driver_cuda, needed) for node in nodes):
         return ""
     newest = newest_cuda(node.driver_cuda for node in nodes if node.driver_cuda)
-    return f"its image needs CUDA {needed}, but the newest driver supports CUDA {newest}"
+    return stored_text(f"its image needs CUDA {needed}, but the newest driver supports CUDA {newest}")
 
 
 def format_skipped_drivers(needed: str, nodes: Iterable[NodeRow]) -> str:
@@ -152,18 +160,23 @@ def format_skipped_drivers(needed: str, nodes: Iterable[NodeRow]) -> str:
     ]
     if not old:
         return ""
-    owner = "1 node is skipped because its driver supports only"
-    if len(old) > 1:
-        owner = f"{len(old)} nodes are skipped because their drivers support at most"
-    return f" Its image needs CUDA {needed}: {owner} CUDA {newest_cuda(old)}."
+    count = len(old)
+    return stored_text(
+        f" Its image needs CUDA {needed}: "
+        + (
+            "1 node is skipped because its driver supports only"
+            if count == 1
+            else f"{count} nodes are skipped because their drivers support at most"
+        )
+        + f" CUDA {newest_cuda(old)}."
+    )
 
 
 def format_isolation(nodes: int) -> str:
     """Return a message about excluded nodes; blank for none."""
     if not nodes:
         return ""
-    closed = "1 node is" if nodes == 1 else f"{nodes} nodes are"
-    return (
-        f" {closed} excluded: a workspace cannot share a node with another project's gang that may use "
-        "the host network."
+    return stored_text(
+        f" {'1 node is' if nodes == 1 else f'{nodes} nodes are'} excluded: a workspace cannot share a node "
+        "with another project's gang that may use the host network."
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from portal.domain.reasons import VerdictCode
+from portal.domain.stored_texts import stored_text
 from scheduler.core.actions.scheduling_session import SchedulingSession, preemption_allowed_from_s
 from scheduler.core.model.plan import Eviction, Verdict
 from scheduler.core.model.snapshot import HeldSlots, JobId, PendingRow, PoolId, ReservationRow
@@ -194,18 +195,22 @@ class VerdictReport:
 
 def _reservation_message(job: PendingRow, row: ReservationRow, *, free: bool, now_s: float) -> str:
     """Return which reservation blocks until when, and how the job could pass."""
-    nodes = "1 node is" if len(row.nodes) == 1 else f"{len(row.nodes)} nodes are"
-    need = f"Needs {formatting.format_request(job)}; " + ("enough is free now, but " if free else "")
-    until = f"until {formatting.format_time(row.end_s)}"
-    if row.start_s <= now_s:
-        return f"{need}{nodes} reserved {until} ({row.name})."
-    return (
-        f"{need}{nodes} reserved from {formatting.format_time(row.start_s)} {until} ({row.name}). "
-        "With a time limit that ends before then, it could start now."
+    count, until = len(row.nodes), formatting.format_time(row.end_s)
+    nodes = stored_text(
+        f"{'1 node is' if count == 1 else f'{count} nodes are'} reserved"
+        + (f" from {formatting.format_time(row.start_s)}" if row.start_s > now_s else "")
     )
+    message = stored_text(
+        f"Needs {formatting.format_request(job)}; {'enough is free now, but ' if free else ''}{nodes} "
+        f"until {until} ({row.name})."
+    )
+    if row.start_s > now_s:
+        message += stored_text(" With a time limit that ends before then, it could start now.")
+    return message
 
 
 def _with_preemption_delay(from_s: float, verdict: Verdict) -> Verdict:
     """Add the time before which nothing is evicted for the job."""
-    message = f"{verdict.message} No job is preempted for it before {formatting.format_time(from_s)}."
+    delay = stored_text(f" No job is preempted for it before {formatting.format_time(from_s)}.")
+    message = f"{verdict.message}{delay}"
     return replace(verdict, message=message, details={**verdict.details, "preemption_from_s": from_s})

@@ -10,7 +10,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import ngettext, pgettext
 
 from portal.access import AccessPolicy
 from portal.domain.policy_settings import SettingValue, affects_decisions, default_value, format_number
@@ -46,12 +46,12 @@ class SettingRow:
     def inherited_text(self) -> str:
         """The value that applies while the field is blank, as text."""
         source = _("the cluster's") if self.setting.from_cluster else _("the default")
-        return f"{format_value(self.setting, self.setting.inherited_value)}, {source}"
+        return f"{display_value(self.setting, self.setting.inherited_value)}, {source}"
 
     @property
     def range_text(self) -> str:
         if self.setting.bounds is None:
-            return _(" or ").join(self.setting.options)
+            return _(" or ").join(pgettext("option", option) for option in self.setting.options)
         low, high = self.setting.bounds
         unit = "" if self.setting.unit == "s" else f" {self.setting.unit}"
         low_text, high_text = format_value(self.setting, low), format_value(self.setting, high)
@@ -59,11 +59,11 @@ class SettingRow:
 
     @property
     def default_text(self) -> str:
-        return format_value(self.setting, self.setting.default)
+        return display_value(self.setting, self.setting.default)
 
     @property
     def current_text(self) -> str:
-        return format_value(self.setting, self.setting.value)
+        return display_value(self.setting, self.setting.value)
 
     def apply_posted(self, posted: Mapping[str, str]) -> None:
         """Set the posted value, and note the value of a concurrent edit."""
@@ -179,7 +179,7 @@ class ProjectSettingRow(SettingRow):
         """The least strict value that would have an effect, as text."""
         if self.project_setting is None or self.project_setting.loosest_effective is None:
             return ""
-        value = format_value(self.setting, self.project_setting.loosest_effective)
+        value = display_value(self.setting, self.project_setting.loosest_effective)
         text = _("{value} or stricter") if self.setting.options else _("at most {value}")
         return text.format(value=value)
 
@@ -214,6 +214,11 @@ def format_value(setting: SettingView, value: SettingValue | None) -> str:
     if setting.unit == "s":
         return format_duration_input(value)
     return format_number(value)
+
+
+def display_value(setting: SettingView, value: SettingValue | None) -> str:
+    """Format a value for reading only: options are labels in the language of the page."""
+    return pgettext("option", value) if isinstance(value, str) and value else format_value(setting, value)
 
 
 @page(AccessPolicy.SIGNED_IN)
@@ -294,6 +299,6 @@ def _change_texts(row: AuditEntry, named: Mapping[str, SettingView]) -> list[tup
 
     def word(name: str, value: SettingValue | None) -> str:
         setting = named.get(name)
-        return (format_value(setting, value) if setting else str(value or "")) or _("blank")
+        return (display_value(setting, value) if setting else str(value or "")) or _("blank")
 
     return [(name, word(name, before.get(name)), word(name, after.get(name))) for name in after]
