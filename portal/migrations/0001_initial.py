@@ -2939,6 +2939,10 @@ class Migration(migrations.Migration):
             model_name='job',
             index=models.Index(condition=models.Q(('nominated_placement__isnull', False)), fields=['id'], name='job_nominated'),
         ),
+        migrations.AddIndex(
+            model_name='job',
+            index=models.Index(condition=models.Q(('started_at__isnull', False)), fields=['started_at'], include=('submitted_at', 'project', 'owner', 'role_gpus', 'tasks', 'gpus_per_task'), name='job_waits'),
+        ),
         migrations.AddConstraint(
             model_name='job',
             constraint=models.CheckConstraint(condition=models.Q(('state__in', ['PENDING', 'RUNNING', 'SUSPENDED', 'COMPLETED', 'FAILED', 'CANCELLED', 'TIMEOUT'])), name='job_state'),
