@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -517,8 +518,19 @@ class LaunchForm(DataForm):
     def clean_program(self) -> str:
         return str(self.cleaned_data["program"]).replace("\r\n", "\n")
 
-    def initial_as_data(self) -> dict[str, Any]:
-        """Return the initial values as posted."""
+    def as_posted(self) -> LaunchForm:
+        """Return a form bound to the initial values of this one. Both share their fields."""
+        bound = copy.copy(self)
+        bound.data, bound.is_bound = self._initial_as_data(), True
+        bound._errors, bound._bound_fields_cache = None, {}  # type: ignore[assignment]
+        bound.roles = RoleFormSet(
+            bound.data if "roles-TOTAL_FORMS" in bound.data else None,
+            prefix="roles",
+            initial=self.roles.initial,
+        )
+        return bound
+
+    def _initial_as_data(self) -> dict[str, Any]:
         values = {name: self[name].value() for name in self.fields}
         return {
             name: value for name, value in values.items() if value is not None and value is not False
