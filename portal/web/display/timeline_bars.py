@@ -77,10 +77,11 @@ def _bar(drawn: PositionedBar, yours: str, hidden: str) -> str:
 
 def render_bar_rows(lane: TimelineLane, zone: dt.tzinfo) -> SafeString:
     """Render the bars of a lane as rows: where, job, GPUs, from and until."""
-    name = escape(lane.name)
-    where: str = f'<span class="fw-mono">{name}</span>'
+    where: str
     if lane.gpus is None:
         where = escape(_("next in {lane}").format(lane=lane.name))
+    else:
+        where = f'<span class="fw-mono">{escape(lane.name)}</span>'
     hidden, unknown, now = escape(_("a job of another project")), escape(_("unknown")), timezone.now()
     return SafeString("".join(_row(bar, where, hidden, unknown, zone, now) for bar in lane.bars))
 

@@ -520,15 +520,13 @@ class LaunchForm(DataForm):
 
     def as_posted(self) -> LaunchForm:
         """Return a form bound to the initial values of this one. Both share their fields."""
-        bound = copy.copy(self)
+        bound: Any = copy.copy(self)
         bound.data, bound.is_bound = self._initial_as_data(), True
-        bound._errors, bound._bound_fields_cache = None, {}  # type: ignore[assignment]
-        bound.roles = RoleFormSet(
-            bound.data if "roles-TOTAL_FORMS" in bound.data else None,
-            prefix="roles",
-            initial=self.roles.initial,
-        )
-        return bound
+        bound._errors, bound._bound_fields_cache = None, {}
+        posted = bound.data if "roles-TOTAL_FORMS" in bound.data else None
+        bound.roles = RoleFormSet(posted, prefix="roles", initial=self.roles.initial)
+        form: LaunchForm = bound
+        return form
 
     def _initial_as_data(self) -> dict[str, Any]:
         values = {name: self[name].value() for name in self.fields}
