@@ -251,6 +251,11 @@ class Job(models.Model):
                 name="job_by_plan",
                 condition=Q(env__has_key=PLAN_VARIABLE),
             ),
+            models.Index(
+                Coalesce(F("role_gpus"), F("tasks") * F("gpus_per_task")).desc(),
+                F("id").desc(),
+                name="job_by_gpus",
+            ),
             models.Index(fields=["id"], name="job_nominated", condition=Q(nominated_placement__isnull=False)),
         ]
 

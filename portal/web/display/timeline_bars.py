@@ -70,9 +70,10 @@ def _bar(drawn: PositionedBar, yours: str, hidden: str) -> str:
         )
     name, project = escape(bar.job.name), escape(bar.job.project)
     href = short_url("job", bar.job.public_id)
-    title = f"{name}, {project}, {escape(gpus(bar.milli))}"
+    description = f"{name}, {project}, {escape(gpus(bar.milli))}"
     label = f"{name}, {yours if bar.is_own else project}"
-    return f'{interval}<a class="{drawn.css_classes}" href="{href}" {position} title="{title}"><em>{label}</em></a>'
+    look = f'class="{drawn.css_classes}" href="{href}" {position} title="{description}"'
+    return f"{interval}<a {look}><em>{label}</em></a>"
 
 
 def render_bar_rows(lane: TimelineLane, zone: dt.tzinfo) -> SafeString:
