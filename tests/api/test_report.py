@@ -73,6 +73,7 @@ def test_hours_of_the_chart_are_those_of_the_report_by_day(used: FixtureData) ->
 
 def test_waits_are_interpolated_between_jobs(used: FixtureData) -> None:
     now, member = timezone.now(), used.people["member"]
+    Job.objects.update(started_at=None)
     jobs = list(Job.objects.filter(owner=member).order_by("id")[:2])
     for job, wait_s in zip(jobs, (100, 300), strict=True):
         begun = now - HOUR
