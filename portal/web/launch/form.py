@@ -6,6 +6,7 @@ import copy
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from django import forms
@@ -377,7 +378,7 @@ class LaunchForm(DataForm):
             if each.options
         ]
 
-    @property
+    @cached_property
     def jobs_only_names(self) -> set[str]:
         return {rule.form_name for rule in job_fields(self.request_type).values() if rule.jobs_only}
 
