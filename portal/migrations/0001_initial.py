@@ -7,7 +7,9 @@ import django.contrib.postgres.fields.ranges
 import django.contrib.postgres.indexes
 import django.core.validators
 import django.db.models.deletion
+import django.db.models.expressions
 import django.db.models.fields.json
+import django.db.models.functions.comparison
 import django.db.models.functions.datetime
 import django.db.models.functions.text
 import portal.models.jobs
@@ -2938,6 +2940,14 @@ class Migration(migrations.Migration):
         migrations.AddIndex(
             model_name='job',
             index=models.Index(condition=models.Q(('nominated_placement__isnull', False)), fields=['id'], name='job_nominated'),
+        ),
+        migrations.AddIndex(
+            model_name='job',
+            index=models.Index(models.OrderBy(django.db.models.functions.comparison.Coalesce(models.F('role_gpus'), django.db.models.expressions.CombinedExpression(models.F('tasks'), '*', models.F('gpus_per_task'))), descending=True), models.OrderBy(models.F('id'), descending=True), name='job_by_gpus'),
+        ),
+        migrations.AddIndex(
+            model_name='job',
+            index=models.Index(condition=models.Q(('started_at__isnull', False)), fields=['started_at'], include=('submitted_at', 'project', 'owner', 'role_gpus', 'tasks', 'gpus_per_task'), name='job_waits'),
         ),
         migrations.AddConstraint(
             model_name='job',

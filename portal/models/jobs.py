@@ -241,9 +241,20 @@ class Job(models.Model):
                 condition=Q(started_at__isnull=False, ended_at__isnull=False),
             ),
             models.Index(
+                fields=["started_at"],
+                name="job_waits",
+                include=["submitted_at", "project", "owner", "role_gpus", "tasks", "gpus_per_task"],
+                condition=Q(started_at__isnull=False),
+            ),
+            models.Index(
                 KeyTransform(PLAN_VARIABLE, "env"),
                 name="job_by_plan",
                 condition=Q(env__has_key=PLAN_VARIABLE),
+            ),
+            models.Index(
+                Coalesce(F("role_gpus"), F("tasks") * F("gpus_per_task")).desc(),
+                F("id").desc(),
+                name="job_by_gpus",
             ),
             models.Index(fields=["id"], name="job_nominated", condition=Q(nominated_placement__isnull=False)),
         ]

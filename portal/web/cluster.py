@@ -18,7 +18,14 @@ from portal.domain.states import GpuHealth
 from portal.models import AgentRollout, ClusterSettings, Node, User
 from portal.selectors.nodes.agent_version import has_newer_agent_for, has_outdated_loader
 from portal.selectors.nodes.alerts import claimed_gpu_alerts
-from portal.selectors.nodes.cluster_map import clock_skew_message, cluster_map, node_tasks
+from portal.selectors.nodes.cluster_map import (
+    clock_skew_message,
+    cluster_totals,
+    map_boxes,
+    matching_nodes,
+    node_boxes,
+    node_tasks,
+)
 from portal.selectors.nodes.network_links import link_matrices
 from portal.selectors.nodes.nodes import latest_finished_operation
 from portal.selectors.nodes.topologies import gpu_link_matrix
@@ -34,26 +41,26 @@ LOADER_RENEWAL_COMMAND = "python3 manage.py node-setup --renew-loader | ssh -p {
 
 @page(AccessPolicy.SIGNED_IN)
 def cluster(request: HttpRequest, user: User) -> HttpResponse:
-    drawn = cluster_map(user)
     search = request.GET.get("q", "").strip().lower()
-    if search:
-        drawn.boxes = [
-            box
-            for box in drawn.boxes
-            if search in box.node.name
-            or search in box.models.lower()
-            or search in box.node.pool.name
-            or any(search in hold.name.lower() for hold in box.holder_spans)
-        ]
-    shown = Paginator(drawn.boxes, NODES_PER_PAGE).get_page(request.GET.get("page"))
-    context = {"map": drawn, "shown": shown, "search": search, "may_add": user.is_admin}
+    nodes = matching_nodes(user, search)
+    totals = cluster_totals(nodes)
+    shown = Paginator(range(totals.nodes), NODES_PER_PAGE).get_page(request.GET.get("page"))
+    boxes, attention = map_boxes(user, nodes, shown.start_index(), shown.end_index())
+    context = {
+        "totals": totals,
+        "boxes": boxes,
+        "attention_needed": attention,
+        "shown": shown,
+        "search": search,
+        "may_add": user.is_admin,
+    }
     if user.is_admin:
         cluster_row = ClusterSettings.objects.filter(id=1).first()
         context |= {
             "cluster": cluster_row,
             "bundled_servers": settings.BUNDLED_SERVERS,
             "same_site": settings.SAME_SITE_WARNING,
-            "behind": sum(box.has_newer_agent and box.node.reachable for box in drawn.boxes),
+            "behind": totals.outdated,
             "rollout": AgentRollout.objects.order_by("-id").first(),
         }
     return render_live(request, "cluster/page.html", "cluster/live.html", context)
@@ -76,7 +83,7 @@ def node_page(
     request: HttpRequest, user: User, row: Node, *, typed_labels: str | None = None, status: int = 200
 ) -> HttpResponse:
     """Render the page of a node; ``typed_labels`` is posted text that was refused."""
-    box = cluster_map(user, only=row).boxes[0]
+    (box,) = node_boxes(user, [row])
     context = {
         "node": row,
         "box": box,

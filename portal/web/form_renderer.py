@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from django.forms.renderers import DjangoTemplates
-from django.utils.html import format_html, format_html_join
+from django.utils.html import conditional_escape, escape
 from django.utils.safestring import SafeString
 
 _FOLDER = "django/forms/widgets/"
@@ -27,27 +27,27 @@ class DirectRenderer(DjangoTemplates):
 def _input(widget: Mapping[str, Any]) -> SafeString:
     value = {} if widget["value"] is None else {"value": widget["value"]}
     first = {"type": widget["type"], "name": widget["name"], **value}
-    return format_html("<input{}>", attributes(first | widget["attrs"]))
+    return SafeString(f"<input{attributes(first | widget['attrs'])}>")
 
 
 def _select(widget: Mapping[str, Any]) -> SafeString:
-    groups = format_html_join("", "{}", ((_group(name, rows),) for name, rows, _ in widget["optgroups"]))
-    return format_html(
-        "<select{}>{}</select>", attributes({"name": widget["name"]} | widget["attrs"]), groups
+    groups = "".join(_group(name, rows) for name, rows, _ in widget["optgroups"])
+    return SafeString(f"<select{attributes({'name': widget['name']} | widget['attrs'])}>{groups}</select>")
+
+
+def _group(name: str | None, options: list[dict[str, Any]]) -> str:
+    inside = "".join(
+        f"<option{attributes({'value': row['value']} | row['attrs'])}>{conditional_escape(row['label'])}</option>"
+        for row in options
     )
-
-
-def _group(name: str | None, options: list[dict[str, Any]]) -> SafeString:
-    rows = ((attributes({"value": row["value"]} | row["attrs"]), row["label"]) for row in options)
-    inside = format_html_join("", "<option{}>{}</option>", rows)
-    return format_html('<optgroup label="{}">{}</optgroup>', name, inside) if name else inside
+    return f'<optgroup label="{conditional_escape(name)}">{inside}</optgroup>' if name else inside
 
 
 def attributes(attrs: Mapping[str, Any]) -> SafeString:
     """Return them in their order, each after a space; true ones without a value, false ones not at all."""
     return SafeString(
         "".join(
-            format_html(" {}", name) if value is True else format_html(' {}="{}"', name, value)
+            f" {escape(name)}" if value is True else f' {escape(name)}="{conditional_escape(value)}"'
             for name, value in attrs.items()
             if value is not False
         )

@@ -39,6 +39,7 @@ from portal.visibility import NameVisibility, visibility_of
 from portal.web.display.formatting import format_date, time_zone
 from portal.web.display.formatting import gpus as gpus_word
 from portal.web.display.job_rows import current_verdict, verdict_label
+from portal.web.display.timeline_bars import PositionedBar, render_bar_rows, render_bars
 from portal.web.views import page, render_live
 
 JOBS_PER_PAGE = 50
@@ -86,39 +87,6 @@ class QueuePageQuery:
             "nodes": self.nodes if self.nodes != "1" else "",
         }
         return urlencode({key: word for key, word in parameters.items() if word})
-
-
-@dataclass(frozen=True)
-class PositionedBar:
-    """A bar with its position in percent of the plot; ``past_percent`` is its part before now."""
-
-    bar: TimelineBar
-    x: float
-    width: float
-    past_percent: float
-    start_interval: tuple[float, float] | None
-
-    @property
-    def css(self) -> str:
-        return (
-            f"x:{self.x:.2f};w:{self.width:.2f};y:{self.bar.line_index};"
-            f"n:{self.bar.line_count};s:{self.past_percent:.2f}"
-        )
-
-    @property
-    def start_interval_css(self) -> str:
-        if self.start_interval is None:
-            return ""
-        return (
-            f"x:{self.start_interval[0]:.2f};w:{self.start_interval[1]:.2f};"
-            f"y:{self.bar.line_index};n:{self.bar.line_count}"
-        )
-
-    @property
-    def css_classes(self) -> str:
-        word = {"running": "run", "leaving": "run", "reserved": "hold", "predicted": "pred"}[self.bar.kind]
-        endless = " open" if self.bar.until is None and word == "run" else ""
-        return word + endless + (" mine" if self.bar.is_own else "")
 
 
 @dataclass
@@ -219,7 +187,8 @@ def timeline_plot(user: User, visibility: NameVisibility, query: QueuePageQuery)
         for lane in lanes:
             lane.bars = [bar for bar in lane.bars if bar.is_own]
     form = "D H:i" if hours > 24 else "H:i"
-    here = start.astimezone(time_zone(user.timezone))
+    zone = time_zone(user.timezone)
+    here = start.astimezone(zone)
     tick = here.replace(hour=here.hour // tick_hours * tick_hours, minute=0, second=0, microsecond=0)
     ticks = []
     for __ in range(hours // tick_hours):
@@ -230,7 +199,8 @@ def timeline_plot(user: User, visibility: NameVisibility, query: QueuePageQuery)
             (
                 lane,
                 _row_height_px(lane),
-                [_position_bar(bar, start, span_s) for bar in lane.bars],
+                render_bars(_position_bar(bar, start, span_s) for bar in lane.bars),
+                render_bar_rows(lane, zone),
                 [(band, css) for band in lane.bands if (css := _band_css(band, start, span_s))],
             )
             for lane in lanes

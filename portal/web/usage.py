@@ -20,7 +20,6 @@ from portal.selectors.projects.report import (
     hours_by_day,
     most_idle_jobs,
     read_report,
-    waits_by_size,
 )
 from portal.selectors.projects.usage import UsageGrouping
 from portal.selectors.scheduling.start_phases import start_phases_by_pool
@@ -48,7 +47,7 @@ def usage(request: HttpRequest, user: User) -> HttpResponseBase:
     last = end - dt.timedelta(microseconds=1)
     context = {
         "report": report,
-        "waits": waits_by_size(user, start, end),
+        "waits": report.waits,
         "idle_jobs": most_idle_jobs(user, start, end),
         "chart": _chart(days),
         "start": start.date(),

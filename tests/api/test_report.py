@@ -7,11 +7,13 @@ import datetime as dt
 import io
 
 import pytest
+from django.db import transaction
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
 from portal.models import Attempt, ClusterSettings, Job, NodePool, UsageInterval
+from portal.selectors.projects.usage import UsageGrouping, gpu_hours_by, gpu_hours_of_days
 from portal.services.nodes.metrics_rollup import save_node_metrics
 from tests import factories
 from tests.api.fixture_data import FixtureData
@@ -51,6 +53,37 @@ def test_the_figures_of_each_grouping_add_up(used: FixtureData, by: str) -> None
     for name in ("gpu_hours", "cost", "idle_gpu_hours", "idle_cost", "energy_joules", "started_jobs"):
         assert sum(row[name] for row in found["items"]) == pytest.approx(total[name]), name
     assert found["waits_by_size"] == [{"name": "2 to 4 GPUs", "jobs": 1, "p50_s": 600.0, "p90_s": 600.0}]
+
+
+def test_hours_of_the_chart_are_those_of_the_report_by_day(used: FixtureData) -> None:
+    now = timezone.now()
+    rows = list(UsageInterval.objects.order_by("id"))
+    for row, (begin_h, hours) in zip(rows, [(40, 1), (75, 60), (30, 27), (100, None)], strict=False):
+        began = now - begin_h * HOUR
+        ended = None if hours is None else began + hours * HOUR
+        UsageInterval.objects.filter(pk=row.pk).update(started_at=began, ended_at=ended, milli=500)
+    member, start = used.people["member"], now - 80 * HOUR
+    with transaction.atomic():  # one time for intervals that are open
+        by_day = gpu_hours_by(member, start, now, UsageGrouping.DAY)
+        hours_of_days = gpu_hours_of_days(member, start, now)
+    assert list(hours_of_days) == [row.key for row in by_day]
+    assert list(hours_of_days.values()) == pytest.approx([row.gpu_hours for row in by_day], abs=1e-5)
+    assert sum(hours_of_days.values()) > 0
+
+
+def test_waits_are_interpolated_between_jobs(used: FixtureData) -> None:
+    now, member = timezone.now(), used.people["member"]
+    Job.objects.update(started_at=None)
+    jobs = list(Job.objects.filter(owner=member).order_by("id")[:2])
+    for job, wait_s in zip(jobs, (100, 300), strict=True):
+        begun = now - HOUR
+        Job.objects.filter(pk=job.pk).update(
+            started_at=begun, submitted_at=begun - dt.timedelta(seconds=wait_s), tasks=1, gpus_per_task=1
+        )
+    found = used.client("member").get(REPORT).json()
+    assert found["total"]["wait_p50_s"] == pytest.approx(200)
+    assert found["total"]["wait_p90_s"] == pytest.approx(280)
+    assert [row["jobs"] for row in found["waits_by_size"]] == [2]
 
 
 def test_page_and_csv_agree(used: FixtureData) -> None:

@@ -101,7 +101,7 @@ def test_a_form_as_yaml_fills_an_equal_form(
     text = to_yaml(request_body(request))
     initial, wrong = initial_from_yaml(user, text)
     assert not wrong, (wrong, text)
-    again = LaunchForm(user, LaunchForm(user, initial=initial).initial_as_data())
+    again = LaunchForm(user, initial=initial).as_posted()
     assert again.is_valid(), again.errors
     assert again.to_job_request() == request, text
 

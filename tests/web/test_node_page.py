@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from portal.models import Gpu, GpuLink, Job, Node
+from portal.models import Allocation, Gpu, GpuLink, Job, Node
 from portal.services.nodes import quarantine
 from portal.valkey import sample_cache
 
@@ -129,3 +131,41 @@ def test_each_state_has_a_symbol_that_is_drawn(dataset, client_of, changes, symb
     head = page[page.index("<h1>") : page.index("</h1>")]
     assert f"#s-{symbol}" in head and word in head
     assert f'id="s-{symbol}"' in Path("static/src/icons.svg").read_text()
+
+
+def names_on_map(client: Client, **query: str) -> list[str]:
+    page = client.get(reverse("cluster"), query).content.decode()
+    return re.findall(r'<h2 id="n-\w+"><a [^>]*>([^<]+)</a>', page)
+
+
+@pytest.mark.parametrize("kind", ["admin", "stranger"])
+def test_the_cluster_is_searched_by_node_pool_model_and_jobs_that_may_be_named(dataset, client_of, kind):
+    held = Allocation.objects.filter(ended_at__isnull=True, gpu__present=True).select_related(
+        "gpu__node__pool", "task__attempt__job"
+    )[0]
+    client, node = client_of(kind), held.gpu.node
+    for search in (node.name.upper(), node.pool.name, held.gpu.model.lower()):
+        assert node.name in names_on_map(client, q=search), search
+    assert (node.name in names_on_map(client, q=held.task.attempt.job.name)) is (kind == "admin")
+    assert (node.name in names_on_map(client, q="another project")) is (kind == "stranger")
+    assert names_on_map(client, q="no such node") == []
+
+
+def test_a_node_of_another_page_that_needs_attention_is_listed(dataset, client_of, monkeypatch) -> None:
+    monkeypatch.setattr("portal.web.cluster.NODES_PER_PAGE", 1)
+    Node.objects.update(reachable=True, status_message="", breaker_message="", clock_skew_s=None)
+    Gpu.objects.update(health="ok", health_reason="", foreign_process_owner="")
+    last = Node.objects.exclude(state="retired").order_by("pool__name", "name").last()
+    client = client_of("member")
+    assert "Attention needed" not in client.get(reverse("cluster")).content.decode()
+    Node.objects.filter(pk=last.pk).update(clock_skew_s=-60.0)
+    assert last.name in attention_needed(client)
+    Node.objects.filter(pk=last.pk).update(clock_skew_s=None)
+    Gpu.objects.filter(node=last, index=0).update(health_reason="ECC errors")
+    assert last.name in attention_needed(client) and "ECC errors" in attention_needed(client)
+    assert names_on_map(client) != [last.name]
+
+
+def attention_needed(client: Client) -> str:
+    page = client.get(reverse("cluster")).content.decode()
+    return page[page.index("Attention needed") :]

@@ -17,7 +17,7 @@ from portal.api.framework.views import SignedInView, operation
 from portal.domain.lost_work import LossCause
 from portal.domain.phases import Phase
 from portal.errors import InvalidRequest
-from portal.selectors.projects.report import read_report, waits_by_size
+from portal.selectors.projects.report import read_report
 from portal.selectors.projects.usage import UsageGrouping, gpu_hours_by, work_by
 from portal.selectors.scheduling.start_phases import PERIOD_DAYS, start_phases_by_pool
 from portal.services.accounts.tokens import Scope
@@ -238,7 +238,7 @@ class ReportView(SignedInView):
                 currency=report.currency,
                 items=report.rows,
                 total=report.total,
-                waits_by_size=waits_by_size(self.user, start, end),
+                waits_by_size=report.waits,
             )
         )
 

@@ -1,14 +1,15 @@
-"""Reads all nodes for the cluster map: GPU squares, holders and problems, in five queries."""
+"""Reads a page of the cluster map: GPU squares, holders and problems of its nodes, and the totals of all nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple
 
-from django.db.models import QuerySet
+from django.db.models import Case, Count, Q, QuerySet, Sum, Value, When, Window
+from django.db.models.functions import Coalesce, RowNumber
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -16,8 +17,14 @@ from portal.access import Requester, visible_nodes
 from portal.domain.node_breaker import MAX_CLOCK_SKEW_S, BreakerState
 from portal.domain.states import AttemptState, GpuHealth, NodeState
 from portal.models import Allocation, Gpu, Node, Task
-from portal.selectors.nodes.agent_version import has_newer_agent_for
-from portal.selectors.nodes.cluster_overview import GpuDisplayRow, GpuSquare, build_square, gpu_display_rows
+from portal.selectors.nodes.agent_version import bundled_agent_digest, has_newer_agent_for
+from portal.selectors.nodes.cluster_overview import (
+    GpuDisplayRow,
+    GpuSquare,
+    accepts_work,
+    build_square,
+    gpu_display_rows,
+)
 from portal.visibility import HIDDEN_PROJECT_NAME, visibility_of
 
 
@@ -47,11 +54,11 @@ _HEALTHY, _BREAKER_HEALTHY = GpuHealth.OK.value, BreakerState.HEALTHY.value  # r
 
 @dataclass
 class NodeBox:
-    """A node of the map. What is drawn of it is computed on first use: a page shows one of many boxes."""
+    """A node of the map."""
 
     node: Node
     holders: Mapping[int, GpuHolder]
-    """By GPU id, of all nodes."""
+    """By GPU id, of all nodes that are read."""
     gpus: list[GpuDisplayRow] = field(default_factory=list)
     unhealthy: list[GpuDisplayRow] = field(default_factory=list)
     """GPUs that are lost, quarantined, have a warning or run a foreign process."""
@@ -134,52 +141,117 @@ class NodeBox:
         return text.format(node=self.node.name, gpus=len(self.gpus), free=self.free, held=held)
 
 
-@dataclass
-class ClusterMap:
-    boxes: list[NodeBox]
+@dataclass(frozen=True)
+class ClusterTotals:
+    """Counts of the nodes that match, and of their GPUs.
 
-    @property
-    def gpus(self) -> int:
-        return sum(len(box.gpus) for box in self.boxes)
+    ``free`` GPUs accept work now; ``held`` ones are healthy and have a job. ``outdated`` nodes answer and run an
+    older agent.
+    """
 
-    @property
-    def free(self) -> int:
-        """Number of GPUs that accept work now."""
-        return sum(box.free for box in self.boxes)
+    nodes: int
+    gpus: int
+    free: int
+    held: int
+    outdated: int
 
-    @property
-    def held(self) -> int:
-        """Number of healthy GPUs with a job."""
-        return sum(
-            gpu.health == _HEALTHY and (gpu.used_milli > 0 or gpu.pk in box.holders)
-            for box in self.boxes
-            for gpu in box.gpus
+
+def matching_nodes(requester: Requester, search: str) -> QuerySet[Node]:
+    """Return the visible nodes; with a search those with it in their name, pool, GPU model or a job that is named."""
+    nodes = visible_nodes(requester)
+    if not search:
+        return nodes
+    models = Gpu.objects.filter(present=True, model__icontains=search)
+    held = Allocation.objects.filter(ended_at__isnull=True, gpu__present=True)
+    named, projects = Q(task__attempt__job__name__icontains=search), visibility_of(requester).projects
+    if projects is not None:
+        named &= Q(task__attempt__job__project__in=projects)
+        if search in HIDDEN_PROJECT_NAME:
+            named |= ~Q(task__attempt__job__project__in=projects)
+    return nodes.filter(
+        Q(name__contains=search)
+        | Q(pool__name__contains=search)
+        | Q(pk__in=models.values("node_id"))
+        | Q(pk__in=held.filter(named).values("gpu__node_id"))
+    )
+
+
+def cluster_totals(nodes: QuerySet[Node]) -> ClusterTotals:
+    """Return the totals of these nodes, in one query."""
+    allocated = Allocation.objects.filter(ended_at__isnull=True).values("gpu_id")
+    has_job = Q(gpus__used_milli__gt=0) | Q(gpus__in=allocated)
+    present = Q(gpus__present=True)
+    old_agent = Case(
+        When(Q(reachable=False) | Q(agent_info={}), then=0),
+        When(agent_info__agent_digest=bundled_agent_digest(), then=0),
+        default=1,
+    )
+    of_nodes = {
+        "node_gpus": Count("gpus", filter=present),
+        "node_free": Count(
+            "gpus", filter=present & Q(gpus__used_milli=0) & accepts_work(gpu="gpus__", node="")
+        ),
+        "node_held": Count("gpus", filter=present & Q(gpus__health=_HEALTHY) & has_job),
+        "node_outdated": old_agent if bundled_agent_digest() else Value(0),
+    }
+    sums = (
+        nodes.order_by()
+        .values("pk")
+        .annotate(**of_nodes)
+        .aggregate(
+            nodes=Count("pk"),
+            gpus=Coalesce(Sum("node_gpus"), 0),
+            free=Coalesce(Sum("node_free"), 0),
+            held=Coalesce(Sum("node_held"), 0),
+            outdated=Coalesce(Sum("node_outdated"), 0),
         )
-
-    @cached_property
-    def attention_needed(self) -> list[NodeBox]:
-        symbols = {"unreachable", "failed"}
-        return [box for box in self.boxes if box.state_icon in symbols or box.problem or box.unhealthy]
+    )
+    return ClusterTotals(**sums)
 
 
-def cluster_map(requester: Requester, *, only: Node | None = None) -> ClusterMap:
-    """Return all visible nodes, or one, by pool and name."""
-    nodes = visible_nodes(requester).prefetch_related("pool").order_by("pool__name", "name")
-    if only is not None:
-        nodes = nodes.filter(pk=only.pk)
+def map_boxes(
+    requester: Requester, nodes: QuerySet[Node], first: int, last: int
+) -> tuple[list[NodeBox], list[NodeBox]]:
+    """Return the nodes from number ``first`` to ``last`` by pool and name, and all nodes that need attention."""
+    gpus = Gpu.objects.filter(present=True)
+    unhealthy = gpus.exclude(health=_HEALTHY, foreign_process_owner="", health_reason="")
+    attention = (
+        Q(reachable=False)
+        | ~Q(status_message="")
+        | ~Q(breaker_message="")
+        | Q(clock_skew_s__gt=MAX_CLOCK_SKEW_S)
+        | Q(clock_skew_s__lt=-MAX_CLOCK_SKEW_S)
+        | Q(pk__in=unhealthy.values("node_id"))
+    )
+    order = ("pool__name", "name")
+    rows = list(
+        nodes.select_related("pool")
+        .annotate(
+            number=Window(RowNumber(), order_by=order),
+            needs_attention=Case(When(attention, then=True), default=False),
+        )
+        .filter(Q(number__range=(first, last)) | Q(needs_attention=True))
+        .order_by(*order)
+    )
+    boxes = node_boxes(requester, rows)
+    page = [box for row, box in zip(rows, boxes, strict=True) if first <= row.number <= last]
+    return page, [box for row, box in zip(rows, boxes, strict=True) if row.needs_attention]
+
+
+def node_boxes(requester: Requester, nodes: Sequence[Node]) -> list[NodeBox]:
+    """Return these nodes, whose pools are joined, in two queries plus permissions."""
     holders = _gpu_holders(requester, nodes)
     boxes = {node.pk: NodeBox(node, holders) for node in nodes}
     working = {pk for pk, box in boxes.items() if box.node.reachable and box.node.accepts_work}
-    here = Gpu.objects.filter(node__in=nodes, present=True)
+    here = Gpu.objects.filter(node__in=boxes, present=True)
     for gpu in gpu_display_rows(here.order_by("node_id", "index")):
-        if (box := boxes.get(gpu.node_id)) is None:
-            continue  # its node was added since
+        box = boxes[gpu.node_id]
         box.gpus.append(gpu)
         well = gpu.health == _HEALTHY and not gpu.foreign_process_owner
         box.free += gpu.used_milli == 0 and well and gpu.node_id in working
         if not well or gpu.health_reason:
             box.unhealthy.append(gpu)
-    return ClusterMap(list(boxes.values()))
+    return list(boxes.values())
 
 
 def clock_skew_message(node: Node) -> str:
@@ -195,8 +267,8 @@ def clock_skew_message(node: Node) -> str:
     return text.format(skew=f"{abs(skew_s):.1f}")
 
 
-def _gpu_holders(requester: Requester, nodes: QuerySet[Node]) -> dict[int, GpuHolder]:
-    """Return what holds each GPU, by its id."""
+def _gpu_holders(requester: Requester, nodes: Sequence[Node]) -> dict[int, GpuHolder]:
+    """Return what holds each GPU of these nodes, by its id."""
     visibility = visibility_of(requester)
     rows = Allocation.objects.filter(ended_at__isnull=True, gpu__node__in=nodes).values_list(
         "gpu_id",

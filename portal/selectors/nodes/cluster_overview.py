@@ -17,18 +17,29 @@ from portal.models import Allocation, Gpu, Node
 from portal.selectors.projects.quota_usage import QuotaUsage, user_quota_usage
 from portal.selectors.scheduling.reservations import nodes_reserved_for_others
 
-ACCEPTS_WORK = Q(
-    Q(node__breaker_state=BreakerState.HEALTHY.value)
-    | Q(node__breaker_state=BreakerState.PROBATION.value, node__probation_attempt__isnull=True),
-    health=GpuHealth.OK.value,
-    foreign_process_owner="",
-    node__state=NodeState.READY.value,
-    node__reachable=True,
-)
-"""Selects GPUs that accept work if they are not allocated."""
+
+def accepts_work(gpu: str, node: str) -> Q:
+    """Select GPUs that accept work if they are not allocated; the arguments are prefixes of the columns."""
+    states = {
+        f"{gpu}health": GpuHealth.OK.value,
+        f"{gpu}foreign_process_owner": "",
+        f"{node}state": NodeState.READY.value,
+        f"{node}reachable": True,
+    }
+    probation = {
+        f"{node}breaker_state": BreakerState.PROBATION.value,
+        f"{node}probation_attempt__isnull": True,
+    }
+    return Q(Q(**{f"{node}breaker_state": BreakerState.HEALTHY.value}) | Q(**probation), **states)
+
+
+ACCEPTS_WORK = accepts_work(gpu="", node="node__")
 
 MAX_DRAWN_GPUS = 256
 """With more GPUs the summary shows numbers without squares; the cluster page draws all."""
+
+
+_HEALTHY = GpuHealth.OK.value  # read for each GPU; ``value`` is slow
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +227,7 @@ def build_square(
     ``reserved``: for others than the reader. With ``grid_index`` live samples address it by that, otherwise by
     its uuid.
     """
-    if gpu.health != GpuHealth.OK.value:
+    if gpu.health != _HEALTHY:
         look, word = "failed", _(gpu.health)
     elif starting:
         look, word = "starting", _("starting")

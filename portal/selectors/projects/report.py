@@ -3,56 +3,27 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from django.db.models import (
-    Aggregate,
-    Case,
-    Count,
-    DurationField,
-    ExpressionWrapper,
-    F,
-    QuerySet,
-    Sum,
-    Value,
-    When,
-)
-from django.db.models.functions import TruncDate
+from django.db.models import Sum
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_noop
 
-from portal.access import Requester, nameable_projects, visible_gpu_days, visible_waits
+from portal.access import Requester, nameable_projects, visible_gpu_days
 from portal.domain.policy_settings import GPU_HOUR_PRICE, GRID_CO2, PRICE_CURRENCY, default_value
-from portal.models import Job, NodePool
-from portal.models.jobs import total_gpus
-from portal.selectors.projects.usage import UsageGrouping, WorkRow, gpu_hours_by, work_by
+from portal.models import NodePool
+from portal.selectors.projects.usage import UsageGrouping, WorkRow, gpu_hours_by, gpu_hours_of_days, work_by
+from portal.selectors.projects.waits import WaitRow, read_waits
 from portal.selectors.scheduling.settings import cluster_settings, pool_settings
 from portal.visibility import HIDDEN_PROJECT_NAME
 
 IDLE_JOBS = 10
-SIZES = (
-    (0, gettext_noop("no GPU")),
-    (1, gettext_noop("1 GPU")),
-    (4, gettext_noop("2 to 4 GPUs")),
-    (8, gettext_noop("5 to 8 GPUs")),
-    (16, gettext_noop("9 to 16 GPUs")),
-)
-"""Upper bound and name of each class of requests; larger ones are in the class ``LARGEST_SIZE``."""
-LARGEST_SIZE = gettext_noop("more than 16 GPUs")
 _J_PER_KWH = 3_600_000.0
 _MEASURED = ("measured_gpu_s", "busy_gpu_s", "idle_gpu_s", "joules")
 _GPU_DAY_COLUMNS = {
     UsageGrouping.PROJECT: ("attempt__job__project__public_id", "attempt__job__project__name"),
     UsageGrouping.USER: ("attempt__job__owner__public_id", "attempt__job__owner__username"),
     UsageGrouping.POOL: ("attempt__pool__public_id", "attempt__pool__name"),
-    UsageGrouping.DAY: ("day", "day"),
-}
-_WAIT_COLUMNS = {
-    UsageGrouping.PROJECT: ("project__public_id", "project__name"),
-    UsageGrouping.USER: ("owner__public_id", "owner__username"),
-    UsageGrouping.POOL: ("attempts__pool__public_id", "attempts__pool__name"),
     UsageGrouping.DAY: ("day", "day"),
 }
 
@@ -111,16 +82,6 @@ _SUMS = (
 
 
 @dataclass(frozen=True)
-class WaitRow:
-    """From submission to the first start, of jobs that started in the period."""
-
-    name: str
-    jobs: int
-    p50_s: float
-    p90_s: float
-
-
-@dataclass(frozen=True)
 class IdleJob:
     """A job whose GPUs were idle while it held them."""
 
@@ -137,22 +98,10 @@ class Report:
 
     rows: list[ReportRow]
     total: ReportRow
+    waits: list[WaitRow]
+    """By size of the request."""
     currency: str
     has_co2: bool
-
-
-class Percentile(Aggregate):
-    """PostgreSQL's ``percentile_cont``."""
-
-    function = "PERCENTILE_CONT"
-    template = "%(function)s(%(fraction)s) WITHIN GROUP (ORDER BY %(expressions)s)"
-
-    def __init__(self, expression: Any, fraction: float) -> None:
-        super().__init__(expression, fraction=fraction, output_field=DurationField())
-
-
-_WAIT = ExpressionWrapper(F("started_at") - F("submitted_at"), output_field=DurationField())
-_WAITS = {"jobs": Count("pk"), "p50": Percentile(_WAIT, 0.5), "p90": Percentile(_WAIT, 0.9)}
 
 
 def read_report(requester: Requester, start: dt.datetime, end: dt.datetime, by: UsageGrouping) -> Report:
@@ -185,14 +134,10 @@ def read_report(requester: Requester, start: dt.datetime, end: dt.datetime, by: 
         row.idle_gpu_hours += idle
         row.idle_cost += idle * prices.get(each["attempt__pool"], 0.0)
         row.energy_joules += each["joules"] or 0.0
-    key, name = _WAIT_COLUMNS[by]
-    started = _started_jobs(requester, start, end).annotate(day=TruncDate("started_at", tzinfo=dt.UTC))
-    if by is UsageGrouping.POOL:
-        started = started.filter(attempts__number=1)
-    for each in started.values(*{key, name}).annotate(**_WAITS):
-        row = row_of(each[key], each[name])
-        row.started_jobs = each["jobs"]
-        row.wait_p50_s, row.wait_p90_s = each["p50"].total_seconds(), each["p90"].total_seconds()
+    waits = read_waits(requester, start, end, by)
+    for (key, name), waited in waits.groups.items():
+        row = row_of(key, name)
+        row.started_jobs, row.wait_p50_s, row.wait_p90_s = waited.jobs, waited.p50_s, waited.p90_s
     for row in rows.values():
         row.co2_kg = row.energy_kwh * co2_g_per_kwh / 1000
     _hide_names(requester, rows, by)
@@ -202,39 +147,21 @@ def read_report(requester: Requester, start: dt.datetime, end: dt.datetime, by: 
     total = ReportRow(
         "", _("All"), **{column: sum(getattr(row, column) for row in found) for column in _SUMS}
     )
-    waits = _started_jobs(requester, start, end).aggregate(**_WAITS)
-    if waits["jobs"]:
-        total.wait_p50_s, total.wait_p90_s = waits["p50"].total_seconds(), waits["p90"].total_seconds()
+    if waits.total:
+        total.wait_p50_s, total.wait_p90_s = waits.total.p50_s, waits.total.p90_s
     currency = str(cluster.get(PRICE_CURRENCY, default_value(PRICE_CURRENCY))) if any(prices.values()) else ""
-    return Report(found, total, currency, bool(co2_g_per_kwh))
+    return Report(found, total, waits.sizes, currency, bool(co2_g_per_kwh))
 
 
 def hours_by_day(requester: Requester, start: dt.datetime, end: dt.datetime) -> list[ReportRow]:
     """Return only the held and the idle GPU-hours of each day (UTC), in order."""
-    held = gpu_hours_by(requester, start, end, UsageGrouping.DAY)
-    rows = {used.key: ReportRow(used.key, used.name, gpu_hours=used.gpu_hours) for used in held}
+    held = gpu_hours_of_days(requester, start, end)
+    rows = {day: ReportRow(day, day, gpu_hours=hours) for day, hours in held.items()}
     days = visible_gpu_days(requester).filter(day__gte=start.date(), day__lte=end.date())
     for day, idle_s in days.order_by().values_list("day").annotate(Sum("idle_gpu_s")):
         if row := rows.get(str(day)):
             row.idle_gpu_hours = idle_s / 3600
     return list(rows.values())
-
-
-def waits_by_size(requester: Requester, start: dt.datetime, end: dt.datetime) -> list[WaitRow]:
-    """Return how long jobs waited by the number of GPUs that they requested; sizes without jobs are left out."""
-    names = [name for _, name in SIZES] + [LARGEST_SIZE]
-    sizes = [When(requested__lte=bound, then=Value(name)) for bound, name in SIZES]
-    started = _started_jobs(requester, start, end).annotate(requested=total_gpus())
-    rows: Iterable[Any] = (
-        started.annotate(size=Case(*sizes, default=Value(LARGEST_SIZE))).values("size").annotate(**_WAITS)
-    )
-    found = {
-        row["size"]: WaitRow(
-            _(row["size"]), row["jobs"], row["p50"].total_seconds(), row["p90"].total_seconds()
-        )
-        for row in rows
-    }
-    return [found[name] for name in names if name in found]
 
 
 def most_idle_jobs(requester: Requester, start: dt.datetime, end: dt.datetime) -> list[IdleJob]:
@@ -253,10 +180,6 @@ def most_idle_jobs(requester: Requester, start: dt.datetime, end: dt.datetime) -
         )
         for row in rows
     ]
-
-
-def _started_jobs(requester: Requester, start: dt.datetime, end: dt.datetime) -> QuerySet[Job]:
-    return visible_waits(requester).filter(started_at__gte=start, started_at__lt=end).order_by()
 
 
 def _add_work(row: ReportRow, work: WorkRow) -> None:

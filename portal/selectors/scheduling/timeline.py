@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from django.db.models import Prefetch, Q
+from django.db.models import Q
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
@@ -18,19 +19,28 @@ from portal.visibility import NameVisibility
 MAX_NEXT_JOBS = 10
 """Maximum number of pending jobs drawn per pool; the table below lists all."""
 BAR_COLUMNS = (
+    "pk",
     "node_id",
-    "rank",
     "attempt__stop_requested_at",
     "attempt__created_at",
     "attempt__running_at",
     "attempt__job__public_id",
     "attempt__job__name",
+    "attempt__job__project__name",
+    "attempt__job__project_id",
     "attempt__job__owner_id",
     "attempt__job__time_limit_s",
-    "attempt__job__project__name",
 )
 """Of a task, what its bar shows."""
 ANY_POOL = gettext_noop("any pool")
+
+
+class BarJob(NamedTuple):
+    """The job of a bar: its public id, its name and the name of its project."""
+
+    public_id: str
+    name: str
+    project: str
 
 
 @dataclass(frozen=True)
@@ -41,7 +51,7 @@ class TimelineBar:
     """
 
     kind: str  # "running" | "leaving" | "reserved" | "predicted"
-    job: Job | None
+    job: BarJob | None
     is_own: bool
     milli: int
     since: dt.datetime
@@ -87,32 +97,35 @@ def node_lanes(visibility: NameVisibility, nodes: list[Node]) -> list[TimelineLa
         lanes[node.pk] = lane
     places = {gpu.pk: at for node in nodes for at, gpu in enumerate(node.gpus.all())}
 
-    def gpu_places(task: Task) -> list[int]:
-        return sorted(places[one.gpu_id] for one in task.allocations.all() if one.gpu_id in places)
-
-    held = Allocation.objects.filter(ended_at__isnull=True)
-    tasks = (
+    tasks = list(
         Task.objects.filter(node__in=lanes, container_removed=False, attempt__state__in=LIVE_ATTEMPT_STATES)
-        .select_related("attempt__job__project")
-        .only(*BAR_COLUMNS)
-        .prefetch_related(Prefetch("allocations", queryset=held))
-        .order_by("node_id", "rank")
+        .order_by("rank")
+        .values_list(*BAR_COLUMNS)
     )
-    for task in sorted(tasks, key=lambda task: (task.node_id, gpu_places(task))):
-        attempt, job = task.attempt, task.attempt.job
-        limit = dt.timedelta(seconds=job.time_limit_s) if job.time_limit_s else None
-        lane = lanes[task.node_id]
+    held: dict[int, list[tuple[int, int]]] = {task[0]: [] for task in tasks}
+    allocations = Allocation.objects.filter(ended_at__isnull=True, task__in=held)
+    for holder, gpu, milli in allocations.values_list("task_id", "gpu_id", "milli"):
+        held[holder].append((places.get(gpu, -1), milli))
+    task_places = {
+        task: sorted(place for place, _milli in found if place >= 0) for task, found in held.items()
+    }
+    for task in sorted(tasks, key=lambda task: (task[1], task_places[task[0]])):
+        pk, node, stopped_at, created_at, running_at, public_id, name, project, project_id, owner, limit_s = (
+            task
+        )
+        limit = dt.timedelta(seconds=limit_s) if limit_s else None
+        lane = lanes[node]
         # A job's GPUs need not be neighbours: bars follow each other instead of covering each other.
-        first_line, line_count = lane.lines, max(1, len(gpu_places(task)))
+        first_line, line_count = lane.lines, max(1, len(task_places[pk]))
         lane.lines += line_count
         lane.bars.append(
             TimelineBar(
-                "leaving" if attempt.stop_requested_at else "running",
-                job if visibility.can_name_job(job) else None,
-                job.owner_id == visibility.user.pk,
-                sum(one.milli for one in task.allocations.all()),
-                attempt.created_at,
-                (attempt.running_at or attempt.created_at) + limit if limit else None,
+                "leaving" if stopped_at else "running",
+                BarJob(public_id, name, project) if visibility.can_name_project(project_id) else None,
+                owner == visibility.user.pk,
+                sum(milli for _place, milli in held[pk]),
+                created_at,
+                (running_at or created_at) + limit if limit else None,
                 first_line,
                 line_count,
             )
@@ -155,7 +168,7 @@ def next_lanes(visibility: NameVisibility, pool: str) -> list[TimelineLane]:
         lane.bars.append(
             TimelineBar(
                 "reserved" if standing.code in reserved else "predicted",
-                job if visibility.can_name_job(job) else None,
+                BarJob(job.public_id, job.name, job.project.name) if visibility.can_name_job(job) else None,
                 job.owner_id == visibility.user.pk,
                 job.total_milli,
                 start,

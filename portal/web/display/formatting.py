@@ -7,10 +7,11 @@ import re
 import shlex
 import zoneinfo
 from collections.abc import Sequence
+from functools import lru_cache
 
 from django.utils import dateformat
+from django.utils.translation import get_language, ngettext
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
 
 from portal.domain.throughput import Layout
 
@@ -188,7 +189,13 @@ def time_zone(name: str) -> dt.tzinfo:
 def full_time(at: dt.datetime, zone: dt.tzinfo) -> str:
     """Format as Tuesday 12 May 2026, 13:52:04 (CEST), in the reader's zone."""
     here = at.astimezone(zone)
-    return f"{format_date(here, _('l j F Y, H:i:s'))} ({here:%Z})"
+    return f"{_day_text(here.date(), get_language())}, {here:%H:%M:%S} ({here.tzname()})"
+
+
+@lru_cache(maxsize=1024)
+def _day_text(day: dt.date, language: str) -> str:
+    """Format as Tuesday 12 May 2026 in the language of the page; the same few days appear in hundreds of times."""
+    return format_date(day, _("l j F Y"))
 
 
 def short_time(at: dt.datetime, zone: dt.tzinfo, now: dt.datetime) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from django.utils import timezone
@@ -54,8 +55,13 @@ STATE_DISPLAY = END_STATE_DISPLAY | {
 """Icon and label of a state where nothing else of the job is known."""
 
 
+_TERMINAL_STATES = frozenset(state.value for state in TERMINAL_JOB_STATES)
+
+
 @dataclass
 class JobRow:
+    """A job as lists show it; what several cells need is computed once."""
+
     job: Job
     attempt: Attempt | None = None
     tasks: list[Task] = field(default_factory=list)
@@ -78,7 +84,7 @@ class JobRow:
 
     @property
     def ended(self) -> bool:
-        return JobState(self.job.state) in TERMINAL_JOB_STATES
+        return self.job.state in _TERMINAL_STATES
 
     @property
     def stopping(self) -> bool:
@@ -132,7 +138,7 @@ class JobRow:
         trains = self.job.kind == JobKind.TRAINING.value and self.job.preemptible
         return trains and self.attempt is not None and self.attempt.state == AttemptState.RUNNING
 
-    @property
+    @cached_property
     def state_display(self) -> tuple[str, str]:
         job = self.job
         if self.ended:
@@ -280,7 +286,7 @@ class JobRow:
             return _("never started")
         return duration((job.ended_at - job.started_at).total_seconds())
 
-    @property
+    @cached_property
     def deadline(self) -> dt.datetime | None:
         return None if self.ended else ends_at(self.job, self.attempt)
 

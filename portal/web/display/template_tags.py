@@ -16,8 +16,9 @@ from django.contrib.staticfiles import finders
 from django.contrib.staticfiles.storage import staticfiles_storage
 from django.template import Context
 from django.template.base import Parser, Token
+from django.template.defaulttags import URLNode
+from django.template.defaulttags import url as do_url
 from django.templatetags.i18n import TranslateNode, do_translate
-from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import escape, format_html
 from django.utils.safestring import SafeString
@@ -30,6 +31,13 @@ from portal.selectors.nodes.cluster_overview import GpuSquare
 from portal.stored_texts import translate_stored
 from portal.web.display import formatting
 from portal.web.display.job_rows import verdict_label
+from portal.web.display.time_elements import (
+    clock_element,
+    clock_span_element,
+    start_span_element,
+    time_element,
+)
+from portal.web.display.urls import short_url
 
 register = template.Library()
 
@@ -93,6 +101,27 @@ def translate(parser: Parser, token: Token) -> TranslateNode:
     if is_literal and not (node.noop or node.asvar or node.message_context):
         return LiteralTranslateNode(node)
     return node
+
+
+class ShortUrlNode(URLNode):
+    """The URL of a view with a public id: tables repeat it in each row, and Django resolves each anew."""
+
+    def __init__(self, node: URLNode) -> None:
+        super().__init__(node.view_name, node.args, node.kwargs, node.asvar)
+
+    def render(self, context: Context) -> str:
+        argument = self.args[0].resolve(context)
+        if isinstance(argument, str) and argument.isascii() and argument.isalnum():
+            return short_url(self.view_name.resolve(context), argument)
+        return super().render(context)
+
+
+@register.tag("url")
+def url(parser: Parser, token: Token) -> URLNode:
+    """Compile Django's tag of this name."""
+    node = do_url(parser, token)
+    is_short = len(node.args) == 1 and not (node.kwargs or node.asvar)
+    return ShortUrlNode(node) if is_short else node
 
 
 @lru_cache(maxsize=64)
@@ -168,16 +197,8 @@ def gpu_owners(runs: Iterable[HolderSpan]) -> SafeString:
 def _gpu_owner(run: HolderSpan) -> str:
     inside: str = escape(run.name)
     if run.job:
-        before, after = _url_parts("job")
-        inside = f'<a href="{before}{run.job}{after}">{inside}</a>'
+        inside = f'<a href="{short_url("job", run.job)}">{inside}</a>'
     return f'<span data-css="n:{run.count}">{inside}</span>'
-
-
-@lru_cache(maxsize=16)
-def _url_parts(view: str) -> tuple[str, str]:
-    """Return a view's URL before and after the public id; a page contains hundreds of them."""
-    before, __, after = reverse(view, args=("publicid",)).partition("publicid")
-    return before, after
 
 
 def user_time_zone(context: Context) -> dt.tzinfo:
@@ -185,13 +206,7 @@ def user_time_zone(context: Context) -> dt.tzinfo:
 
 
 def _time(context: Context, at: dt.datetime, text: str, habit: str = "") -> SafeString:
-    return format_html(
-        '<time datetime="{}" title="{}"{}>{}</time>',
-        at.astimezone(dt.UTC).isoformat(timespec="seconds"),
-        formatting.full_time(at, user_time_zone(context)),
-        SafeString(f" {habit}") if habit else "",
-        text,
-    )
+    return time_element(at, user_time_zone(context), text, habit)
 
 
 @register.simple_tag(takes_context=True)
@@ -239,27 +254,19 @@ def clock(context: Context, at: dt.datetime | None) -> SafeString:
     """Render the time of day in the reader's zone, with the day when it is not today."""
     if at is None:
         return SafeString("–")
-    return _time(context, at, formatting.short_time(at, user_time_zone(context), timezone.now()))
+    return clock_element(at, user_time_zone(context), timezone.now())
 
 
 @register.simple_tag(takes_context=True)
 def clock_span(context: Context, low: dt.datetime, high: dt.datetime) -> SafeString:
     """Render two times of day; a common day appears once."""
-    here = user_time_zone(context)
-    same = low.astimezone(here).date() == high.astimezone(here).date()
-    later = _time(context, high, f"{high.astimezone(here):%H:%M}") if same else clock(context, high)
-    return format_html("{} – {}", clock(context, low), later)
+    return clock_span_element(low, high, user_time_zone(context), timezone.now())
 
 
 @register.simple_tag(takes_context=True)
 def start_span(context: Context, low: dt.datetime, high: dt.datetime) -> SafeString:
     """Render when a job is expected to start; times that have passed are not shown."""
-    now = timezone.now()
-    if high < now:
-        return format_html(
-            '<span class="fw-warn-t">{}</span>', format_html(_("overdue since {}"), clock(context, high))
-        )
-    return clock_span(context, low, high) if low > now else format_html(_("now – {}"), clock(context, high))
+    return start_span_element(low, high, user_time_zone(context), timezone.now())
 
 
 @register.simple_tag(takes_context=True)

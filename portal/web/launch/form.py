@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from django import forms
@@ -376,7 +378,7 @@ class LaunchForm(DataForm):
             if each.options
         ]
 
-    @property
+    @cached_property
     def jobs_only_names(self) -> set[str]:
         return {rule.form_name for rule in job_fields(self.request_type).values() if rule.jobs_only}
 
@@ -517,8 +519,17 @@ class LaunchForm(DataForm):
     def clean_program(self) -> str:
         return str(self.cleaned_data["program"]).replace("\r\n", "\n")
 
-    def initial_as_data(self) -> dict[str, Any]:
-        """Return the initial values as posted."""
+    def as_posted(self) -> LaunchForm:
+        """Return a form bound to the initial values of this one. Both share their fields."""
+        bound: Any = copy.copy(self)
+        bound.data, bound.is_bound = self._initial_as_data(), True
+        bound._errors, bound._bound_fields_cache = None, {}
+        posted = bound.data if "roles-TOTAL_FORMS" in bound.data else None
+        bound.roles = RoleFormSet(posted, prefix="roles", initial=self.roles.initial)
+        form: LaunchForm = bound
+        return form
+
+    def _initial_as_data(self) -> dict[str, Any]:
         values = {name: self[name].value() for name in self.fields}
         return {
             name: value for name, value in values.items() if value is not None and value is not False

@@ -59,7 +59,7 @@ def initial_from_yaml(user: User, text: str) -> tuple[dict[str, Any], list[str]]
 def _form_errors(user: User, document: JobDocument, initial: dict[str, Any]) -> dict[str, str]:
     """Return what the form refuses, and values that it cannot show, by field of the document."""
     names = _FIELDS_OF_FORM | {rule.form_name: name for name, rule in job_fields().items()}
-    form = LaunchForm(user, LaunchForm(user, initial=initial).initial_as_data())
+    form = LaunchForm(user, initial=initial).as_posted()
     if not form.is_valid():
         return {names.get(name, name): " ".join(map(str, messages)) for name, messages in form.errors.items()}
     shown = request_body(form.to_job_request())

@@ -306,7 +306,7 @@ def _context(
 
 def _preview_context(user: User, form: LaunchForm, *, ask: bool = False) -> dict[str, Any]:
     value = _value_of(form)
-    probe = form if form.is_bound else LaunchForm(user, form.initial_as_data())
+    probe = form if form.is_bound else form.as_posted()
     request = probe.to_job_request() if probe.is_valid() else None
     shares = project_quota_usage([request.project], user) if request else user_quota_usage(user)
     strips = cluster_overview.free_capacity(user, shares)
