@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -97,12 +98,20 @@ def _priority(item: pytest.Item) -> int:
     return 0 if item.get_closest_marker("early") else 1
 
 
+@cache
+def _uses_own_engine(path: Path) -> bool:
+    return any(fixture in path.read_text() for fixture in ("podman_node", "own_engine"))
+
+
 class FileScheduling(LoadScopeScheduling):
-    """xdist's `loadfile`, but one lane for all files whose tests have the one engine of this machine."""
+    """xdist's `loadfile`, but one lane for all files whose tests have the one engine of this machine.
+
+    In other lanes they would wait for it.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.split("::", 1)[0]
-        return "podman" if Path(file).name.startswith("test_podman") else file
+        return "engine" if _uses_own_engine(self.config.rootpath / file) else file
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:

@@ -6,6 +6,7 @@ import ast
 import builtins
 import dis
 import json
+import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -64,6 +65,30 @@ def test_the_bundled_nvml_has_every_function_the_agent_uses(tmp_path: Path) -> N
     for code in codes_of(compile(text, "pynvml.py", "exec")):
         asked = {each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
         assert asked <= known, f"{code.co_name} needs {asked - known}"
+
+
+@pytest.mark.parametrize(("python_version", "suffix"), [("that of the portal", ".pyc"), ("another", ".py")])
+def test_the_agent_starts_from_bytecode_if_the_node_has_the_portals_python(
+    tmp_path: Path, python_version: str, suffix: str
+) -> None:
+    build_archive(tmp_path / "built.pyz")
+    archive = tmp_path / "agent.pyz"
+    with zipfile.ZipFile(tmp_path / "built.pyz") as built, zipfile.ZipFile(archive, "w") as copied:
+        for each in built.infolist():
+            content = built.read(each)
+            if python_version == "another" and each.filename.endswith(".pyc"):
+                content = bytes([content[0] ^ 1]) + content[1:]
+            copied.writestr(each, content)
+    (tmp_path / "gpus.json").write_text('{"gpus": []}')
+    places = {"state_dir": str(tmp_path / "state"), "home_root": str(tmp_path / "homes")}
+    settings = {"cluster": "t", "gpu_provider": f"file:{tmp_path / 'gpus.json'}", **places}
+    (tmp_path / "node.json").write_text(json.dumps(settings))
+    with open_local(archive, "watch", tmp_path / "node.json", cluster="t") as link:
+        assert link.hello.gpus == ()
+    program = "import sys; sys.path.insert(0, sys.argv[1]); import agents.node.server as s; print(s.__file__)"
+    command = [sys.executable, "-I", "-c", program, str(archive)]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert printed.strip() == f"{archive}/agents/node/server{suffix}"
 
 
 def codes_of(code: CodeType) -> Iterator[CodeType]:

@@ -97,15 +97,19 @@ def _serial_files() -> list[str]:
 
 def _start_compile() -> subprocess.Popen[bytes] | None:
     """Collect all tests once unless their bytecode is cached, so that workers do not each compile them."""
-    if sys.dont_write_bytecode or any((Path(settings.BASE_DIR) / "tests/__pycache__").glob("conftest.*")):
+    if any((Path(settings.BASE_DIR) / "tests/__pycache__").glob("conftest.*")):
         return None
     command = [sys.executable, "-m", "pytest", "--collect-only", "-qq"]
     return subprocess.Popen(command, cwd=settings.BASE_DIR, stdout=subprocess.DEVNULL, env=_environment())
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment of pytest: this one without its data folder."""
-    return {name: value for name, value in os.environ.items() if name != "FAIRWAY_DATA_DIR"}
+    """Return the environment of pytest: this one without its data folder, and with cached bytecode.
+
+    Tests start hundreds of processes. Without bytecode each compiles the portal, and each worker all tests.
+    """
+    left_out = ("FAIRWAY_DATA_DIR", "PYTHONDONTWRITEBYTECODE")
+    return {name: value for name, value in os.environ.items() if name not in left_out}
 
 
 def _start_install() -> tuple[subprocess.Popen[bytes], IO[bytes]] | None:
