@@ -29,6 +29,7 @@ class StoreFiles(NamedTuple):
 
     images: Tuple[str, ...]
     configuration: Tuple[str, ...]
+    root: str
 
 
 class PodmanImageStore:
@@ -44,6 +45,11 @@ class PodmanImageStore:
         lists = find_store_files(self._read_info() or "")
         self._configuration_fingerprint = _fingerprint(lists.configuration) if lists else None
         self._files = lists
+
+    @property
+    def root(self) -> Optional[str]:
+        """The folder of the store; None before :meth:`locate`, and when unknown."""
+        return self._files.root if self._files else None
 
     def fingerprint(self) -> Optional[StoreFingerprint]:
         """Return a value that changes whenever the images may have changed; None when unknown."""
@@ -82,6 +88,7 @@ def find_store_files(info: str) -> Optional[StoreFiles]:
     return StoreFiles(
         images=tuple(os.path.join(each, f"{driver}-images", "images.json") for each in roots),
         configuration=tuple(configuration),
+        root=root,
     )
 
 

@@ -88,6 +88,7 @@ def test_output_that_cannot_be_parsed_is_ignored(said: str) -> None:
 def test_newer_podman_lists_its_shared_stores(tmp_path: Path) -> None:
     lists = find_store_files(info(tmp_path, **{"overlay.imagestore": ["/a", "/b,/c"]}))
     assert lists is not None
+    assert lists.root == json.loads(info(tmp_path))["store"]["graphRoot"]
     assert lists.images[1:] == tuple(f"/{each}/overlay-images/images.json" for each in "abc")
 
 
