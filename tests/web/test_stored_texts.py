@@ -120,6 +120,8 @@ def test_pages_translate_what_rows_keep(client_of, dataset) -> None:
     change = {"kind": "fewer_gpus", "message": "It would start now with 2 GPUs instead of 8.", "fields": {}}
     JobVerdict.objects.filter(job=job).update(message=verdict, suggestion=change)
     JobEvent.objects.create(job=job, kind="edited", message="Held by m-okafor.")
+    JobEvent.objects.create(job=job, kind="job_state", before="PENDING", after="RUNNING", message="On n1.")
+    JobEvent.objects.create(job=job, kind="attempt_state", after="PREEMPTED", message="Held by m-okafor.")
     Notice.objects.create(
         recipient=job.owner,
         kind="job_failed",
@@ -130,7 +132,12 @@ def test_pages_translate_what_rows_keep(client_of, dataset) -> None:
     waits = "Braucht 8 GPUs; 2 sind jetzt frei, höchstens 2 auf einem Knoten im Pool h200."
     shown = {
         f"/jobs/{job.public_id}/": [waits],
-        f"/jobs/{job.public_id}/scheduling/": [waits, "Zurückgehalten von m-okafor."],
+        f"/jobs/{job.public_id}/scheduling/": [
+            waits,
+            "Zurückgehalten von m-okafor.",
+            "<small>Wartend → Läuft</small>",
+            "<small>Verdrängt</small>",
+        ],
         "/jobs/": [waits, "Er würde jetzt mit 2 GPUs statt 8 starten."],
         "/queue/": [waits, "Er würde jetzt mit 2 GPUs statt 8 starten."],
         "/inbox/": ["train ist fehlgeschlagen", "Eine GPU von n1 ist ausgefallen."],
