@@ -8,9 +8,10 @@ import re
 import pytest
 from django.urls import reverse
 from django.utils import timezone
-from django.utils.translation import override
+from django.utils.translation import gettext, override
 
 from portal.catalogues import stored_translations
+from portal.domain.shipped_failure_rules import SHIPPED_RULES
 from portal.management.stored_templates import stored_templates
 from portal.models import Cycle, JobEvent, JobVerdict, Notice
 from portal.stored_texts import StoredTemplates, StoredTranslation, translate_stored
@@ -58,6 +59,19 @@ GERMAN = {
         "Ihr Antrag wurde von Ann Maier genehmigt: 4 weitere GPUs"
     ),
     "rank 3": "Rang 3",
+    "CUDA out of memory on rank 1.": "CUDA: GPU-Speicher erschöpft auf Rang 1.",
+    "Another rank failed. The command ended with exit code 1.": (
+        "Ein anderer Rang ist fehlgeschlagen. Der Befehl endete mit Exit-Code 1."
+    ),
+    "The failure rule killed (It was killed) applies: it starts again without the node n1.": (
+        "Die Fehlerregel killed (Er wurde zwangsweise beendet) greift: Er startet erneut ohne den Knoten n1."
+    ),
+    "Maintenance of n1 from 28 Nov 14:33 to 01 Dec 08:00": (
+        "Wartung von n1 von 28. Nov 14:33 bis 1. Dez 08:00"
+    ),
+    "Its node is in maintenance until 29 Feb 08:00 UTC (new switch).": (
+        "Sein Knoten ist bis 29. Feb 08:00 UTC in Wartung (new switch)."
+    ),
 }
 
 
@@ -103,6 +117,31 @@ def test_each_template_is_recognized(german) -> None:
         shown[source] = translate_stored(source.format_map(values))
         expected[source] = german_text.format_map(values | {"label": "Priorität"})
     assert len(shown) > 300 and shown == expected
+
+
+def test_titles_of_shipped_failure_rules_are_recognized(german) -> None:
+    """No template takes a title away, alone or in an event or a message."""
+    shown, expected = [], []
+    for code, rule in SHIPPED_RULES.items():
+        title = gettext(rule.title)
+        shown.append(
+            [
+                translate_stored(f"{rule.title}."),
+                translate_stored(f"{rule.title} on rank 2."),
+                translate_stored(f"{rule.title}. It used more than its share of a GPU."),
+                translate_stored(f"The failure rule {code} ({rule.title}) applies: it starts again."),
+            ]
+        )
+        after = translate_stored("It used more than its share of a GPU.")
+        expected.append(
+            [
+                f"{title}.",
+                f"{title} auf Rang 2.",
+                f"{title}. {after}",
+                f"Die Fehlerregel {code} ({title}) greift: Er startet erneut.",
+            ]
+        )
+    assert shown == expected
 
 
 @pytest.mark.parametrize(
