@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, lru_cache
 from typing import NamedTuple
 
+from django.utils import dateformat
 from django.utils.translation import get_language
 from django.utils.translation import gettext as _
 
@@ -29,6 +31,8 @@ _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 _VERBATIM = re.compile(r"(name|names|title|reason)\d*$")
 _LABEL = re.compile(r"(label|text)\d*$")
 _WORD = re.compile(r"[A-Za-z][\w-]+")
+_DATE = re.compile(r"(\d\d [A-Z][a-z]{2} \d\d:\d\d)( UTC)?")
+"""A date as notices have it; others are numbers."""
 
 
 def translate_stored(text: str) -> str:
@@ -64,8 +68,6 @@ class StoredTemplate(NamedTuple):
         first, *inner = self.constants
         if not text.startswith(first):
             return None
-        if not inner:
-            return () if text == first else None
         last = inner.pop()
         at, end, found = len(first), len(text) - len(last), []
         for constant in inner:
@@ -88,6 +90,7 @@ class StoredTemplates:
         self._by_first_word: dict[str, list[StoredTemplate]] = defaultdict(list)
         self._by_last_word: dict[str, list[StoredTemplate]] = defaultdict(list)
         self._others: list[StoredTemplate] = []
+        self._constants: dict[str, str] = {}
         self._english: set[str] = set()
         """Words of templates that no translation has: a value with one of them is not translated completely."""
         known: set[str] = set()
@@ -95,15 +98,26 @@ class StoredTemplates:
             known.update(_WORD.findall(translation))
             self._english.update(_WORD.findall(_PLACEHOLDER.sub("", source)))
             parts = _PLACEHOLDER.split(source)
+            if len(parts) == 1:
+                self._constants[source] = translation
+                continue
             template = StoredTemplate(tuple(parts[::2]), tuple(parts[1::2]), translation)
             first, last = template.constants[0], template.constants[-1]
-            if " " in first or not template.names:
+            if " " in first:
                 self._by_first_word[first.split(" ")[0]].append(template)
             elif " " in last:
                 self._by_last_word[last.split(" ")[-1]].append(template)
             else:
                 self._others.append(template)
         self._english -= known
+
+    def constant(self, text: str) -> str | None:
+        """Return the translation of a text without values, such as the title of a failure rule and a period."""
+        for known in (text, text[:-1]) if text.endswith(".") else (text,):
+            shown = self._constants.get(known) or _(known)
+            if shown != known:
+                return shown + text[len(known) :]
+        return None
 
     def candidates(self, text: str) -> Iterator[StoredTemplate]:
         """Yield the templates that may give the text, those that begin as it does first, then by weight."""
@@ -153,6 +167,8 @@ class StoredTranslation:
         return self._known.get(text)
 
     def _find(self, text: str) -> Rendering | None:
+        if constant := self._templates.constant(text):
+            return Rendering(constant, complete=True)
         best: Rendering | None = None
         for template in self._templates.candidates(text):
             found = self._apply(template, text)
@@ -160,8 +176,6 @@ class StoredTranslation:
                 return found
             if found and found.weight > (best.weight if best else MIN_WEIGHT):
                 best = found
-        if best is None and (constant := _(text)) != text:
-            best = Rendering(constant, complete=True)
         return best or self._render_parts(text)
 
     def _apply(self, template: StoredTemplate, text: str) -> Rendering | None:
@@ -195,6 +209,8 @@ class StoredTranslation:
             return Rendering(value, value.count(" ") < MAX_NAME_WORDS or self._templates.is_neutral(value))
         if " " not in value and not _LABEL.search(name):
             return Rendering(value, complete=True)
+        if date := _DATE.fullmatch(value):
+            return Rendering(_format_date(date[1]) + (date[2] or ""), complete=True)
         found = self.translate(value)
         separator = next((each for each in _LISTS if each in value), "")
         if separator and not found.complete:
@@ -204,6 +220,15 @@ class StoredTranslation:
                 return Rendering(joined, all(each.complete for each in parts))
         complete = found.complete or (self._templates.is_neutral(value) and not name.startswith("label"))
         return found._replace(complete=complete)
+
+
+def _format_date(text: str) -> str:
+    """Return a date with the name of its month in the language of the page; what is none stays as it is."""
+    try:
+        at = dt.datetime.strptime(f"2000 {text}", "%Y %d %b %H:%M")  # dates have no year; 2000 has a 29 Feb
+    except ValueError:
+        return text
+    return dateformat.format(at, _("j M H:i"))
 
 
 @lru_cache(maxsize=10_000)

@@ -24,6 +24,7 @@ from portal.domain.policy_settings import CHOICE_SETTINGS, NUMBER_SETTINGS
 from portal.domain.reasons import END_MESSAGES, NO_FORECAST_REASONS, OTHER_FORECAST_REASONS, VerdictCode
 from portal.domain.schedules import OVERLAP_LABELS, ScheduleSpec
 from portal.domain.services import ACCESS_LABELS, ServiceSpec
+from portal.domain.shipped_failure_rules import SHIPPED_RULES
 from portal.domain.signals import SIGNALS
 from portal.domain.states import DISK_FULL_REASON, FENCED_REASON, GpuHealth, JobKind, NodeState, Role
 from portal.domain.sweeps import SEARCHER_LABELS, SweepSpec
@@ -72,6 +73,8 @@ def translated_labels() -> Iterator[str]:
     yield from chain(
         (DISK_FULL_REASON, FENCED_REASON), RequestState, CHANGE_LABELS.values(), QUOTA_LABELS.values()
     )
+    for rule in SHIPPED_RULES.values():
+        yield from (rule.title, rule.cause, rule.fix)
     for code in chain(VerdictCode, NodeState, FailureClass, UsageGrouping, JOB_EVENTS):
         words = code.replace("_", " ")
         yield from (words, words.capitalize())

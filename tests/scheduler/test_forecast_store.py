@@ -7,6 +7,7 @@ import datetime as dt
 
 import pytest
 from django.utils import timezone
+from django.utils.translation import override
 
 from portal.models import Forecast, Job, JobVerdict
 from portal.selectors.scheduling.forecasts import forecast_accuracy, forecast_revisions
@@ -133,7 +134,12 @@ def test_a_changed_forecast_has_a_reason(waiting) -> None:
     assert first.shift_s is None and newest.shift_s == pytest.approx(600, abs=2)
     assert newest.jobs_ahead_added == ("aaaaaaaaaa", "bbbbbbbbbb") and newest.is_later
     sentences = " ".join(revision_reasons(newest, {"aaaaaaaaaa": "sweep"}))
-    assert "later." in sentences and "changed from" in sentences
+    assert (
+        "later." in sentences and "changed from “Non preemptible over quota” to “Project limit”." in sentences
+    )
+    with override("de"):
+        german = " ".join(revision_reasons(newest, {}))
+    assert "von „Nicht verdrängbar, über Kontingent“ zu „Projektgrenze“ geändert." in german
     assert "sweep, 1\u00a0job of another project are now ahead of it." in sentences
 
 

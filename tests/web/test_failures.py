@@ -99,6 +99,30 @@ def test_the_help_page_offers_the_text_and_a_mail_if_there_is_an_address(failed,
     assert 'href="mailto:help@example.org?subject=Help%20with%20job%20dino-abl-b128' in page
 
 
+def test_german_pages_show_shipped_rules_in_german_and_texts_of_administrators_as_they_are(failed, client_of):
+    german = {"HTTP_ACCEPT_LANGUAGE": "de"}
+    title, cause = "Der Speicher reichte nicht aus", "Der Task erreichte seine Speichergrenze"
+    fix = "Fordern Sie mehr Speicher an, laden Sie weniger Daten auf einmal"
+    own = "Ask the lab."
+    box, help_page = (reverse(name, args=[failed.public_id]) for name in ("job", "job-help"))
+    rules, edit = reverse("failure-rules"), {"edit": "host_out_of_memory"}
+    member, admin = client_of("member"), client_of("admin")
+    for page in (
+        member.get(box, **german),
+        member.get(help_page, **german),
+        admin.get(rules, edit, **german),
+    ):
+        assert [text for text in (title, cause, fix) if text not in page_of(page)] == []
+    assert title in page_of(admin.get(rules, {"q": title}, **german))
+
+    form = admin.get(rules, edit, **german).context["values"] | {"row": "host_out_of_memory", "fix": own}
+    admin.post(reverse("save-failure-rule"), form | {"enabled": "1"}, **german)
+    row = FailureRule.objects.get()
+    assert (row.title, row.cause[:8], row.fix) == ("It ran out of memory", "The task", own)
+    page = page_of(member.get(box, **german))
+    assert title in page and cause in page and own in page and fix not in page
+
+
 def test_a_rule_is_tried_saved_disabled_and_deleted_on_its_page(failed, client_of):
     admin = client_of("admin")
     trial = FORM | {"pattern": "loss", "exit_codes": "", "try": "1"}

@@ -8,9 +8,10 @@ import re
 import pytest
 from django.urls import reverse
 from django.utils import timezone
-from django.utils.translation import override
+from django.utils.translation import gettext, override
 
 from portal.catalogues import stored_translations
+from portal.domain.shipped_failure_rules import SHIPPED_RULES
 from portal.management.stored_templates import stored_templates
 from portal.models import Cycle, JobEvent, JobVerdict, Notice
 from portal.stored_texts import StoredTemplates, StoredTranslation, translate_stored
@@ -58,6 +59,19 @@ GERMAN = {
         "Ihr Antrag wurde von Ann Maier genehmigt: 4 weitere GPUs"
     ),
     "rank 3": "Rang 3",
+    "CUDA out of memory on rank 1.": "CUDA: GPU-Speicher erschöpft auf Rang 1.",
+    "Another rank failed. The command ended with exit code 1.": (
+        "Ein anderer Rang ist fehlgeschlagen. Der Befehl endete mit Exit-Code 1."
+    ),
+    "The failure rule killed (It was killed) applies: it starts again without the node n1.": (
+        "Die Fehlerregel killed (Er wurde zwangsweise beendet) greift: Er startet erneut ohne den Knoten n1."
+    ),
+    "Maintenance of n1 from 28 Nov 14:33 to 01 Dec 08:00": (
+        "Wartung von n1 von 28. Nov 14:33 bis 1. Dez 08:00"
+    ),
+    "Its node is in maintenance until 29 Feb 08:00 UTC (new switch).": (
+        "Sein Knoten ist bis 29. Feb 08:00 UTC in Wartung (new switch)."
+    ),
 }
 
 
@@ -105,6 +119,31 @@ def test_each_template_is_recognized(german) -> None:
     assert len(shown) > 300 and shown == expected
 
 
+def test_titles_of_shipped_failure_rules_are_recognized(german) -> None:
+    """No template takes a title away, alone or in an event or a message."""
+    shown, expected = [], []
+    for code, rule in SHIPPED_RULES.items():
+        title = gettext(rule.title)
+        shown.append(
+            [
+                translate_stored(f"{rule.title}."),
+                translate_stored(f"{rule.title} on rank 2."),
+                translate_stored(f"{rule.title}. It used more than its share of a GPU."),
+                translate_stored(f"The failure rule {code} ({rule.title}) applies: it starts again."),
+            ]
+        )
+        after = translate_stored("It used more than its share of a GPU.")
+        expected.append(
+            [
+                f"{title}.",
+                f"{title} auf Rang 2.",
+                f"{title}. {after}",
+                f"Die Fehlerregel {code} ({title}) greift: Er startet erneut.",
+            ]
+        )
+    assert shown == expected
+
+
 @pytest.mark.parametrize(
     "text", ["a, " * 330, "Needs " * 160, "It is. " * 140, "1 of 2 on " * 100, "a: " * 330]
 )
@@ -120,6 +159,8 @@ def test_pages_translate_what_rows_keep(client_of, dataset) -> None:
     change = {"kind": "fewer_gpus", "message": "It would start now with 2 GPUs instead of 8.", "fields": {}}
     JobVerdict.objects.filter(job=job).update(message=verdict, suggestion=change)
     JobEvent.objects.create(job=job, kind="edited", message="Held by m-okafor.")
+    JobEvent.objects.create(job=job, kind="job_state", before="PENDING", after="RUNNING", message="On n1.")
+    JobEvent.objects.create(job=job, kind="attempt_state", after="PREEMPTED", message="Held by m-okafor.")
     Notice.objects.create(
         recipient=job.owner,
         kind="job_failed",
@@ -130,7 +171,12 @@ def test_pages_translate_what_rows_keep(client_of, dataset) -> None:
     waits = "Braucht 8 GPUs; 2 sind jetzt frei, höchstens 2 auf einem Knoten im Pool h200."
     shown = {
         f"/jobs/{job.public_id}/": [waits],
-        f"/jobs/{job.public_id}/scheduling/": [waits, "Zurückgehalten von m-okafor."],
+        f"/jobs/{job.public_id}/scheduling/": [
+            waits,
+            "Zurückgehalten von m-okafor.",
+            "<small>Wartend → Läuft</small>",
+            "<small>Verdrängt</small>",
+        ],
         "/jobs/": [waits, "Er würde jetzt mit 2 GPUs statt 8 starten."],
         "/queue/": [waits, "Er würde jetzt mit 2 GPUs statt 8 starten."],
         "/inbox/": ["train ist fehlgeschlagen", "Eine GPU von n1 ist ausgefallen."],

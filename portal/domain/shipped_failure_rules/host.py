@@ -160,7 +160,7 @@ HOST_RULES = (
     ),
     FailureRule(
         code="input_output_error",
-        title="Input or output error of a disk",
+        title="I/O error of a disk",
         cause="The disk or the network file system of the node returned an error.",
         fix="Start it again without this node, and report the node to an administrator.",
         action=FailureAction.EXCLUDE_NODE,

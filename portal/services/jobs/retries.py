@@ -88,8 +88,9 @@ def apply_failure_action(attempt: Attempt, rule: FailureRule | None) -> None:
     if request.avoid_nodes:
         after["avoid_nodes"] = [node.name for node in request.avoid_nodes]
     record_change(None, "job.apply_failure_action", job, before, after, reason=rule.title)
+    rule_text = rule.title
     message = stored_text(
-        f"The failure rule {rule.code} ({rule.title}) applies: it starts again{f' {done}' if done else ''}."
+        f"The failure rule {rule.code} ({rule_text}) applies: it starts again{f' {done}' if done else ''}."
     )
     finish_failure_check(attempt, job, f"{attempt.message} {message}", rule=rule.code)
 

@@ -53,6 +53,14 @@ STATE_DISPLAY = END_STATE_DISPLAY | {
     JobState.SUSPENDED: ("stopped", gettext_noop("Suspended")),
 }
 """Icon and label of a state where nothing else of the job is known."""
+STATE_LABELS: dict[str, str] = {state.value: label for state, (_icon, label) in STATE_DISPLAY.items()} | {
+    AttemptState.CONFIGURING.value: gettext_noop("Starting"),
+    AttemptState.COMPLETING.value: gettext_noop("Stopping"),
+    AttemptState.NODE_FAIL.value: gettext_noop("Node failed"),
+    AttemptState.PREEMPTED.value: gettext_noop("Preempted"),
+    AttemptState.OUT_OF_MEMORY.value: gettext_noop("Out of memory"),
+}
+"""Labels of the states of jobs, attempts and tasks."""
 
 
 _TERMINAL_STATES = frozenset(state.value for state in TERMINAL_JOB_STATES)
@@ -348,6 +356,11 @@ def job_rows(user: User, jobs: Iterable[Job]) -> list[JobRow]:
 def verdict_label(code: str) -> str:
     """Return a verdict's code in words."""
     return _(VERDICT_LABELS.get(code) or code.replace("_", " ").capitalize())
+
+
+def state_label(code: str) -> str:
+    """Return the label of a state of a job, an attempt or a task."""
+    return _(STATE_LABELS[code]) if code else ""
 
 
 def verdict_details(verdict: JobVerdict) -> list[tuple[str, Any]]:

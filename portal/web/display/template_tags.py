@@ -30,7 +30,7 @@ from portal.selectors.nodes.cluster_map import HolderSpan
 from portal.selectors.nodes.cluster_overview import GpuSquare
 from portal.stored_texts import translate_stored
 from portal.web.display import formatting
-from portal.web.display.job_rows import verdict_label
+from portal.web.display.job_rows import state_label, verdict_label
 from portal.web.display.time_elements import (
     clock_element,
     clock_span_element,
@@ -294,6 +294,7 @@ def incident_label(code: str) -> str:
 
 
 register.filter(verdict_label)
+register.filter(state_label)
 
 
 @register.filter

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, gettext_noop
 
-from portal.domain.failure_rules import FailureAction
+from portal.domain.failure_rules import FailureAction, FailureRule
 from portal.domain.reasons import EndReason
 from portal.domain.states import JobState
 from portal.models import Attempt, Job
@@ -16,6 +16,7 @@ from portal.selectors.failure_rules import IdentifiedFailure, more_memory_mib
 from portal.services.jobs.retries import failed_node, failed_rank
 from portal.stored_texts import translate_stored
 from portal.web.display.formatting import memory
+from portal.web.display.rule_texts import translate_rule
 
 if TYPE_CHECKING:
     from django.utils.functional import _StrOrPromise as StrOrPromise
@@ -149,11 +150,11 @@ def build_failure_summary(
     reason = EndReason(job.reason) if job.reason in set(EndReason) else EndReason.EXIT_CODE
     code = job.exit_code if job.exit_code is not None else (last.exit_code if last else None)
     if identified is not None:
-        rule = identified.rule
-        fixes = _fixes_of_rule(job, last, identified)
+        rule = translate_rule(identified.rule)
+        fixes = _fixes_of_rule(job, last, rule)
         return FailureSummary(
-            _(rule.title),
-            f"{_(rule.cause)} {translate_stored(job.message)}",
+            rule.title,
+            f"{rule.cause} {translate_stored(job.message)}",
             exit_name(code),
             fixes,
             identified,
@@ -181,10 +182,10 @@ def _title_and_fixes(
     return _("The command failed"), [READ_LOG, EDIT, RESUBMIT]
 
 
-def _fixes_of_rule(job: Job, last: Attempt | None, identified: IdentifiedFailure) -> list[SuggestedFix]:
+def _fixes_of_rule(job: Job, last: Attempt | None, rule: FailureRule) -> list[SuggestedFix]:
     """Return the fix of the rule, with its action if that is possible, then what is always possible."""
-    fix = _(identified.rule.fix)
-    match identified.rule.action:
+    fix = rule.fix
+    match rule.action:
         case FailureAction.RETRY:
             first = SuggestedFix(_("Start it again"), fix, "retry", _("Retry"))
         case FailureAction.RETRY_WITH_MORE_MEMORY if more := _more_mib(job, last):

@@ -19,6 +19,7 @@ from portal.selectors.scheduling.forecasts import (
     no_forecast_reason,
 )
 from portal.web.display.formatting import duration, plural
+from portal.web.display.job_rows import verdict_label
 
 BAR_MARGIN = 1.15
 
@@ -80,10 +81,10 @@ def revision_reasons(move: ForecastRevision, names: dict[str, str]) -> list[str]
         return [_("The first forecast.")]
     shift = _("{duration} later.") if move.is_later else _("{duration} sooner.")
     messages = [shift.format(duration=duration(abs(move.shift_s)))]
-    if move.previous_code is not None:
+    if move.previous_code and move.forecast.code:
         messages.append(
-            _("The reason for waiting changed from {previous_code} to {code}.").format(
-                previous_code=move.previous_code, code=move.forecast.code
+            _("The reason for waiting changed from “{before}” to “{after}”.").format(
+                before=verdict_label(move.previous_code), after=verdict_label(move.forecast.code)
             )
         )
     if jobs := move.jobs_ahead_added:

@@ -10,8 +10,10 @@ from django.shortcuts import render
 
 from portal.access import AccessPolicy
 from portal.models import User
+from portal.selectors.failure_rules import identified_failure
 from portal.selectors.jobs.jobs import get_job
 from portal.selectors.jobs.support_text import support_text
+from portal.web.display.rule_texts import translate_rule
 from portal.web.job.overview import job_page_context
 from portal.web.views import page
 
@@ -25,8 +27,11 @@ def help_page(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     text = support_text(user, found)
     subject = f"Help with job {found.name} ({found.public_id})"
     address = f"mailto:{quote(settings.SUPPORT_ADDRESS, safe='@')}?subject={quote(subject)}&body="
-    context = job_page_context(user, found) | {
+    context = job_page_context(user, found)
+    failure = identified_failure(user, found, context["last"])
+    context |= {
         "tab": "help",
+        "rule": translate_rule(failure.rule) if failure else None,
         "text": text,
         "mail": address + quote(text[:MAX_MAIL_CHARACTERS]) if settings.SUPPORT_ADDRESS else "",
         "is_cut": len(text) > MAX_MAIL_CHARACTERS,

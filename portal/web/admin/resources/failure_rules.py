@@ -31,6 +31,7 @@ from portal.services.jobs.failure_rules import (
 )
 from portal.services.jobs.failures import RuleTrial, try_rule
 from portal.web.display.formatting import parse_whole_number
+from portal.web.display.rule_texts import restore_shipped_texts, translate_rule
 from portal.web.views import action, page, posted_values, refusals_as_messages, render_form
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ ACTION_LABELS: dict[FailureAction, StrOrPromise] = {
 @dataclass(frozen=True)
 class RuleRow:
     setting: RuleSetting
+    title: str
     action_label: StrOrPromise
     match_count: int
 
@@ -122,10 +124,11 @@ def _render(
 ) -> HttpResponse:
     search = request.GET.get("q", "").strip()[:MAX_SEARCH_LENGTH]
     counts = rule_match_counts()
+    rules = [(each, translate_rule(each.rule).title) for each in list_failure_rules().values()]
     rows = [
-        RuleRow(each, ACTION_LABELS[each.rule.action], counts.get(each.rule.code, 0))
-        for each in list_failure_rules().values()
-        if search.lower() in f"{each.rule.code} {each.rule.title} {each.rule.pattern}".lower()
+        RuleRow(each, title, ACTION_LABELS[each.rule.action], counts.get(each.rule.code, 0))
+        for each, title in rules
+        if search.lower() in f"{each.rule.code} {title} {each.rule.pattern}".lower()
     ]
     context = {
         "page": Paginator(rows, ROWS).get_page(request.GET.get("page")),
@@ -141,7 +144,7 @@ def _render(
 
 
 def _values(setting: RuleSetting) -> dict[str, str]:
-    rule = setting.rule
+    rule = translate_rule(setting.rule)
     return {
         "code": rule.code,
         "title": rule.title,
@@ -172,7 +175,7 @@ def _build_rule(values: dict[str, str]) -> FailureRule:
         wrong["pattern"] = _("The null character cannot be stored.")
     if wrong:
         raise InvalidRequest(fields=wrong)
-    return FailureRule(
+    rule = FailureRule(
         code=values["code"],
         title=values["title"],
         cause=values["cause"],
@@ -183,3 +186,4 @@ def _build_rule(values: dict[str, str]) -> FailureRule:
         reasons=tuple(EndReason(each) for each in reasons),
         priority=priority or 0,
     )
+    return restore_shipped_texts(rule)
