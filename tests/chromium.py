@@ -21,14 +21,14 @@ FLAGS = (
 
 
 @contextmanager
-def chromium() -> Iterator[Browser]:
+def chromium(*flags: str) -> Iterator[Browser]:
     """A browser of its own, ended with the block.
 
     Playwright's event loop runs in the calling thread for as long as the block, and no other loop can run there:
     a fixture made of this lives no longer than one module, or asynchronous tests after it fail.
     """
     with sync_playwright() as tool:
-        browser = tool.chromium.launch(executable_path=testing_requirements.chromium(), args=list(FLAGS))
+        browser = tool.chromium.launch(executable_path=testing_requirements.chromium(), args=[*FLAGS, *flags])
         try:
             yield browser
         finally:

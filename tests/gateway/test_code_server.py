@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 from pathlib import Path
+
+import httpx
+import pytest
 
 from portal.models import Environment, Job, User
 from portal.services.images.process_environment import code_server_command
 from portal.services.workspaces.access import decrypt_attempt_secret, digest, do_open_workspace
+from tests.chromium import chromium
+from tests.code_server import code_server_program
+from tests.engine_harness import wait_for
 from tests.gateway.gateway_harness import Testbed, attempt_of, running_workspace
 
 
@@ -44,3 +51,47 @@ def test_the_secret_is_sent_as_the_session_cookie_and_never_to_the_browser(
         command, capture_output=True, text=True, check=True, env={"PATH": os.environ["PATH"]}
     )
     assert out.stdout.startswith(f"{digest(secret)} --auth password --bind-addr 127.77.0.1:1 ")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)  # the first use builds it
+def test_the_editor_of_a_real_code_server_opens_through_the_gateway(
+    testbed: Testbed, owner: User, session: str, tmp_path: Path
+) -> None:
+    program = code_server_program()
+    with socket.socket() as probe:
+        probe.bind(("127.77.0.1", 0))
+        port = probe.getsockname()[1]
+    job = running_workspace(owner, port=port)
+    cookie = enter(testbed, owner, job, session)["Cookie"]
+    home, token = tmp_path / "home", tmp_path / "token"
+    home.mkdir()
+    (home / "hello.txt").write_text("written before\n")
+    token.write_text(decrypt_attempt_secret(attempt_of(job)))
+    filled = {"{secret_file}": str(token), "{address}:{port}": f"127.77.0.1:{port}"}
+    command = [filled.get(word, word) for word in code_server_command(program)]
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(home), "SHELL": "/bin/sh"}
+    log = tmp_path / "log"
+    with log.open("wb") as stream:
+        process = subprocess.Popen(command, cwd=home, env=environment, stdout=stream, stderr=stream)
+    try:
+        wait_for("code-server", lambda: "listening on" in log.read_text() or process.poll() is not None, 60)
+        assert process.poll() is None, log.read_text()
+        direct = httpx.get(f"http://127.77.0.1:{port}/")
+        assert direct.status_code == 302 and "login" in direct.headers["location"]
+        # the gateway listens on a port of the test, and names of workspaces have that of the settings
+        with chromium(f"--host-resolver-rules=MAP *.localhost 127.0.0.1:{testbed.port}") as browser:
+            context = browser.new_context()
+            name, _, value = cookie.partition("=")
+            address = f"http://{testbed.host(job)}"
+            context.add_cookies([{"name": name, "value": value, "url": address}])
+            page = context.new_page()
+            page.goto(address, timeout=120_000)
+            page.locator(".monaco-workbench").wait_for(timeout=120_000)
+            # files come over the WebSocket
+            page.get_by_role("treeitem", name="hello.txt").first.dblclick(timeout=120_000)
+            page.locator(".view-lines", has_text="written").wait_for(timeout=60_000)
+            assert not page.locator("input[type=password]").count()
+    finally:
+        process.terminate()
+        process.wait(20)

@@ -13,16 +13,14 @@ from portal.domain.shipped_failure_rules.host import HOST_RULES
 from portal.domain.shipped_failure_rules.network import NETWORK_RULES
 from portal.domain.shipped_failure_rules.software import SOFTWARE_RULES
 
-SHIPPED_RULES: dict[str, FailureRule] = {
-    rule.code: rule
-    for rule in (
-        *CUDA_RULES,
-        *XID_RULES,
-        *NCCL_RULES,
-        *DISTRIBUTED_RULES,
-        *HOST_RULES,
-        *SOFTWARE_RULES,
-        *NETWORK_RULES,
-    )
-}
+ALL_RULES: tuple[FailureRule, ...] = (
+    *CUDA_RULES,
+    *XID_RULES,
+    *NCCL_RULES,
+    *DISTRIBUTED_RULES,
+    *HOST_RULES,
+    *SOFTWARE_RULES,
+    *NETWORK_RULES,
+)
+SHIPPED_RULES = {rule.code: rule for rule in ALL_RULES}
 """The shipped rules by code."""

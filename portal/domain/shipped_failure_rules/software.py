@@ -23,14 +23,6 @@ SOFTWARE_RULES = (
         pattern=PAPERMILL_MISSING,
     ),
     FailureRule(
-        code="notebook_cell_failed",
-        title="A cell of the notebook failed",
-        cause="A cell raised an exception, which the log and the saved result show.",
-        fix="Open the result, mend the cell, and run the notebook again.",
-        priority=GENERAL,
-        pattern=r"papermill\.exceptions\.PapermillExecutionError",
-    ),
-    FailureRule(
         code="import_error",
         title="A Python import failed",
         cause="An installed package does not have the name that the program imports: the versions do not match.",
