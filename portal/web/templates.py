@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import yaml
 from django import forms
 from django.contrib import messages
 from django.core.paginator import Paginator
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, pgettext_lazy
 
 from portal.access import AccessPolicy, Permission, can, visible_environments
 from portal.domain.states import JobKind
@@ -50,6 +51,16 @@ OWNERS = {
     "project": gettext_lazy("Project"),
     "mine": gettext_lazy("Mine"),
 }
+CATEGORIES = {
+    "": gettext_lazy("All"),
+    TemplateCategory.VISION.value: gettext_lazy("Vision"),
+    TemplateCategory.LANGUAGE.value: gettext_lazy("Language"),
+    TemplateCategory.SEARCH.value: pgettext_lazy("category of templates", "Search"),
+    TemplateCategory.ROBOTICS.value: gettext_lazy("Robotics"),
+    TemplateCategory.TABULAR.value: gettext_lazy("Tabular"),
+    TemplateCategory.DEPLOY.value: pgettext_lazy("category of templates", "Deploy"),
+    TemplateCategory.OTHER.value: gettext_lazy("Other"),
+}
 NOT_FROM_JOBS = frozenset({"name", "project", "environment", "pool", "dependencies", "volumes", "secrets"})
 SCOPE_LABELS = {
     TemplateScope.SELF.value: gettext_lazy("Only me"),
@@ -63,24 +74,32 @@ def templates(request: HttpRequest, user: User) -> HttpResponse:
     """The gallery; ``template`` names the one whose parameters are shown."""
     query = request.GET
     rows = gallery_templates(user)
-    owner, category = query.get("owner", ""), query.get("category", "")
+    owner = query["owner"] if query.get("owner") in OWNERS else ""
+    category = query["category"] if query.get("category") in set(TemplateCategory) else ""
     if text := query.get("q", "").strip()[:100]:
         names = Q(name__icontains=text) | Q(title__icontains=text) | Q(description__icontains=text)
         rows = rows.filter(names | Q(fields__launcher=text) | Q(parameters__contains=[{"name": text}]))
-    if owner in OWNERS and owner:
+    counts = _filter_counts(rows, user)
+    if owner:
         mine = {"shipped": Q(owner=None), "project": Q(project__isnull=False), "mine": Q(owner=user)}
         rows = rows.filter(mine[owner])
-    if category in set(TemplateCategory):
+    if category:
         rows = rows.filter(category=category)
-    shown = Paginator(rows, PAGE_SIZE).get_page(query.get("page"))
+    paginator = Paginator(rows, PAGE_SIZE)
+    paginator.count = counts[owner, category]
+    shown = paginator.get_page(query.get("page"))
     strips = cluster_overview.free_capacity(user)
     chosen = get_template(user, query["template"]) if query.get("template") else None
     context: dict[str, Any] = {
         "rows": [_card(row, strips) for row in shown.object_list],
         "page": shown,
-        "owners": OWNERS.items(),
+        "owners": [(key, label, counts[key, category]) for key, label in OWNERS.items()],
         "owner": owner,
-        "categories": list(TemplateCategory),
+        "categories": [
+            (key, label, counts[owner, key])
+            for key, label in CATEGORIES.items()
+            if counts[owner, key] or not key
+        ],
         "category": category,
         "search": text,
         "chosen": chosen,
@@ -88,6 +107,15 @@ def templates(request: HttpRequest, user: User) -> HttpResponse:
         "may_change": chosen is not None and can(user, Permission.CHANGE, chosen),
     }
     return render(request, "gallery/page.html", context)
+
+
+def _filter_counts(rows: QuerySet[Template], user: User) -> Counter[tuple[str, str]]:
+    """Return the number of templates for each owner and category; blank: of all."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for category, owner, project in rows.order_by().values_list("category", "owner", "project"):
+        fits = {"": True, "shipped": owner is None, "project": project is not None, "mine": owner == user.pk}
+        counts.update((key, each) for key, does_fit in fits.items() if does_fit for each in ("", category))
+    return counts
 
 
 def _card(row: Template, strips: list[GpuModelSummary]) -> dict[str, Any]:
@@ -102,9 +130,10 @@ def _card(row: Template, strips: list[GpuModelSummary]) -> dict[str, Any]:
     free = any(strip.largest_free >= per_task and strip.free >= gpus for strip in strips)
     return {
         "template": row,
+        "category": CATEGORIES[row.category],
         "launcher": "" if fields.get("launcher", "none") == "none" else fields["launcher"],
         "gpus": gpus,
-        "is_free": free or not gpus,
+        "is_free": free,
         "parameter_count": len(row.parameters),
     }
 
@@ -131,7 +160,7 @@ class TemplateForm(forms.Form):
     )
     category = forms.ChoiceField(
         label=gettext_lazy("Category"),
-        choices=[(each.value, gettext_lazy(each.value.capitalize())) for each in TemplateCategory],
+        choices=[(key, label) for key, label in CATEGORIES.items() if key],
         widget=select_input(),
     )
     kind = forms.ChoiceField(
