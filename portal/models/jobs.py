@@ -14,7 +14,7 @@ from django.db import models
 from django.db.models import F, Q
 from django.db.models.expressions import Combinable
 from django.db.models.fields.json import KeyTransform
-from django.db.models.functions import Coalesce
+from django.db.models.functions import Cast, Coalesce
 
 from portal.domain.job_spec import MAX_PROGRAM_LENGTH, JobRole, JobSpec, parse_roles
 from portal.domain.pipeline_plans import PLAN_VARIABLE, PROFILE_VARIABLE
@@ -26,6 +26,17 @@ from portal.models.public_id import PublicIdField
 
 def default_failure_classes() -> list[str]:
     return list(JobSpec.retry_on)
+
+
+def total_gpus(job: str = "") -> Coalesce:
+    """Return ``Job.total_gpus`` as an expression; ``job`` is the prefix of its columns, such as ``job__``.
+
+    An invalid row may have any number of tasks: the product of two integers of a row fits into a bigint.
+    """
+    tasks = Cast(F(f"{job}tasks"), models.BigIntegerField())
+    return Coalesce(
+        F(f"{job}role_gpus"), tasks * F(f"{job}gpus_per_task"), output_field=models.BigIntegerField()
+    )
 
 
 class Job(models.Model):
@@ -252,7 +263,7 @@ class Job(models.Model):
                 condition=Q(env__has_key=PLAN_VARIABLE),
             ),
             models.Index(
-                Coalesce(F("role_gpus"), F("tasks") * F("gpus_per_task")).desc(),
+                total_gpus().desc(),
                 F("id").desc(),
                 name="job_by_gpus",
             ),
@@ -335,11 +346,6 @@ class Job(models.Model):
     def task_label(self, rank: int) -> str:
         """Return such as "worker 1"; "rank 1" without roles."""
         return task_label(self.job_roles, rank)
-
-
-def total_gpus(job: str = "") -> Combinable:
-    """Return ``Job.total_gpus`` as an expression; ``job`` is the prefix of its columns, such as ``job__``."""
-    return Coalesce(F(f"{job}role_gpus"), F(f"{job}tasks") * F(f"{job}gpus_per_task"))
 
 
 def total_milli(job: str = "") -> Combinable:
