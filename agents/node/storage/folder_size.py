@@ -18,7 +18,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from agents.node import errors
 from agents.node.errors import AgentError, invalid_spec
-from agents.node.spec.task_spec import Mount, parse_mount
+from agents.node.spec.task_spec import parse_mount
 from agents.node.storage.files import decode_path, encode_path
 from agents.node.storage.job_account import account_fields, become_account, open_beneath
 from agents.node.storage.volumes import Volumes
@@ -117,10 +117,7 @@ class FolderSizes:
             decode_path(path)
         except ValueError as error:
             raise invalid_spec(str(error)) from error
-        return {"folder": self._locate(mount), "path": path, **account_fields(mount, None, fields)}
-
-    def _locate(self, mount: Mount) -> str:
-        return self._volumes.locate(mount)
+        return {"folder": self._volumes.locate(mount), "path": path, **account_fields(mount, None, fields)}
 
 
 # -- the separate process --------------------------------------------------------------------------
