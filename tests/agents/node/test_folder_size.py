@@ -12,6 +12,7 @@ import pytest
 from agents.engines.agent_engine import AgentEngine
 from agents.engines.interface import FolderSize
 from agents.link import AgentError
+from agents.node.errors import AgentError as Refusal
 from agents.node.settings import read_settings
 from agents.node.storage import folder_size
 from agents.node.storage.volumes import Volumes
@@ -80,7 +81,7 @@ def test_a_count_has_a_time_limit(node: LoneNode, volume: Path, monkeypatch: pyt
     mount = {"kind": "host_path", "source": str(volume), "target": "/d", "read_only": True}
     requests = [{"mount": mount, "path": path, "uid": 2001, "gid": 2001} for path in ("", "train", "other")]
     assert sizes.handle(requests[0]) == sizes.handle(requests[1]) == {"done": False}
-    with pytest.raises(AgentError, match="already counts"):
+    with pytest.raises(Refusal, match="already counts"):
         sizes.handle(requests[2])
     monkeypatch.setattr(folder_size, "LIMIT_S", 0)
     assert "could not be counted within" in sizes.handle(requests[0])["problem"]
