@@ -49,6 +49,7 @@ from portal.services.nodes.gpus import record_gpu_health
 from portal.services.nodes.operations import OPERATIONS
 from scheduler.leases import HeldLease, LeaseLostError
 from scheduler.nodes import dispatch
+from scheduler.nodes.data_sets import submit_measurement
 from scheduler.nodes.engine_connect import EngineConnectError, open_engine
 from scheduler.nodes.files import submit_requests
 from scheduler.nodes.image_pulls import ImagePuller, record_images
@@ -209,6 +210,7 @@ class NodeActor(threading.Thread):
         if READ_FILES_HINT in self._requested:
             self._requested.discard(READ_FILES_HINT)
             submit_requests(self._connection, self._file_pool)
+            submit_measurement(self._connection, self._file_pool)
         if due or now_s >= self._next_poll_s:
             self._next_poll_s = time.monotonic() + self._queue.run_due(self._connection)
 
