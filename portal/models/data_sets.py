@@ -38,7 +38,9 @@ class DataSetVersion(models.Model):
     data_set = models.ForeignKey(DataSet, on_delete=models.CASCADE, related_name="versions")
     label = models.CharField(max_length=MAX_LABEL_LENGTH)
     volume = models.ForeignKey("Volume", on_delete=models.PROTECT, related_name="data_set_versions")
-    path = models.CharField(max_length=MAX_PATH_LENGTH, blank=True, help_text="Below the volume; blank: all of it.")
+    path = models.CharField(
+        max_length=MAX_PATH_LENGTH, blank=True, help_text="Below the volume; blank: all of it."
+    )
     note = optional_text(MAX_NOTE_LENGTH)
     created_by = models.ForeignKey("User", on_delete=models.PROTECT, related_name="+")
     created_at = models.DateTimeField(auto_now_add=True)

@@ -5,19 +5,8 @@ from __future__ import annotations
 from django.db.models import Exists, OuterRef, Prefetch, Q, QuerySet
 from django.utils.translation import gettext as _
 
-from portal.access import (
-    Permission,
-    Requester,
-    can,
-    project_ids,
-    project_parents,
-    require_user,
-    visible_data_set_versions,
-    visible_data_sets,
-)
-from portal.domain.project_tree import path_to_root
-from portal.domain.states import Role
-from portal.models import DataSet, DataSetVersion, Project, User
+from portal.access import Requester, visible_data_set_versions, visible_data_sets
+from portal.models import DataSet, DataSetVersion
 from portal.selectors.lookup import get_first
 
 
@@ -51,17 +40,3 @@ def get_version(requester: Requester, public_id: str) -> DataSetVersion:
 def _versions(requester: Requester) -> QuerySet[DataSetVersion]:
     rows = visible_data_set_versions(requester)
     return rows.select_related("data_set__project", "volume", "created_by", "node").order_by("-id")
-
-
-def launch_project(user: User, version: DataSetVersion) -> Project | None:
-    """Return a project in which the user may submit a job with the version: its own, or the first by name."""
-    if can(user, Permission.SUBMIT, version.data_set.project):
-        return version.data_set.project
-    rows = Project.objects.filter(archived_at__isnull=True)
-    if not user.is_admin:
-        rows = rows.filter(pk__in=project_ids(require_user(user), Role.MEMBER))
-    allowed, parents = set(version.volume.projects.values_list("pk", flat=True)), project_parents()
-    for project in rows.order_by("name"):
-        if not allowed or allowed.intersection(path_to_root(project.pk, parents.get)):
-            return project
-    return None

@@ -85,5 +85,3 @@ def test_a_node_measures_a_version(node: Node, harness: EngineHarness) -> None:
     row = measured(do_measure_version(user, row))
     assert row.measure_problem == "The project of the data set may no longer use the volume."
     assert row.size_bytes == 4072
-
-

@@ -84,6 +84,8 @@ def repair_measurements() -> None:
         record_measure_problem(row, stored_text("The node did not finish in time."))
     for pk in _measuring().exclude(node__reachable=True).values_list("pk", flat=True)[:100]:
         with transaction.atomic():
-            locked = _measuring().select_for_update(of=("self",)).select_related("volume").filter(pk=pk).first()
+            locked = (
+                _measuring().select_for_update(of=("self",)).select_related("volume").filter(pk=pk).first()
+            )
             if locked is not None:
                 request_measurement(locked)
