@@ -202,7 +202,8 @@ def test_a_reachable_node_with_the_volume_measures(catalogue: Catalogue) -> None
     version = catalogue.add("v1")
     assert version.measure_problem == "No node with the volume is reachable."
     assert version.measure_requested_at is None
-    other, node = factories.node(name="without"), factories.node(name="with")
+    pool = factories.pool()
+    other, node = factories.node(pool, name="without"), factories.node(pool, name="with")
     reachable(other)
     version.volume.nodes.set([node])
     version = data_sets.do_measure_version(catalogue.member, version)
@@ -228,7 +229,8 @@ def test_a_reachable_node_with_the_volume_measures(catalogue: Catalogue) -> None
 
 
 def test_measurements_of_unreachable_nodes_and_without_end_are_repaired(catalogue: Catalogue) -> None:
-    node, other = factories.node(name="one"), factories.node(name="two")
+    pool = factories.pool()
+    node, other = factories.node(pool, name="one"), factories.node(pool, name="two")
     reachable(node)
     reachable(other, is_reachable=False)
     version = catalogue.add("v1")
