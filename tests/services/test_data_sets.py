@@ -205,6 +205,7 @@ def test_a_reachable_node_with_the_volume_measures(catalogue: Catalogue) -> None
     pool = factories.pool()
     other, node = factories.node(pool, name="without"), factories.node(pool, name="with")
     reachable(other)
+    reachable(node, is_reachable=False)
     version.volume.nodes.set([node])
     version = data_sets.do_measure_version(catalogue.member, version)
     assert version.measure_problem == "No node with the volume is reachable."
