@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from portal.models import DataSetVersion, Node, Volume
-from portal.services.jobs import files
+from portal.services.projects import data_set_sizes
 from portal.services.projects.data_sets import (
     VersionInput,
     do_add_version,
@@ -41,7 +41,7 @@ def node(harness: EngineHarness) -> Iterator[Node]:
 
     def wake() -> None:  # Celery does not run here: its message says to look now
         while not ended.wait(0.05):
-            supervisor.notify(row.public_id, files.READ_FILES_HINT)
+            supervisor.notify(row.public_id, data_set_sizes.MEASURE_HINT)
 
     thread = threading.Thread(target=wake)
     thread.start()

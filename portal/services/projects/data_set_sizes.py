@@ -12,9 +12,9 @@ from portal.domain.states import NodeState
 from portal.domain.stored_texts import stored_text
 from portal.models import DataSetVersion, Node, Volume
 from portal.outbox import notify_node
-from portal.services.jobs.files import READ_FILES_HINT
 from portal.services.projects.volumes import nodes_by_volume
 
+MEASURE_HINT = "data_sets"
 TIMEOUT = dt.timedelta(minutes=40)
 """Longer than a node counts."""
 
@@ -28,7 +28,7 @@ def request_measurement(row: DataSetVersion) -> None:
     row.save(update_fields=["node", "measure_requested_at", "measure_problem"])
     row.refresh_from_db(fields=["measure_requested_at"])
     if row.node is not None:
-        notify_node(row.node.public_id, READ_FILES_HINT)
+        notify_node(row.node.public_id, MEASURE_HINT)
 
 
 def _measuring_node(volume: Volume) -> Node | None:
