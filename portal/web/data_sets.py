@@ -7,7 +7,7 @@ from typing import Any
 from django import forms
 from django.contrib import messages
 from django.core.paginator import Paginator
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils.translation import gettext as _
@@ -64,8 +64,8 @@ class DataSetForm(forms.Form):
         widget=select_input(),
     )
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, label_suffix="", **options)
+    def __init__(self, data: QueryDict | None = None, **options: Any) -> None:
+        super().__init__(data, label_suffix="", **options)
 
 
 class NewDataSetForm(DataSetForm):
@@ -82,15 +82,15 @@ class NewDataSetForm(DataSetForm):
     )
     field_order = ("name", "project", "description", "visibility")
 
-    def __init__(self, user: User, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(self, user: User, data: QueryDict | None) -> None:
+        super().__init__(data)
         self.fields["project"].queryset = launchable_projects(user)  # type: ignore[attr-defined]
 
 
 class VersionForm(forms.Form):
     """A new version of a data set."""
 
-    label = forms.CharField(  # type: ignore[assignment]
+    label = forms.CharField(
         label=gettext_lazy("Version"),
         max_length=MAX_LABEL_LENGTH,
         widget=text_input(placeholder="2027-03"),
@@ -108,10 +108,10 @@ class VersionForm(forms.Form):
         label=gettext_lazy("Note"), max_length=MAX_NOTE_LENGTH, required=False, widget=text_area(2)
     )
 
-    def __init__(self, project: Project, *args: Any, **options: Any) -> None:
-        super().__init__(*args, label_suffix="", **options)
+    def __init__(self, project: Project, data: QueryDict | None = None) -> None:
+        super().__init__(data, label_suffix="")
         names = [(row.name, row.name) for row in data_volumes(project)]
-        self.fields["volume"].widget.choices = names  # type: ignore[attr-defined]
+        self.fields["volume"].widget.choices = names
 
 
 @page(AccessPolicy.SIGNED_IN)

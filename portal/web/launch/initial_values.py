@@ -221,7 +221,8 @@ def _project_for(user: User, version: DataSetVersion) -> Project | None:
         return version.data_set.project
     allowed, parents = set(version.volume.projects.values_list("pk", flat=True)), project_parents()
     for project in launchable_projects(user):
-        if not allowed or allowed.intersection(path_to_root(project.pk, parents.get)):
+        line: list[int] = path_to_root(project.pk, parents.get)
+        if not allowed or allowed.intersection(line):
             return project
     return None
 
