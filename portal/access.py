@@ -17,6 +17,7 @@ from django.contrib.auth.models import AnonymousUser
 from django.db.models import Model, Q, QuerySet
 from django.db.models.functions import Now
 
+from portal.domain.data_sets import DataSetVisibility
 from portal.domain.project_tree import path_to_root
 from portal.domain.services import ServiceAccess, ServiceState
 from portal.domain.states import ROLE_RANK, JobKind, NodeState, Role
@@ -28,6 +29,8 @@ from portal.models import (
     AttemptGpuDay,
     AttemptWork,
     AuditEntry,
+    DataSet,
+    DataSetVersion,
     Environment,
     Gpu,
     GpuAlert,
@@ -207,6 +210,8 @@ def can(requester: Requester, verb: Permission, obj: Any) -> bool:
             return requester.is_admin
         case Template():
             return _can_access_template(requester, verb, obj)
+        case DataSet():
+            return _can_access_data_set(requester, verb, obj)
         case SavedJobView():
             return _can_access_job_view(requester, verb, obj)
         case Node() | NodePool() | Gpu() | Topology() | Reservation() | Environment():
@@ -322,6 +327,14 @@ def _can_access_template(user: User, verb: Permission, template: Template) -> bo
     if verb is Permission.VIEW:
         return own or template.scope == TemplateScope.EVERYONE
     return verb is Permission.CHANGE and own
+
+
+def _can_access_data_set(user: User, verb: Permission, data_set: DataSet) -> bool:
+    """Who submits to its project changes it and adds versions; managers delete it and its versions."""
+    if verb is Permission.VIEW:
+        return visible_data_sets(user).filter(pk=data_set.pk).exists()
+    needed = {Permission.CHANGE: Permission.SUBMIT, Permission.MANAGE: Permission.MANAGE}.get(verb)
+    return needed is not None and _can_access_project(user, needed, data_set.project)
 
 
 def _can_access_job_view(user: User, verb: Permission, view: SavedJobView) -> bool:
@@ -543,6 +556,27 @@ def visible_volumes(requester: Requester) -> QuerySet[Volume]:
     if user.is_admin:
         return rows
     return rows.filter(Q(projects__isnull=True) | Q(projects__in=_projects_and_ancestors(user))).distinct()
+
+
+def visible_data_set_versions(requester: Requester) -> QuerySet[DataSetVersion]:
+    """Return the versions of the data sets of the user's projects, and shared ones on volumes that these may use."""
+    user = require_user(requester)
+    if user.is_admin:
+        return DataSetVersion.objects.all()
+    shared = Q(
+        data_set__visibility=DataSetVisibility.EVERYONE.value,
+        volume__in=visible_volumes(user).order_by().values("pk"),
+    )
+    return DataSetVersion.objects.filter(Q(data_set__project_id__in=project_ids(user)) | shared)
+
+
+def visible_data_sets(requester: Requester) -> QuerySet[DataSet]:
+    """Return the data sets of the user's projects, and those of which another version is visible."""
+    user = require_user(requester)
+    if user.is_admin:
+        return DataSet.objects.all()
+    shared = visible_data_set_versions(user).order_by().values("data_set_id")
+    return DataSet.objects.filter(Q(project_id__in=project_ids(user)) | Q(pk__in=shared))
 
 
 def visible_secrets(requester: Requester) -> QuerySet[Secret]:

@@ -39,6 +39,7 @@ from portal.services.jobs.logs import delete_expired_logs
 from portal.services.lifecycle import job_control
 from portal.services.nodes import network_links, nodes, operations, quarantine
 from portal.services.notices.inbox import delete_old_notices
+from portal.services.projects.data_set_sizes import repair_measurements
 from portal.services.projects.quota_additions import record_ended_additions
 from portal.services.user_requests import expire_requests
 from portal.services.workspaces.terminals import delete_old_terminals
@@ -73,6 +74,7 @@ def run_periodic_pass() -> None:
     mark_unreachable_nodes()
     operations.fail_overdue_operations()
     operations.request_due_gc()
+    repair_measurements()
     network_links.update_slow_nodes()
     quarantine.evaluate_breakers()
     reservations.drain_started_reservations()

@@ -20,6 +20,7 @@ from agents.engines.interface import (
     FileChunk,
     FileList,
     FileStream,
+    FolderSize,
     InvalidEventsReceived,
     LogChunk,
     NotebookList,
@@ -39,6 +40,7 @@ from agents.node.spec.task_spec import (
     CAN_DENY_EGRESS,
     CAN_LIST_CHECKPOINTS,
     CAN_LIST_NOTEBOOKS,
+    CAN_MEASURE_FOLDERS,
     CAN_OPEN_STREAMS,
     CAN_OPEN_TERMINALS,
     CAN_PREPARE,
@@ -331,6 +333,13 @@ class AgentEngine:
 
     def notebooks(self, home: Mapping[str, Any]) -> NotebookList:
         return self._request("notebooks", NotebookList.from_wire, timeout_s=REPLY_TIMEOUT_S, **home)
+
+    @property
+    def supports_folder_size(self) -> bool:
+        return CAN_MEASURE_FOLDERS in self._link.hello.capabilities
+
+    def folder_size(self, place: Mapping[str, Any]) -> FolderSize:
+        return self._request("folder_size", FolderSize.from_wire, timeout_s=REPLY_TIMEOUT_S, **place)
 
     @property
     def supports_save_image(self) -> bool:

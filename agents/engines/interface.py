@@ -279,6 +279,16 @@ class NotebookList(Message):
     problem: Annotated[str, wire(FieldReader.text, 300)] = ""
 
 
+@dataclass(frozen=True)
+class FolderSize(Message):
+    """The size of a directory or file, once it is ``done``. ``problem``: why it was not counted."""
+
+    done: Flag
+    size_bytes: Annotated[int | None, wire(FieldReader.integer_or_none, 0, MAX_SAFE_INTEGER)] = None
+    files: Annotated[int | None, wire(FieldReader.integer_or_none, 0, MAX_SAFE_INTEGER)] = None
+    problem: Annotated[str, wire(FieldReader.text, 300)] = ""
+
+
 def _read_image(read: FieldReader, key: str) -> ImageInfo:
     found = read.object_or_none(key, ImageInfo.from_wire)
     if found is None:
@@ -608,6 +618,17 @@ class NodeEngine(Protocol):
 
     def notebooks(self, home: Mapping[str, Any]) -> NotebookList:
         """Return the notebooks of a home (mount, uid and gid). Requires ``supports_notebooks``."""
+
+    @property
+    def supports_folder_size(self) -> bool:
+        """Return True when the node supports ``folder_size``."""
+
+    def folder_size(self, place: Mapping[str, Any]) -> FolderSize:
+        """Start to measure a directory or file of a volume, and wait for at most 2 s; repeat it until it is done.
+
+        ``place``: the mount, the path below it, uid and gid. Raise AgentError ``forbidden`` when the node is busy
+        with others. Requires ``supports_folder_size``.
+        """
 
     @property
     def supports_save_image(self) -> bool:

@@ -17,6 +17,7 @@ _OWN_PROGRAMS = {
     "checkpoints": "agents.node.storage.checkpoints",
     "archive": "agents.node.storage.archives",
     "files": "agents.node.storage.files",
+    "folder-size": "agents.node.storage.folder_size",
     "notebooks": "agents.node.storage.notebooks",
     "terminal": "agents.node.terminals.terminal",
     "streams": "agents.node.terminals.streams",

@@ -34,6 +34,7 @@ from agents.node.spec.egress import read_denied_networks, save_denied_networks
 from agents.node.spec.task_spec import SPEC_CAPABILITIES, VERB_CAPABILITIES, parse_integer
 from agents.node.storage.checkpoints import handle_checkpoints
 from agents.node.storage.files import FileReaders
+from agents.node.storage.folder_size import FolderSizes
 from agents.node.storage.notebooks import handle_notebooks
 from agents.node.tasks.disk_limit import DiskLimitEnforcer
 from agents.node.tasks.log_reader import read_log
@@ -66,6 +67,7 @@ VERBS_BY_ROLE = {
         "checkpoints",
         "environment",
         "files",
+        "folder_size",
         "notebooks",
         "streams",
         "save_image",
@@ -124,6 +126,7 @@ class AgentSession:
             "checkpoints": self._checkpoints,
             "environment": lambda fields: record_environment(self.tasks, agent_command, fields),
             "files": FileReaders(self.tasks.directories.volumes, agent_command).handle,
+            "folder_size": FolderSizes(self.tasks.directories.volumes, agent_command).handle,
             "notebooks": lambda fields: handle_notebooks(
                 self.tasks.directories.volumes, agent_command, fields
             ),

@@ -50,6 +50,7 @@ from portal.api.jobs import (
 from portal.api.monitoring import health, metrics
 from portal.api.projects import (
     code,
+    data_sets,
     notices,
     projects,
     quota_additions,
@@ -78,6 +79,7 @@ V1: list[URLPattern | URLResolver] = [
     *quotas.ROUTES,
     *user_requests.ROUTES,
     *secrets.ROUTES,
+    *data_sets.ROUTES,
     *notices.ROUTES,
     path("jobs/preview/", preview.JobPreviewView.as_view()),
     path("jobs/preview/alternatives/", preview.StartAlternativesView.as_view()),

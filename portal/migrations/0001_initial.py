@@ -1839,6 +1839,47 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='DataSet',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('public_id', portal.models.public_id.PublicIdField(default=portal.models.public_id.new_public_id, editable=False, max_length=16, unique=True)),
+                ('name', models.CharField(max_length=63, validators=[django.core.validators.RegexValidator('^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$', 'Use lower-case letters, digits and hyphens; begin with a letter and end with a letter or digit.')])),
+                ('description', models.TextField(blank=True)),
+                ('visibility', models.CharField(default='project', max_length=8)),
+                ('created_at', models.DateTimeField(auto_now_add=True)),
+                ('created_by', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to=settings.AUTH_USER_MODEL)),
+                ('project', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='data_sets', to='portal.project')),
+            ],
+            options={
+                'constraints': [models.CheckConstraint(condition=models.Q(('visibility__in', ['project', 'everyone'])), name='data_set_visibility'), models.UniqueConstraint(fields=('project', 'name'), name='data_set_name_once')],
+            },
+        ),
+        migrations.CreateModel(
+            name='DataSetVersion',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('public_id', portal.models.public_id.PublicIdField(default=portal.models.public_id.new_public_id, editable=False, max_length=16, unique=True)),
+                ('label', models.CharField(max_length=40)),
+                ('path', models.CharField(blank=True, help_text='Below the volume; blank: all of it.', max_length=400)),
+                ('note', models.CharField(blank=True, db_default='', default='', max_length=500)),
+                ('created_at', models.DateTimeField(auto_now_add=True)),
+                ('size_bytes', models.PositiveBigIntegerField(blank=True, help_text='null: not measured.', null=True)),
+                ('file_count', models.PositiveBigIntegerField(blank=True, null=True)),
+                ('measured_at', models.DateTimeField(blank=True, null=True)),
+                ('measure_requested_at', models.DateTimeField(blank=True, help_text='Since when it is being measured; null: it is not.', null=True)),
+                ('measure_problem', models.CharField(blank=True, db_default='', default='', help_text='Why it could not be measured the last time; blank: it could.', max_length=300)),
+                ('created_by', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to=settings.AUTH_USER_MODEL)),
+                ('data_set', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='versions', to='portal.dataset')),
+                ('node', models.ForeignKey(blank=True, help_text='Measures it, or measured it last.', null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to='portal.node')),
+                ('volume', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='data_set_versions', to='portal.volume')),
+            ],
+            options={
+                'ordering': ['-id'],
+                'indexes': [models.Index(condition=models.Q(('measure_requested_at__isnull', False)), fields=['node'], name='data_set_version_to_measure')],
+                'constraints': [models.UniqueConstraint(fields=('data_set', 'label'), name='data_set_version_once')],
+            },
+        ),
+        migrations.CreateModel(
             name='Rerun',
             fields=[
                 ('job', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='rerun', serialize=False, to='portal.job')),

@@ -5,6 +5,7 @@ from portal.models.announcements import Announcement
 from portal.models.checkpoints import AttemptObservation, AttemptWork, Checkpoint, RankProgress
 from portal.models.code_archives import CodeArchive
 from portal.models.credentials import ApiToken, BrowserSession, Invitation, MagicLink
+from portal.models.data_sets import DataSet, DataSetVersion
 from portal.models.environments import Environment, ImagePresence, SavedImage
 from portal.models.failure_rules import FailureRule
 from portal.models.job_requests import FileRequest, JobSignal

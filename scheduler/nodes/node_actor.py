@@ -47,8 +47,10 @@ from portal.services.nodes import nodes, quarantine
 from portal.services.nodes.alerts import record_xid
 from portal.services.nodes.gpus import record_gpu_health
 from portal.services.nodes.operations import OPERATIONS
+from portal.services.projects.data_set_sizes import MEASURE_HINT
 from scheduler.leases import HeldLease, LeaseLostError
 from scheduler.nodes import dispatch
+from scheduler.nodes.data_sets import submit_measurement
 from scheduler.nodes.engine_connect import EngineConnectError, open_engine
 from scheduler.nodes.files import submit_requests
 from scheduler.nodes.image_pulls import ImagePuller, record_images
@@ -206,9 +208,10 @@ class NodeActor(threading.Thread):
                 partial(run_due_operations, self._connection, partial(self._reconnect, self._connection)),
                 read_s=time.monotonic(),
             )
-        if READ_FILES_HINT in self._requested:
-            self._requested.discard(READ_FILES_HINT)
+        if self._requested & {READ_FILES_HINT, MEASURE_HINT}:
+            self._requested -= {READ_FILES_HINT, MEASURE_HINT}
             submit_requests(self._connection, self._file_pool)
+            submit_measurement(self._connection, self._file_pool)
         if due or now_s >= self._next_poll_s:
             self._next_poll_s = time.monotonic() + self._queue.run_due(self._connection)
 

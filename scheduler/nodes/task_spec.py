@@ -18,7 +18,7 @@ from portal.domain.roles import role_at
 from portal.domain.states import JobKind, RuntimeKind
 from portal.domain.tensorboard import TENSORBOARD_PROGRAM, TENSORBOARD_TOOL
 from portal.domain.volumes import FIRST_PROJECT_GID, VolumeKind, VolumeScope, home_mount_path
-from portal.models import Environment, Job, Node, Rendezvous, Volume
+from portal.models import Environment, Job, Node, Project, Rendezvous, Volume
 from portal.services.images.process_environment import SECRET_FILE
 from portal.services.jobs.launching import launch_task, rank_network, training_program
 from portal.services.jobs.tracking import TRACKING_TOKEN, tracking_variables
@@ -96,7 +96,12 @@ def build_mounts(job: Job, volumes: JobVolumes, node: Node) -> tuple[list[dict[s
     home, workdir = build_home_mount(job, volumes, node)
     return [
         home,
-        *(_build_volume_mount(job, each, volumes.volumes[each["volume"]]) for each in job.volumes),
+        *(
+            build_volume_mount(
+                job.project, volumes.volumes[each["volume"]], each["target"], read_only=each["read_only"]
+            )
+            for each in job.volumes
+        ),
     ], workdir
 
 
@@ -115,18 +120,18 @@ def build_home_mount(job: Job, volumes: JobVolumes, node: Node) -> tuple[dict[st
     return mount, None if node.runtime == RuntimeKind.PROCESS.value else target
 
 
-def _build_volume_mount(job: Job, requested: Mapping[str, Any], row: Volume) -> dict[str, Any]:
+def build_volume_mount(project: Project, row: Volume, target: str, *, read_only: bool) -> dict[str, Any]:
     mount: dict[str, Any] = {
         "kind": "host_path",
         "source": row.path,
-        "target": requested["target"],
-        "read_only": row.read_only or requested["read_only"],
+        "target": target,
+        "read_only": row.read_only or read_only,
     }
     if row.kind == VolumeKind.SCRATCH.value:
         mount |= {"kind": "scratch", "source": row.name}
     elif row.kind == VolumeKind.PROJECT.value:
-        gid = FIRST_PROJECT_GID + job.project_id
-        mount |= {"kind": "project", "folder": job.project.public_id, "gid": gid}
+        gid = FIRST_PROJECT_GID + project.pk
+        mount |= {"kind": "project", "folder": project.public_id, "gid": gid}
     elif row.kind == VolumeKind.NFS.value:
         mount["filesystem"] = "nfs"
     if row.quota_mib is not None:

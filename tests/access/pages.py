@@ -40,6 +40,7 @@ def _admin(name: str, path: str, body: dict[str, str] | None = None, **more: obj
 
 PASSWORDS = {"old": "wrong", "password": "a longer new password"}
 RUN = "0" * 32
+DATA_VERSION = {"label": "v2", "volume": "team", "path": "a/b"}
 VERSION = {"model": "m", "version": "1", "stage": "Staging"}
 SHARE = {"user": "{person}", "access": "edit", "duration_s": "3600"}
 BULK_HOLD = {"job": "{job}", "action": "hold", "confirmed": "1"}
@@ -281,6 +282,32 @@ PAGES = [
         302,
         writes=False,
     ),
+    Page("data-sets", "get", "/data-sets/?q=images", EVERYBODY),
+    Page("new-data-set", "get", "/data-sets/new/", EVERYBODY),
+    Page("new-data-set", "post", "/data-sets/new/", EVERYBODY, {"name": "incomplete"}, 400, writes=False),
+    Page("data-set", "get", "/data-sets/{data_set}/", INSIDE),
+    Page("change-data-set", "post", "/data-sets/{data_set}/change/", WORKERS, {"visibility": "project"}, 302),
+    Page("add-data-set-version", "post", "/data-sets/{data_set}/versions/", WORKERS, DATA_VERSION, 302),
+    Page(
+        "measure-data-set-version",
+        "post",
+        "/data-sets/versions/{data_set_version}/measure/",
+        WORKERS,
+        None,
+        302,
+        denied=302,
+    ),
+    Page("delete-data-set-version", "get", "/data-sets/versions/{data_set_version}/delete/", MANAGERS),
+    Page(
+        "delete-data-set-version",
+        "post",
+        "/data-sets/versions/{data_set_version}/delete/",
+        MANAGERS,
+        None,
+        302,
+    ),
+    Page("delete-data-set", "get", "/data-sets/{data_set}/delete/", MANAGERS),
+    Page("delete-data-set", "post", "/data-sets/{data_set}/delete/", MANAGERS, None, 302),
     Page("templates", "get", "/templates/", EVERYBODY),
     Page("new-template", "get", "/templates/new/", EVERYBODY),
     Page("new-template", "post", "/templates/new/", EVERYBODY, {"name": "incomplete"}, 400, writes=False),

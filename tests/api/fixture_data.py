@@ -17,6 +17,8 @@ from portal.models import (
     AgentRollout,
     AttemptObservation,
     Checkpoint,
+    DataSet,
+    DataSetVersion,
     Environment,
     EnvironmentRecord,
     FailedCycle,
@@ -193,7 +195,8 @@ def make() -> FixtureData:
             people["admin"], project, pool, extra_milli=500, ends_at=timezone.now() + day, reason="a course"
         ),
         "token": token,
-        "volume": volume_of(project),
+        "volume": volume_of(project, "team"),
+        **data_set_of(owner, project),
         "alert": GpuAlert.objects.create(
             gpu=node.gpus.all()[0], kind="xid", code=79, first_at=timezone.now(), last_at=timezone.now()
         ),
@@ -376,9 +379,17 @@ def work_of(
     return work
 
 
-def volume_of(project: Project) -> Volume:
+def data_set_of(owner: User, project: Project) -> dict[str, Any]:
+    """A data set on a volume that only one project may use."""
+    volume = volume_of(project, "images")
+    row = DataSet.objects.create(name="images", project=project, created_by=owner)
+    version = DataSetVersion.objects.create(data_set=row, label="v1", volume=volume, created_by=owner)
+    return {"data_set": row, "data_set_version": version}
+
+
+def volume_of(project: Project, name: str) -> Volume:
     """A volume that only one project may use."""
-    row = Volume.objects.create(name="team", kind="host_path", path="/data/team")
+    row = Volume.objects.create(name=name, kind="host_path", path=f"/data/{name}")
     row.projects.add(project)
     return row
 

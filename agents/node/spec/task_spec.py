@@ -211,6 +211,8 @@ CAN_CHANGE_FILES = "files.change"
 """Capability: verb ``files`` writes and deletes, too."""
 CAN_LIST_NOTEBOOKS = "notebooks"
 """Capability: verb that lists the notebooks of a home."""
+CAN_MEASURE_FOLDERS = "folder_size"
+"""Capability: verb that measures the size of a directory of a volume."""
 CAN_SAVE_IMAGES = "save_image"
 """Capability: verb that saves a running task as an image."""
 VERB_CAPABILITIES = (
@@ -233,6 +235,7 @@ VERB_CAPABILITIES = (
     CAN_LIST_NOTEBOOKS,
     CAN_OPEN_STREAMS,
     CAN_SAVE_IMAGES,
+    CAN_MEASURE_FOLDERS,
 )
 """All of these, as listed in the hello of this agent."""
 RANK0_ADDRESS_PLACEHOLDER = "{rank0_address}"

@@ -94,7 +94,10 @@ def do_save_volume(
 
 
 def do_delete_volume(actor: User, row: Volume, *, reason: str = "") -> None:
-    """Delete a volume; its files remain. Raise Conflict ``volume_in_use`` while live jobs reference it."""
+    """Delete a volume; its files remain.
+
+    Raise Conflict ``volume_in_use`` while live jobs or data sets reference it.
+    """
     require_admin(actor, "change volumes")
     with transaction.atomic():
         locked = Volume.objects.select_for_update(of=("self",)).get(pk=row.pk)
@@ -104,6 +107,13 @@ def do_delete_volume(actor: User, row: Volume, *, reason: str = "") -> None:
                 "{count} unfinished job uses it.", "{count} unfinished jobs use it.", jobs
             ).format(count=jobs)
             raise Conflict(message, code="volume_in_use", details={"jobs": jobs})
+        if versions := locked.data_set_versions.count():
+            message = ngettext(
+                "{count} version of a data set is on it. Delete it first.",
+                "{count} versions of data sets are on it. Delete them first.",
+                versions,
+            ).format(count=versions)
+            raise Conflict(message, code="volume_in_use", details={"data_set_versions": versions})
         record_action(actor, "volume.delete", locked, before=_audit_values(locked), reason=reason)
         trigger_cycle("volume")
         locked.delete()

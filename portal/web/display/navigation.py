@@ -104,6 +104,14 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
             active_views=("new-template", "edit-template"),
         ),
         NavItem(
+            gettext_lazy("Data sets"),
+            "data-sets",
+            "data",
+            "3",
+            help="jobs#data-sets",
+            active_views=("data-set", "new-data-set", "delete-data-set", "delete-data-set-version"),
+        ),
+        NavItem(
             gettext_lazy("Sweeps"),
             "sweeps",
             "sweep",

@@ -7,7 +7,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from portal.access import Permission, require_permission
+from portal.access import Permission, can, project_parents, require_permission
+from portal.domain.data_sets import container_path, variable_name
 from portal.domain.job_spec import JobSpec, job_fields
 from portal.domain.pipeline_plans import (
     DEFAULT_MICRO_BATCHES,
@@ -20,6 +21,7 @@ from portal.domain.pipeline_plans import (
     choice_of,
     launch_variables,
 )
+from portal.domain.project_tree import path_to_root
 from portal.domain.services import ServiceSpec, mlflow_command
 from portal.domain.states import JobKind
 from portal.domain.sweeps import describe_parameter, format_value, read_parameters
@@ -29,7 +31,8 @@ from portal.domain.template_parameters import (
     fill_fields,
     read_template_parameters,
 )
-from portal.models import Job, NodePool, PipelinePlan, Service, Template, User
+from portal.models import DataSetVersion, Job, NodePool, PipelinePlan, Project, Service, Template, User
+from portal.selectors.data_sets import get_version
 from portal.selectors.jobs.pipeline_plans import list_plans
 from portal.selectors.nodes.free_nodes import plan_nodes
 from portal.selectors.services import get_service
@@ -196,6 +199,32 @@ def initial_from_model(name: str, version: str, project: str) -> dict[str, Any]:
         "command": format_command(mlflow_command(name, version)),
         "readiness_path": "/ping",
     }
+
+
+def initial_from_data_set(user: User, public_id: str) -> dict[str, Any]:
+    """Return the read-only volume of a version of a data set and the variable with its path as form values.
+
+    The project is that of the data set, or one that may use the volume. Raise NotFound.
+    """
+    version = get_version(user, public_id)
+    volume, name = version.volume.name, variable_name(version.data_set.name)
+    fields = {
+        "volumes": [{"volume": volume, "target": None, "read_only": True}],
+        "env": {name: container_path(volume, version.path)},
+    }
+    project = _project_for(user, version)
+    return initial_from_api_fields(fields) | ({"project": project.public_id} if project else {})
+
+
+def _project_for(user: User, version: DataSetVersion) -> Project | None:
+    if can(user, Permission.SUBMIT, version.data_set.project):
+        return version.data_set.project
+    allowed, parents = set(version.volume.projects.values_list("pk", flat=True)), project_parents()
+    for project in launchable_projects(user):
+        line: list[int] = path_to_root(project.pk, parents.get)
+        if not allowed or allowed.intersection(line):
+            return project
+    return None
 
 
 def initial_from_plan(user: User, query: Mapping[str, str]) -> dict[str, Any]:

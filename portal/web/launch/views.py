@@ -71,6 +71,7 @@ from portal.web.launch.form import LaunchForm, launchable_projects, parameter_fi
 from portal.web.launch.import_yaml import initial_from_yaml
 from portal.web.launch.initial_values import (
     initial_from_api_fields,
+    initial_from_data_set,
     initial_from_job,
     initial_from_last_launch,
     initial_from_model,
@@ -240,6 +241,8 @@ def _initial(
         start |= initial_from_service(user, query["service"])
     if start["kind"] == JobKind.SERVICE.value and query.get("model"):
         start |= initial_from_model(query["model"], query.get("version", ""), query.get("project", ""))
+    if query.get("data_set"):
+        start |= initial_from_data_set(user, query["data_set"])
     if query.get("plan"):
         start |= initial_from_plan(user, query)
     if query.get("profile"):
