@@ -18,6 +18,7 @@ _OWN_PROGRAMS = {
     "archive": "agents.node.storage.archives",
     "files": "agents.node.storage.files",
     "notebooks": "agents.node.storage.notebooks",
+    "storage-usage": "agents.node.storage.storage_usage",
     "terminal": "agents.node.terminals.terminal",
     "streams": "agents.node.terminals.streams",
     "beside-task": "agents.node.inspection.environment_record",

@@ -35,6 +35,7 @@ from agents.node.spec.task_spec import SPEC_CAPABILITIES, VERB_CAPABILITIES, par
 from agents.node.storage.checkpoints import handle_checkpoints
 from agents.node.storage.files import FileReaders
 from agents.node.storage.notebooks import handle_notebooks
+from agents.node.storage.storage_usage import StorageMeter
 from agents.node.tasks.disk_limit import DiskLimitEnforcer
 from agents.node.tasks.log_reader import read_log
 from agents.node.tasks.monitor import TaskMonitor
@@ -69,6 +70,7 @@ VERBS_BY_ROLE = {
         "notebooks",
         "streams",
         "save_image",
+        "storage_usage",
     },
     "bulk": (_READ_VERBS | _IMAGE_VERBS | {"upgrade"}) - {"stats"},
     "watch": _READ_VERBS,
@@ -128,6 +130,7 @@ class AgentSession:
                 self.tasks.directories.volumes, agent_command, fields
             ),
             "save_image": self._images.save,
+            "storage_usage": StorageMeter(settings, agent_command, self._closing).measure,
         }
 
     def run(self) -> int:

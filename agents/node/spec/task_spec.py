@@ -213,6 +213,8 @@ CAN_LIST_NOTEBOOKS = "notebooks"
 """Capability: verb that lists the notebooks of a home."""
 CAN_SAVE_IMAGES = "save_image"
 """Capability: verb that saves a running task as an image."""
+CAN_MEASURE_STORAGE = "storage_usage"
+"""Capability: verb that measures the folders of homes and project volumes."""
 VERB_CAPABILITIES = (
     CAN_STOP_TASKS,
     CAN_PREPARE,
@@ -233,6 +235,7 @@ VERB_CAPABILITIES = (
     CAN_LIST_NOTEBOOKS,
     CAN_OPEN_STREAMS,
     CAN_SAVE_IMAGES,
+    CAN_MEASURE_STORAGE,
 )
 """All of these, as listed in the hello of this agent."""
 RANK0_ADDRESS_PLACEHOLDER = "{rank0_address}"
