@@ -55,6 +55,7 @@ from portal.models import (
     User,
     UserRequest,
     Volume,
+    VolumeUsage,
     WorkspaceShare,
 )
 from portal.request_cache import cached
@@ -543,6 +544,13 @@ def visible_volumes(requester: Requester) -> QuerySet[Volume]:
     if user.is_admin:
         return rows
     return rows.filter(Q(projects__isnull=True) | Q(projects__in=_projects_and_ancestors(user))).distinct()
+
+
+def visible_volume_usage(requester: Requester) -> QuerySet[VolumeUsage]:
+    """Return all folders for administrators, otherwise the user's homes and the folders of their projects."""
+    user = require_user(requester)
+    rows = VolumeUsage.objects.all()
+    return rows if user.is_admin else rows.filter(Q(owner=user) | Q(project__in=project_ids(user)))
 
 
 def visible_secrets(requester: Requester) -> QuerySet[Secret]:

@@ -1677,11 +1677,11 @@ class Migration(migrations.Migration):
             name='VolumeUsage',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('used_mib', models.PositiveBigIntegerField(help_text='Null: not measured yet.', null=True)),
+                ('used_mib', models.PositiveBigIntegerField(default=0)),
                 ('files', models.PositiveBigIntegerField(help_text='Files and folders.', null=True)),
                 ('limit_mib', models.PositiveBigIntegerField(help_text='Null: no limit.', null=True)),
                 ('enforced', models.BooleanField(db_default=False, default=False, help_text='The file system enforces the limit.')),
-                ('measured_at', models.DateTimeField(blank=True, help_text='When the numbers were measured.', null=True)),
+                ('measured_at', models.DateTimeField(blank=True, help_text='When the numbers were measured; null: not yet.', null=True)),
                 ('problem', models.CharField(blank=True, db_default='', default='', help_text='Why the latest measurement has no numbers, or too low ones.', max_length=300)),
                 ('notified', models.BooleanField(db_default=False, default=False, help_text='Its owner was notified that it is nearly full; reset when it is not any more.')),
                 ('node', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='storage_usage', to='portal.node')),
@@ -1690,7 +1690,7 @@ class Migration(migrations.Migration):
                 ('volume', models.ForeignKey(help_text='Null: the homes on the disk of the node.', null=True, on_delete=django.db.models.deletion.CASCADE, related_name='usage', to='portal.volume')),
             ],
             options={
-                'indexes': [models.Index(models.OrderBy(models.F('used_mib'), descending=True, nulls_last=True), name='volume_usage_by_size')],
+                'indexes': [models.Index(fields=['-used_mib', '-id'], name='volume_usage_by_size')],
                 'constraints': [models.CheckConstraint(condition=models.Q(('owner__isnull', True), ('project__isnull', True), _connector='XOR'), name='volume_usage_of_one'), models.UniqueConstraint(fields=('volume', 'owner', 'project', 'node'), name='volume_usage_once', nulls_distinct=False)],
             },
         ),

@@ -86,11 +86,11 @@ class VolumeUsage(models.Model):
     owner = models.ForeignKey("User", null=True, on_delete=models.CASCADE, related_name="+")
     project = models.ForeignKey("Project", null=True, on_delete=models.CASCADE, related_name="+")
     node = models.ForeignKey("Node", on_delete=models.CASCADE, related_name="storage_usage")
-    used_mib = models.PositiveBigIntegerField(null=True, help_text="Null: not measured yet.")
+    used_mib = models.PositiveBigIntegerField(default=0)
     files = models.PositiveBigIntegerField(null=True, help_text="Files and folders.")
     limit_mib = models.PositiveBigIntegerField(null=True, help_text="Null: no limit.")
     enforced = flag("The file system enforces the limit.")
-    measured_at = optional_time("When the numbers were measured.")
+    measured_at = optional_time("When the numbers were measured; null: not yet.")
     problem = optional_text(300, "Why the latest measurement has no numbers, or too low ones.")
     notified = flag("Its owner was notified that it is nearly full; reset when it is not any more.")
 
@@ -105,4 +105,9 @@ class VolumeUsage(models.Model):
                 nulls_distinct=False,
             ),
         ]
-        indexes = [models.Index(models.F("used_mib").desc(nulls_last=True), name="volume_usage_by_size")]
+        indexes = [models.Index(fields=["-used_mib", "-id"], name="volume_usage_by_size")]
+
+    @property
+    def bar_scale_mib(self) -> int:
+        """The right end of a bar: the limit, or the usage where it exceeds that."""
+        return max(self.limit_mib or 0, self.used_mib, 1)

@@ -80,9 +80,20 @@ def test_a_node_measures_its_folders_at_most_once_per_interval(place: Place) -> 
         FolderUsage(1, place.project.public_id, used_bytes=20 * MIB, files=3),
     )
     team, own = VolumeUsage.objects.order_by("used_mib")
-    assert (own.owner, own.volume, own.node, own.used_mib, own.files) == (place.owner, None, place.node, 40, 7)
+    assert (own.owner, own.volume, own.node, own.used_mib, own.files) == (
+        place.owner,
+        None,
+        place.node,
+        40,
+        7,
+    )
     assert (own.limit_mib, own.enforced) == (90, True)
-    assert (team.project, team.volume.name, team.limit_mib, team.enforced) == (place.project, "team", 200, False)
+    assert (team.project, team.volume.name, team.limit_mib, team.enforced) == (
+        place.project,
+        "team",
+        200,
+        False,
+    )
     assert place.engine.asked == [["", "/teams"]]
     measure_storage(NodeConnection(place.engine, None, place.node))
     assert len(place.engine.asked) == 1

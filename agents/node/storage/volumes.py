@@ -24,9 +24,7 @@ _GROUP_ACL = struct.pack(
     "<I HHI HHI HHI", 2, 0x01, 7, 0xFFFFFFFF, 0x04, 7, 0xFFFFFFFF, 0x20, 0, 0xFFFFFFFF
 )  # version, then tag, rights and id: owner rwx, group rwx, others none
 MOUNTINFO = "/proc/self/mountinfo"
-LOCAL_FILESYSTEMS = frozenset(
-    {"ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "bcachefs", "f2fs", "ext3"}
-)
+LOCAL_FILESYSTEMS = frozenset({"ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "bcachefs", "f2fs", "ext3"})
 _TRASH_PREFIX = ".gone-"
 # base of scratch quota ids; users and projects use their uid and gid
 _SCRATCH_PROJECT_ID_BASE = 3_000_000_000

@@ -110,7 +110,7 @@ def _record_root(node: Node, root: MeasuredRoot, folders: Sequence[FolderUsage],
         else:
             row.owner = owner
         _update(row, folder, root.limit_mib)
-        if row.used_mib is not None:
+        if row.measured_at is not None:
             change = nearly_full_changes(row.used_mib, row.limit_mib, row.notified)
             row.notified = row.notified if change is None else change
             drafts += _drafts(row, owner) if change else []
@@ -133,7 +133,7 @@ def _update(row: VolumeUsage, folder: FolderUsage, limit_mib: int | None) -> Non
 
 
 def _drafts(row: VolumeUsage, owner: User | Project) -> list[NoticeDraft]:
-    used, limit, node = f"{(row.used_mib or 0) / 1024:.1f}", f"{(row.limit_mib or 0) / 1024:.1f}", row.node.name
+    used, limit, node = f"{row.used_mib / 1024:.1f}", f"{(row.limit_mib or 0) / 1024:.1f}", row.node.name
     message = stored_text(f"{used} of {limit} GiB are used on {node}. Delete files that are not needed.")
     kind = NoticeKind.FOLDER_NEARLY_FULL
     if isinstance(owner, User):
