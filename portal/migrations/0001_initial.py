@@ -1678,7 +1678,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('used_mib', models.PositiveBigIntegerField(default=0)),
-                ('files', models.PositiveBigIntegerField(help_text='Files and folders.', null=True)),
+                ('files', models.PositiveBigIntegerField(default=0, help_text='Files and folders.')),
                 ('limit_mib', models.PositiveBigIntegerField(help_text='Null: no limit.', null=True)),
                 ('enforced', models.BooleanField(db_default=False, default=False, help_text='The file system enforces the limit.')),
                 ('measured_at', models.DateTimeField(blank=True, help_text='When the numbers were measured; null: not yet.', null=True)),

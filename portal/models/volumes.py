@@ -87,7 +87,7 @@ class VolumeUsage(models.Model):
     project = models.ForeignKey("Project", null=True, on_delete=models.CASCADE, related_name="+")
     node = models.ForeignKey("Node", on_delete=models.CASCADE, related_name="storage_usage")
     used_mib = models.PositiveBigIntegerField(default=0)
-    files = models.PositiveBigIntegerField(null=True, help_text="Files and folders.")
+    files = models.PositiveBigIntegerField(default=0, help_text="Files and folders.")
     limit_mib = models.PositiveBigIntegerField(null=True, help_text="Null: no limit.")
     enforced = flag("The file system enforces the limit.")
     measured_at = optional_time("When the numbers were measured; null: not yet.")

@@ -102,9 +102,7 @@ class VolumeUsage(ResponseSerializer):
     project = Reference(allow_null=True, help_text="The project whose folder it is.")
     node = Reference(help_text="The node that measured it.")
     used_mib = serializers.IntegerField(help_text="0 until it is measured.")
-    files = serializers.IntegerField(
-        allow_null=True, help_text="Files and folders; null until it is measured."
-    )
+    files = serializers.IntegerField(help_text="Files and folders.")
     limit_mib = serializers.IntegerField(allow_null=True, help_text="Null if unlimited.")
     enforced = serializers.BooleanField(help_text="The file system enforces the limit.")
     measured_at = serializers.DateTimeField(allow_null=True, help_text="Null until it is measured.")

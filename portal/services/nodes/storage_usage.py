@@ -128,7 +128,7 @@ def _update(row: VolumeUsage, folder: FolderUsage, limit_mib: int | None) -> Non
     row.enforced = folder.limit_bytes is not None
     row.limit_mib = folder.limit_bytes // _BYTES_PER_MIB if folder.limit_bytes is not None else limit_mib
     if folder.used_bytes is not None:
-        row.used_mib, row.files = folder.used_bytes // _BYTES_PER_MIB, folder.files
+        row.used_mib, row.files = folder.used_bytes // _BYTES_PER_MIB, folder.files or 0
         row.measured_at = timezone.now()
 
 
