@@ -135,8 +135,8 @@ OTHERS: dict[str, str] = {
     "ImagePresence": "state detail cuda image_pin",
     "Gpu": "uuid model health health_reason foreign_process_owner mig_profile bus_id",
     "GpuLink": "kind level",
-    "Node": "addresses name state state_reason storage_problem transport host ssh_user host_key runtime settings labels "
-    "gang_interface missing_requirements status_message boot_id agent_version "
+    "Node": "addresses name state state_reason transport host ssh_user host_key runtime settings labels "
+    "storage_problem gang_interface missing_requirements status_message boot_id agent_version "
     " agent_info breaker_state breaker_cause breaker_message",
     "NodePool": "name engine policy fabric_interface fabric_network fabric_devices fabric_adapters",
     "Reservation": "name reason",

@@ -83,7 +83,7 @@ def test_the_usage_of_folders_is_shown_to_whom_it_concerns(client_of, dataset, t
     owner, project = dataset.people["m-okafor"], dataset.projects["vision"]
     node = next(iter(dataset.nodes.values()))
     assert "not measured yet" in member.get("/account/").content.decode()
-    assert "is full" not in member.post("/launch/ask/", typed).content.decode()
+    assert "is full" not in member.post("/launch/check/", typed).content.decode()
     team = Volume.objects.create(name="team", kind="project", path="/data/teams")
     home = VolumeUsage.objects.create(
         owner=owner,
@@ -102,12 +102,12 @@ def test_the_usage_of_folders_is_shown_to_whom_it_concerns(client_of, dataset, t
     page = member.get(f"/projects/{project.public_id}/").content.decode()
     assert "not measured yet" in page and problem in page and "not enforced" in page
     assert "20\u00a0GiB" not in stranger.get("/account/").content.decode()
-    preview = member.post("/launch/ask/", typed).content.decode()
+    preview = member.post("/launch/check/", typed).content.decode()
     assert f"Your home on {node.name} is full:" in preview and "Jobs cannot write to it" in preview
     VolumeUsage.objects.filter(pk=home.pk).update(enforced=False)
-    assert "Its limit is not enforced." in member.post("/launch/ask/", typed).content.decode()
+    assert "Its limit is not enforced." in member.post("/launch/check/", typed).content.decode()
     VolumeUsage.objects.filter(pk=home.pk).update(used_mib=100)
-    assert "is full" not in member.post("/launch/ask/", typed).content.decode()
+    assert "is full" not in member.post("/launch/check/", typed).content.decode()
 
     for query, shown in (
         ("", ("m-okafor", "team")),
