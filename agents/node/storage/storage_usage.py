@@ -53,9 +53,15 @@ class StorageMeter:
         if not self._lock.acquire(blocking=False):
             raise AgentError(ENGINE_ERROR, "The previous measurement has not ended.")
         with tempfile.TemporaryFile() as out:
-            process = subprocess.Popen(
-                [*self._command, "storage-usage", json.dumps(request)], stdin=subprocess.DEVNULL, stdout=out
-            )
+            try:
+                process = subprocess.Popen(
+                    [*self._command, "storage-usage", json.dumps(request)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                )
+            except OSError:
+                self._lock.release()
+                raise
             threading.Thread(target=self._reap, args=(process,), name="storage", daemon=True).start()
             deadline_s = time.monotonic() + TIME_LIMIT_S
             while process.returncode is None and time.monotonic() < deadline_s:

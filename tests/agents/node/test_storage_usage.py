@@ -6,6 +6,8 @@ import errno
 import os
 import shutil
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +15,11 @@ import pytest
 
 from agents.engines.agent_engine import AgentEngine
 from agents.link import AgentError
+from agents.node import errors
+from agents.node.settings import Settings
 from agents.node.storage import storage_usage
 from agents.node.storage.project_quota import read_usage, set_limit
+from agents.node.storage.storage_usage import StorageMeter
 from tests.agents.node.conftest import CLUSTER, LoneNode
 from tests.agents.node.test_process import needs_root
 
@@ -71,6 +76,26 @@ def test_a_folder_that_takes_too_long_is_reported_with_its_reason(
     with pytest.raises(KeyboardInterrupt):
         storage_usage._measure_roots([(0, str(tmp_path))], {"home_root": str(tmp_path), "allowed": []}, 10)
     assert "It was not counted within 300 s." in capsys.readouterr().out
+
+
+def test_a_measurement_that_does_not_end_is_killed_and_its_rows_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage_usage, "TIME_LIMIT_S", 1.0)
+    row = '{"root": 0, "name": "ada", "used_bytes": 5, "files": 1}'
+    hangs = ["sh", "-c", f"echo '{row}'; printf '{{\"root\"'; exec sleep 600"]
+    settings = Settings(CLUSTER, str(tmp_path), str(tmp_path))
+    meter = StorageMeter(settings, hangs, threading.Event())
+    for _ in range(2):  # the next one starts: the first has been killed
+        assert [each["name"] for each in meter.measure({"roots": [""]})["folders"]] == ["ada"]
+        time.sleep(0.5)
+    broken = StorageMeter(settings, ["false"], threading.Event())
+    with pytest.raises(errors.AgentError, match="ended with status 1"):
+        broken.measure({"roots": [""]})
+    missing = StorageMeter(settings, [str(tmp_path / "nothing")], threading.Event())
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError):
+            missing.measure({"roots": [""]})
 
 
 @pytest.fixture
