@@ -58,6 +58,7 @@ from portal.models import (
     User,
     UserRequest,
     Volume,
+    VolumeUsage,
     WorkspaceShare,
 )
 from portal.request_cache import cached
@@ -577,6 +578,13 @@ def visible_data_sets(requester: Requester) -> QuerySet[DataSet]:
         return DataSet.objects.all()
     shared = visible_data_set_versions(user).order_by().values("data_set_id")
     return DataSet.objects.filter(Q(project_id__in=project_ids(user)) | Q(pk__in=shared))
+
+
+def visible_volume_usage(requester: Requester) -> QuerySet[VolumeUsage]:
+    """Return all folders for administrators, otherwise the user's homes and the folders of their projects."""
+    user = require_user(requester)
+    rows = VolumeUsage.objects.all()
+    return rows if user.is_admin else rows.filter(Q(owner=user) | Q(project__in=project_ids(user)))
 
 
 def visible_secrets(requester: Requester) -> QuerySet[Secret]:

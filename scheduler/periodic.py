@@ -38,6 +38,7 @@ from portal.services.jobs.files import delete_old_file_requests
 from portal.services.jobs.logs import delete_expired_logs
 from portal.services.lifecycle import job_control
 from portal.services.nodes import network_links, nodes, operations, quarantine
+from portal.services.nodes.storage_usage import delete_outdated_usage
 from portal.services.notices.inbox import delete_old_notices
 from portal.services.projects.data_set_sizes import repair_measurements
 from portal.services.projects.quota_additions import record_ended_additions
@@ -210,3 +211,4 @@ def delete_old_rows() -> None:
     delete_unused_archives()
     delete_expired_logs()
     delete_old_notices()
+    delete_outdated_usage()

@@ -29,6 +29,7 @@ from agents.engines.interface import (
     SavedTaskImage,
     StartResult,
     StopResult,
+    StorageUsage,
     TaskKey,
     parse_event,
 )
@@ -41,6 +42,7 @@ from agents.node.spec.task_spec import (
     CAN_LIST_CHECKPOINTS,
     CAN_LIST_NOTEBOOKS,
     CAN_MEASURE_FOLDERS,
+    CAN_MEASURE_STORAGE,
     CAN_OPEN_STREAMS,
     CAN_OPEN_TERMINALS,
     CAN_PREPARE,
@@ -63,6 +65,8 @@ PREFLIGHT_TIMEOUT_S = 60.0
 SAVE_TIMEOUT_S = 1200.0
 GC_TIMEOUT_S = 180.0
 ENVIRONMENT_TIMEOUT_S = 60.0
+STORAGE_TIMEOUT_S = 330.0
+"""Longer than the time limit of the agent."""
 MAX_ENVIRONMENT_TEXT = 1_000_000
 UPGRADE_CHUNK_BYTES = 512 * 1024
 MAX_BUFFERED_EVENTS = 200
@@ -348,6 +352,15 @@ class AgentEngine:
     def save_image(self, key: TaskKey, image: str, max_mib: int) -> SavedTaskImage:
         fields = {**vars(key), "image": image, "max_mib": max_mib}
         return self._request("save_image", SavedTaskImage.from_wire, timeout_s=SAVE_TIMEOUT_S, **fields)
+
+    @property
+    def supports_storage_usage(self) -> bool:
+        return CAN_MEASURE_STORAGE in self._link.hello.capabilities
+
+    def storage_usage(self, roots: Sequence[str]) -> StorageUsage:
+        return self._request(
+            "storage_usage", StorageUsage.from_wire, timeout_s=STORAGE_TIMEOUT_S, roots=list(roots)
+        )
 
     def gc(self, **options: Any) -> dict[str, Any]:
         return self._request("gc", parse_gc_result, timeout_s=GC_TIMEOUT_S, **options)

@@ -50,6 +50,7 @@ MAX_CHECKPOINTS = 500
 MAX_FILE_PAGE = 500
 MAX_NOTEBOOKS = 100
 MAX_SOURCE_B64 = 24_000
+MAX_STORAGE_ROOTS, MAX_STORAGE_FOLDERS = 100, 4000
 MAX_LOG_BYTES = 2**40
 MAX_METRICS = 200
 CONTAINER_STATES = ("created", "running", "exited")
@@ -287,6 +288,31 @@ class FolderSize(Message):
     size_bytes: Annotated[int | None, wire(FieldReader.integer_or_none, 0, MAX_SAFE_INTEGER)] = None
     files: Annotated[int | None, wire(FieldReader.integer_or_none, 0, MAX_SAFE_INTEGER)] = None
     problem: Annotated[str, wire(FieldReader.text, 300)] = ""
+
+
+@dataclass(frozen=True)
+class FolderUsage(Message):
+    """The usage of a folder; that of ``root`` itself, with a blank name, has a problem only.
+
+    ``limit_bytes``: enforced by the file system; None: it enforces none. ``problem``: why numbers are missing
+    or too low.
+    """
+
+    root: Annotated[int, wire(FieldReader.integer, 0, MAX_STORAGE_ROOTS)]
+    name: Annotated[str, wire(FieldReader.text, 64)]
+    used_bytes: Annotated[int | None, wire(FieldReader.integer_or_none, 0, MAX_SAFE_INTEGER)] = None
+    files: Annotated[int | None, wire(FieldReader.integer_or_none, 0, MAX_SAFE_INTEGER)] = None
+    limit_bytes: Annotated[int | None, wire(FieldReader.integer_or_none, 0, MAX_SAFE_INTEGER)] = None
+    problem: Annotated[str, wire(FieldReader.text, 300)] = ""
+
+
+@dataclass(frozen=True)
+class StorageUsage(Message):
+    """The folders in the requested roots."""
+
+    folders: Annotated[
+        tuple[FolderUsage, ...], wire(FieldReader.list_of, FolderUsage.from_wire, MAX_STORAGE_FOLDERS)
+    ]
 
 
 def _read_image(read: FieldReader, key: str) -> ImageInfo:
@@ -639,6 +665,16 @@ class NodeEngine(Protocol):
 
         Raise AgentError ``too_large`` when more than ``max_mib`` of its files have changed. Requires
         ``supports_save_image``.
+        """
+
+    @property
+    def supports_storage_usage(self) -> bool:
+        """Return True when the node supports ``storage_usage``."""
+
+    def storage_usage(self, roots: Sequence[str]) -> StorageUsage:
+        """Return the usage of each folder in some folders of the node; a blank one is that of its homes.
+
+        Takes minutes where the file system does not count. Requires ``supports_storage_usage``.
         """
 
     def gc(self, **options: Any) -> dict[str, Any]:

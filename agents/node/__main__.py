@@ -19,6 +19,7 @@ _OWN_PROGRAMS = {
     "files": "agents.node.storage.files",
     "folder-size": "agents.node.storage.folder_size",
     "notebooks": "agents.node.storage.notebooks",
+    "storage-usage": "agents.node.storage.storage_usage",
     "terminal": "agents.node.terminals.terminal",
     "streams": "agents.node.terminals.streams",
     "beside-task": "agents.node.inspection.environment_record",

@@ -36,6 +36,7 @@ from agents.node.storage.checkpoints import handle_checkpoints
 from agents.node.storage.files import FileReaders
 from agents.node.storage.folder_size import FolderSizes
 from agents.node.storage.notebooks import handle_notebooks
+from agents.node.storage.storage_usage import StorageMeter
 from agents.node.tasks.disk_limit import DiskLimitEnforcer
 from agents.node.tasks.log_reader import read_log
 from agents.node.tasks.monitor import TaskMonitor
@@ -71,6 +72,7 @@ VERBS_BY_ROLE = {
         "notebooks",
         "streams",
         "save_image",
+        "storage_usage",
     },
     "bulk": (_READ_VERBS | _IMAGE_VERBS | {"upgrade"}) - {"stats"},
     "watch": _READ_VERBS,
@@ -131,6 +133,7 @@ class AgentSession:
                 self.tasks.directories.volumes, agent_command, fields
             ),
             "save_image": self._images.save,
+            "storage_usage": StorageMeter(settings, agent_command, self._closing).measure,
         }
 
     def run(self) -> int:

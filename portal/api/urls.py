@@ -125,6 +125,7 @@ V1: list[URLPattern | URLResolver] = [
     path("registries/<slug:registry>/", registries.RegistryView.as_view()),
     path("topologies/", topologies.TopologiesView.as_view()),
     path("topologies/<slug:topology>/", topologies.TopologyView.as_view()),
+    path("storage-usage/", volumes.StorageUsageView.as_view()),
     path("volumes/", volumes.VolumesView.as_view()),
     path("volumes/<slug:volume>/", volumes.VolumeView.as_view()),
     *recovery.ROUTES,

@@ -20,6 +20,7 @@ class NoticeKind(StrEnum):
     IDLE_WARNING = "idle_warning"
     TIME_LIMIT_WARNING = "time_limit_warning"
     QUOTA_CHANGED = "quota_changed"
+    FOLDER_NEARLY_FULL = "folder_nearly_full"
     REQUEST_ANSWERED = "request_answered"
     NODE_MAINTENANCE = "node_maintenance"
     TEST = "test"
@@ -95,6 +96,9 @@ EVENTS: dict[NoticeKind, NoticeEvent] = {
     NoticeKind.IDLE_WARNING: NoticeEvent("Idle workspace", NoticeSubject.JOBS, "idle", _MAILED),
     NoticeKind.TIME_LIMIT_WARNING: NoticeEvent("Time limit is near", NoticeSubject.JOBS, "warning", _MAILED),
     NoticeKind.QUOTA_CHANGED: NoticeEvent("Quota changed", NoticeSubject.QUOTAS, "reserved", _QUIET),
+    NoticeKind.FOLDER_NEARLY_FULL: NoticeEvent(
+        "Folder nearly full", NoticeSubject.QUOTAS, "warning", _MAILED
+    ),
     NoticeKind.REQUEST_ANSWERED: NoticeEvent("Request answered", NoticeSubject.REQUESTS, "done", _QUIET),
     NoticeKind.NODE_MAINTENANCE: NoticeEvent("Node maintenance", NoticeSubject.NODES, "reserved", _QUIET),
 }

@@ -374,6 +374,17 @@ _OTHER_NUMBERS = (
         "disk is full, 0 disables it. Shorten it if disks fill up between clean-ups.",
     ),
     NumberSetting(
+        "storage_usage_interval_s",
+        "s",
+        0.0,
+        30 * DAY_S,
+        3_600.0,
+        "Interval at which each node measures its homes and project folders, in seconds; default 1 hour, 0 "
+        "disables it. Raise it where file systems do not count themselves and hold many files.",
+        per_pool=False,
+        affects_decisions=False,
+    ),
+    NumberSetting(
         "gc_keep_s",
         "s",
         3_600.0,

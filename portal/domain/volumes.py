@@ -26,6 +26,17 @@ QUOTA_KINDS = frozenset({VolumeKind.HOME, VolumeKind.PROJECT, VolumeKind.SCRATCH
 FIRST_PROJECT_GID = 2_100_000_000
 """The gid of a project's directories is this plus the project's id: the same on all nodes."""
 MAX_VOLUMES_PER_JOB = 32
+NEARLY_FULL_PERCENT, NOT_FULL_PERCENT = 90, 80
+"""Above the first, the owner of a folder is notified; again only after it was below the second."""
+
+
+def nearly_full_changes(used_mib: int, limit_mib: int | None, notified: bool) -> bool | None:
+    """Return True when the owner of a folder is to be notified, False when that is reset, None otherwise."""
+    if limit_mib and not notified and 100 * used_mib > NEARLY_FULL_PERCENT * limit_mib:
+        return True
+    if notified and (not limit_mib or 100 * used_mib < NOT_FULL_PERCENT * limit_mib):
+        return False
+    return None
 
 
 def default_mount_path(name: str) -> str:

@@ -121,6 +121,8 @@ class Migration(migrations.Migration):
                 ('probe_at', models.DateTimeField(blank=True, help_text='Quarantined until this time; null: until the cause is removed.', null=True)),
                 ('trip_count', models.PositiveIntegerField(db_default=0, default=0, help_text='Number of recent quarantines.')),
                 ('tripped_at', models.DateTimeField(blank=True, null=True)),
+                ('storage_asked_at', models.DateTimeField(blank=True, help_text='When it was last asked for the usage of its folders.', null=True)),
+                ('storage_problem', models.CharField(blank=True, db_default='', default='', help_text='Why that answer is missing or incomplete.', max_length=300)),
                 ('created_at', models.DateTimeField(auto_now_add=True)),
                 ('pool', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='nodes', to='portal.nodepool')),
             ],
@@ -1027,7 +1029,7 @@ class Migration(migrations.Migration):
             options={
                 'ordering': ['-id'],
                 'indexes': [models.Index(condition=models.Q(('in_inbox', True)), fields=['recipient', '-id'], name='notice_inbox'), models.Index(condition=models.Q(('in_inbox', True), ('read_at__isnull', True)), fields=['recipient'], name='notice_unread'), models.Index(fields=['created_at'], name='notice_by_age')],
-                'constraints': [models.CheckConstraint(condition=models.Q(('kind__in', ['job_started', 'job_ended', 'job_failed', 'job_preempted', 'reclaim_warning', 'idle_warning', 'time_limit_warning', 'quota_changed', 'request_answered', 'node_maintenance', 'test'])), name='notice_kind')],
+                'constraints': [models.CheckConstraint(condition=models.Q(('kind__in', ['job_started', 'job_ended', 'job_failed', 'job_preempted', 'reclaim_warning', 'idle_warning', 'time_limit_warning', 'quota_changed', 'folder_nearly_full', 'request_answered', 'node_maintenance', 'test'])), name='notice_kind')],
             },
         ),
         migrations.CreateModel(
@@ -1669,6 +1671,27 @@ class Migration(migrations.Migration):
             ],
             options={
                 'constraints': [models.CheckConstraint(condition=models.Q(('kind__in', ['home', 'project', 'dataset', 'host_path', 'nfs', 'scratch'])), name='volume_kind'), models.CheckConstraint(condition=models.Q(('scope__in', ['node', 'shared'])), name='volume_scope'), models.CheckConstraint(condition=models.Q(('owner__isnull', True), ('kind', 'home'), _connector='OR'), name='volume_of_a_user_is_home'), models.UniqueConstraint(condition=models.Q(('kind', 'home')), fields=('owner',), name='volume_one_home'), models.UniqueConstraint(condition=models.Q(('owner__isnull', True)), fields=('name',), name='volume_declared_once'), models.UniqueConstraint(condition=models.Q(('kind', 'home'), ('owner__isnull', True)), fields=('kind',), name='volume_one_declared_home')],
+            },
+        ),
+        migrations.CreateModel(
+            name='VolumeUsage',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('used_mib', models.PositiveBigIntegerField(default=0)),
+                ('files', models.PositiveBigIntegerField(default=0, help_text='Files and folders.')),
+                ('limit_mib', models.PositiveBigIntegerField(help_text='Null: no limit.', null=True)),
+                ('enforced', models.BooleanField(db_default=False, default=False, help_text='The file system enforces the limit.')),
+                ('measured_at', models.DateTimeField(blank=True, help_text='When the numbers were measured; null: not yet.', null=True)),
+                ('problem', models.CharField(blank=True, db_default='', default='', help_text='Why the latest measurement has no numbers, or too low ones.', max_length=300)),
+                ('notified', models.BooleanField(db_default=False, default=False, help_text='Its owner was notified that it is nearly full; reset when it is not any more.')),
+                ('node', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='storage_usage', to='portal.node')),
+                ('owner', models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, related_name='+', to=settings.AUTH_USER_MODEL)),
+                ('project', models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, related_name='+', to='portal.project')),
+                ('volume', models.ForeignKey(help_text='Null: the homes on the disk of the node.', null=True, on_delete=django.db.models.deletion.CASCADE, related_name='usage', to='portal.volume')),
+            ],
+            options={
+                'indexes': [models.Index(fields=['-used_mib', '-id'], name='volume_usage_by_size')],
+                'constraints': [models.CheckConstraint(condition=models.Q(('owner__isnull', True), ('project__isnull', True), _connector='XOR'), name='volume_usage_of_one'), models.UniqueConstraint(fields=('volume', 'owner', 'project', 'node'), name='volume_usage_once', nulls_distinct=False)],
             },
         ),
         migrations.CreateModel(

@@ -47,7 +47,7 @@ from portal.models.usage import (
 )
 from portal.models.user_requests import UserRequest
 from portal.models.users import User
-from portal.models.volumes import Volume
+from portal.models.volumes import Volume, VolumeUsage
 from portal.models.workspaces import (
     AttemptActivity,
     IdleExemption,

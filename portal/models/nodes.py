@@ -120,6 +120,8 @@ class Node(models.Model):
         related_name="+",
         help_text="The attempt that probes the node.",
     )
+    storage_asked_at = optional_time("When it was last asked for the usage of its folders.")
+    storage_problem = optional_text(300, "Why that answer is missing or incomplete.")
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:

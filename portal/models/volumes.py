@@ -1,4 +1,4 @@
-"""Volumes: users' homes, and directories that administrators declare."""
+"""Volumes: users' homes, directories that administrators declare, and the measured usage of their folders."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from django.db import models
 from django.db.models import Q
 
 from portal.domain.volumes import VolumeKind, VolumeScope
-from portal.models.columns import flag, one_of, optional_text
+from portal.models.columns import flag, one_of, optional_text, optional_time
 from portal.models.public_id import PublicIdField
 
 
@@ -71,3 +71,43 @@ class Volume(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+
+class VolumeUsage(models.Model):
+    """The usage of the folder of a user or a project, as a node measured it last."""
+
+    volume = models.ForeignKey(
+        Volume,
+        null=True,
+        on_delete=models.CASCADE,
+        related_name="usage",
+        help_text="Null: the homes on the disk of the node.",
+    )
+    owner = models.ForeignKey("User", null=True, on_delete=models.CASCADE, related_name="+")
+    project = models.ForeignKey("Project", null=True, on_delete=models.CASCADE, related_name="+")
+    node = models.ForeignKey("Node", on_delete=models.CASCADE, related_name="storage_usage")
+    used_mib = models.PositiveBigIntegerField(default=0)
+    files = models.PositiveBigIntegerField(default=0, help_text="Files and folders.")
+    limit_mib = models.PositiveBigIntegerField(null=True, help_text="Null: no limit.")
+    enforced = flag("The file system enforces the limit.")
+    measured_at = optional_time("When the numbers were measured; null: not yet.")
+    problem = optional_text(300, "Why the latest measurement has no numbers, or too low ones.")
+    notified = flag("Its owner was notified that it is nearly full; reset when it is not any more.")
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(owner__isnull=True) ^ Q(project__isnull=True), name="volume_usage_of_one"
+            ),
+            models.UniqueConstraint(
+                fields=["volume", "owner", "project", "node"],
+                name="volume_usage_once",
+                nulls_distinct=False,
+            ),
+        ]
+        indexes = [models.Index(fields=["-used_mib", "-id"], name="volume_usage_by_size")]
+
+    @property
+    def bar_scale_mib(self) -> int:
+        """The right end of a bar: the limit, or the usage where it exceeds that."""
+        return max(self.limit_mib or 0, self.used_mib, 1)

@@ -1,4 +1,4 @@
-"""Reads volumes that a user may see, and the disks behind them as nodes report them."""
+"""Reads volumes that a user may see, the usage of their folders, and the disks behind them as nodes report them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from django.db.models import Prefetch, QuerySet
+from django.db.models import F, Prefetch, Q, QuerySet
 from django.utils.translation import gettext as _
 
-from portal.access import Requester, nameable_projects, visible_volumes
+from portal.access import Requester, nameable_projects, visible_volume_usage, visible_volumes
 from portal.domain.states import NodeState
 from portal.domain.volumes import VolumeKind
-from portal.models import Node, Volume
+from portal.models import Node, User, Volume, VolumeUsage
 from portal.selectors.lookup import get_by_key
 
 
@@ -70,3 +70,39 @@ def quota_enforcement_message(row: Volume, reported: Iterable[NodeDisk]) -> str 
         )
     text = _("Held on {nodes}, not on {others}.") if without else _("Held on {nodes}.")
     return text.format(nodes=", ".join(holding), others=", ".join(without))
+
+
+NODE_HOMES = "-"
+"""Stands for the homes on the disks of nodes, which no declared volume has, where a volume is named."""
+
+
+def list_usage(requester: Requester, *, volume: str = "", search: str = "") -> QuerySet[VolumeUsage]:
+    """Return the visible folders, largest first; of one volume, and by user, project, volume or node."""
+    rows = visible_volume_usage(requester).select_related("volume", "owner", "project", "node")
+    if volume == NODE_HOMES:
+        rows = rows.filter(volume__isnull=True)
+    elif volume:
+        rows = rows.filter(volume__name=volume)
+    if search:
+        columns = ("owner__username", "owner__full_name", "project__name", "volume__name", "node__name")
+        found = Q()
+        for column in columns:
+            found |= Q((f"{column}__icontains", search))
+        rows = rows.filter(found)
+    return rows.order_by("-used_mib", "-id")
+
+
+def list_home_usage(owner: User) -> QuerySet[VolumeUsage]:
+    """Return the homes of a user on all nodes, largest first."""
+    return list_usage(owner).filter(owner=owner)
+
+
+def list_full_homes(owner: User) -> QuerySet[VolumeUsage]:
+    """Return the homes of a user that have reached their limit."""
+    return list_home_usage(owner).filter(used_mib__gte=F("limit_mib"))
+
+
+def storage_problems() -> list[tuple[str, str]]:
+    """Return the name of each node whose latest measurement is missing or incomplete, and why."""
+    rows = Node.objects.exclude(storage_problem="").exclude(state=NodeState.RETIRED.value)
+    return list(rows.order_by("name").values_list("name", "storage_problem"))

@@ -23,6 +23,7 @@ from portal.access import AccessPolicy, visible_secrets
 from portal.errors import FairwayError, InvalidRequest
 from portal.models import BrowserSession, User
 from portal.selectors.projects.projects import get_project
+from portal.selectors.volumes import list_home_usage
 from portal.services.accounts import tokens, users
 from portal.services.accounts.sessions import live_sessions, session_id
 from portal.services.accounts.tokens import Scope
@@ -133,6 +134,7 @@ def _page(request: HttpRequest, user: User, status: int = 200, **forms_given: An
         "has_password": user.has_usable_password(),
         "tokens": tokens.live_tokens(user),
         "secrets": visible_secrets(user).filter(owner=user).order_by("name"),
+        "homes": list_home_usage(user),
         "sessions": session_rows(user, session_id(request.session.session_key)),
     }
     return render(request, "account/page.html", context | forms_given, status=status)

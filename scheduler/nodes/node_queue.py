@@ -33,6 +33,8 @@ from scheduler.nodes.node_connection import NodeConnection
 from scheduler.nodes.notebooks import list_notebooks
 from scheduler.nodes.reconcile import collect_and_remove
 from scheduler.nodes.saved_images import save_image
+from scheduler.nodes.storage_usage import POLL_S as STORAGE_POLL_S
+from scheduler.nodes.storage_usage import measure_storage
 from scheduler.nodes.terminals import open_terminal
 
 log = logging.getLogger(__name__)
@@ -52,6 +54,7 @@ MAX_START_ATTEMPTS = 5
 NOTHING_DUE_S = 3600.0
 
 Key = tuple[str, int]
+_STORAGE: Key = ("storage", 0)
 
 
 class KeyedPool:
@@ -117,7 +120,7 @@ class NodeQueue:
         self._pool = pool
         self._images = images
         self._reconcile_soon = reconcile_soon
-        self._due_s: dict[Key, float] = {}
+        self._due_s: dict[Key, float] = {_STORAGE: time.monotonic() + STORAGE_POLL_S}
         self._start_attempts: dict[int, int] = {}
         self._failed_probes: dict[int, int] = {}
         self._needed_details = False
@@ -169,6 +172,7 @@ class NodeQueue:
             actions[("notebooks", listing.pk)] = partial(list_notebooks, connection, listing)
         for saved in images_to_save(connection.node):
             actions[("save_image", saved.pk)] = partial(save_image, connection, saved)
+        actions[_STORAGE] = partial(self._measure_storage, connection)
         self._due_s = {key: due_s for key, due_s in self._due_s.items() if key in actions}
         live = {task.pk for task in tasks}
         self._start_attempts = {pk: attempts for pk, attempts in self._start_attempts.items() if pk in live}
@@ -219,6 +223,10 @@ class NodeQueue:
     def _check_connectivity(self, connection: NodeConnection, task: Task) -> None:
         self._schedule("connectivity", task.attempt_id, CONNECTIVITY_RETRY_S)
         check_connectivity(connection, task)
+
+    def _measure_storage(self, connection: NodeConnection) -> None:
+        self._schedule(*_STORAGE, STORAGE_POLL_S)
+        measure_storage(connection)
 
     # -- stop --------------------------------------------------------------------------------------
 

@@ -138,7 +138,7 @@ OTHERS: dict[str, str] = {
     "Gpu": "uuid model health health_reason foreign_process_owner mig_profile bus_id",
     "GpuLink": "kind level",
     "Node": "addresses name state state_reason transport host ssh_user host_key runtime settings labels "
-    "gang_interface missing_requirements status_message boot_id agent_version "
+    "storage_problem gang_interface missing_requirements status_message boot_id agent_version "
     " agent_info breaker_state breaker_cause breaker_message",
     "NodePool": "name engine policy fabric_interface fabric_network fabric_devices fabric_adapters",
     "Reservation": "name reason",
@@ -201,6 +201,7 @@ OTHERS: dict[str, str] = {
     "holders tasks",
     "User": "password timezone language",
     "Volume": "kind scope",
+    "VolumeUsage": "problem",
     "WorkspaceSession": "cookie_sha256 session_key",
     "WorkspaceShare": "access",
     "WorkspaceTicket": "code_sha256 session_key",

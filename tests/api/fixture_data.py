@@ -53,6 +53,7 @@ from portal.models import (
     User,
     UserRequest,
     Volume,
+    VolumeUsage,
     WorkspaceShare,
 )
 from portal.services.accounts.tokens import Scope, do_create_token
@@ -358,6 +359,10 @@ def work_of(
     work["share"] = WorkspaceShare.objects.create(
         job=work["workspace"], user=owner, access="edit", created_by=owner, expires_at=until
     )
+    VolumeUsage.objects.create(
+        owner=owner, node=node, used_mib=20, files=2, limit_mib=10, measured_at=timezone.now()
+    )
+    VolumeUsage.objects.create(project=project, node=node, problem="It was not counted within 300 s.")
     NotebookListing.objects.create(
         job=work["workspace"],
         node=node,

@@ -555,6 +555,7 @@ ROWS = [
         status=204,
         scope=PROJECTS,
     ),
+    Row("storage_usage_list", "get", "storage-usage/", EVERYBODY),
     Row("volumes_list", "get", "volumes/", EVERYBODY),
     Row("volumes_create", "post", "volumes/", ADMIN, VOLUME, 201, hidden=403),
     Row("volumes_get", "get", "volumes/{volume}/", INSIDE),

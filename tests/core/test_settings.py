@@ -110,6 +110,7 @@ TESTED_ELSEWHERE = {
     "gpu_sharing_scope": "core/test_gpu_sharing.py",
     "gpu_sharing_requires_mps": "scheduler/test_snapshot.py",
     "use_predictions": "scheduler/test_duration_estimates.py",
+    "storage_usage_interval_s": "scheduler/test_storage_usage.py",
     "stall_timeout_s": "services/test_stalls.py",
     "notice_retention_days": "services/test_notices.py",
     "webhook_private_addresses": "services/test_notices.py",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from django.utils import timezone
+
 from portal.api.jobs.job_requests import JobBody
-from portal.models import Job, RegistryLogin, Secret, Volume
+from portal.models import Job, RegistryLogin, Secret, Volume, VolumeUsage
 from portal.services.jobs.job_document import request_body
 from portal.services.jobs.submission import request_from_job
+from tests import factories
 
 VALUE = "hush-on-pages"
 
@@ -73,3 +76,58 @@ def test_a_login_is_kept_by_administrators_and_never_shown(client_of) -> None:
     assert "as robot" in page and VALUE not in page
     admin.post(f"/registries/{RegistryLogin.objects.get().public_id}/remove/")
     assert not RegistryLogin.objects.exists()
+
+
+def test_the_usage_of_folders_is_shown_to_whom_it_concerns(client_of, dataset, typed) -> None:
+    admin, member, stranger = (client_of(who) for who in ("admin", "member", "stranger"))
+    owner, project = dataset.people["m-okafor"], dataset.projects["vision"]
+    node = next(iter(dataset.nodes.values()))
+    assert "not measured yet" in member.get("/account/").content.decode()
+    assert "is full" not in member.post("/launch/check/", typed).content.decode()
+    team = Volume.objects.create(name="team", kind="project", path="/data/teams")
+    home = VolumeUsage.objects.create(
+        owner=owner,
+        node=node,
+        used_mib=20_480,
+        files=12,
+        limit_mib=20_480,
+        enforced=True,
+        measured_at=timezone.now(),
+    )
+    problem = "It was not counted within 300 s."
+    VolumeUsage.objects.create(volume=team, project=project, node=node, limit_mib=10_240, problem=problem)
+    account = member.get("/account/").content.decode()
+    assert "20\u00a0GiB" in account and "12\u00a0files" in account and node.name in account
+    assert ">enforced<" in account and problem not in account
+    page = member.get(f"/projects/{project.public_id}/").content.decode()
+    assert "not measured yet" in page and problem in page and "not enforced" in page
+    assert "20\u00a0GiB" not in stranger.get("/account/").content.decode()
+    preview = member.post("/launch/check/", typed).content.decode()
+    assert f"Your home on {node.name} is full:" in preview and "Jobs cannot write to it" in preview
+    VolumeUsage.objects.filter(pk=home.pk).update(enforced=False)
+    assert "Its limit is not enforced." in member.post("/launch/check/", typed).content.decode()
+    VolumeUsage.objects.filter(pk=home.pk).update(used_mib=100)
+    assert "is full" not in member.post("/launch/check/", typed).content.decode()
+
+    for query, shown in (
+        ("", ("m-okafor", "team")),
+        ("?q=okafor", ("m-okafor",)),
+        ("?volume=team", ("team",)),
+        ("?volume=-", ("m-okafor",)),
+        ("?q=nothing-like-this", ()),
+    ):
+        page = admin.get(f"/volumes/{query}").content.decode().partition("Usage of folders")[2]
+        rows = page.partition("<tbody>")[2].partition("</tbody>")[0]
+        assert ("m-okafor" in rows, ">team<" in rows) == ("m-okafor" in shown, "team" in shown), query
+    assert "Usage of folders" not in member.get("/volumes/").content.decode()
+
+
+def test_the_largest_of_many_folders_are_on_the_first_page(client_of, dataset) -> None:
+    node = next(iter(dataset.nodes.values()))
+    for number in range(30):
+        VolumeUsage.objects.create(
+            owner=factories.user(f"home-{number:02}"), node=node, used_mib=number, measured_at=timezone.now()
+        )
+    page = client_of("admin").get("/volumes/").content.decode()
+    assert page.index("home-29") < page.index("home-05") and "home-04" not in page
+    assert "home-04" in client_of("admin").get("/volumes/?page=2").content.decode()

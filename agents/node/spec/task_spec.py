@@ -215,6 +215,8 @@ CAN_MEASURE_FOLDERS = "folder_size"
 """Capability: verb that measures the size of a directory of a volume."""
 CAN_SAVE_IMAGES = "save_image"
 """Capability: verb that saves a running task as an image."""
+CAN_MEASURE_STORAGE = "storage_usage"
+"""Capability: verb that measures the folders of homes and project volumes."""
 VERB_CAPABILITIES = (
     CAN_STOP_TASKS,
     CAN_PREPARE,
@@ -236,6 +238,7 @@ VERB_CAPABILITIES = (
     CAN_OPEN_STREAMS,
     CAN_SAVE_IMAGES,
     CAN_MEASURE_FOLDERS,
+    CAN_MEASURE_STORAGE,
 )
 """All of these, as listed in the hello of this agent."""
 RANK0_ADDRESS_PLACEHOLDER = "{rank0_address}"

@@ -16,10 +16,14 @@ _NICE = 19
 
 
 class DiskUsage(NamedTuple):
-    """Bytes on disk of each path. ``complete`` False: too many files, or paths too long to open."""
+    """Bytes on disk of each path. ``complete`` False: too many files, or paths too long to open.
+
+    ``entries``: files and folders below all paths.
+    """
 
     used_bytes: List[int]
     complete: bool
+    entries: int = 0
 
 
 def measure_disk_usage(paths: Sequence[str], pid: int = 0) -> DiskUsage:
@@ -52,7 +56,7 @@ def measure_disk_usage(paths: Sequence[str], pid: int = 0) -> DiskUsage:
                             seen.add((facts.st_dev, facts.st_ino))
                         total += facts.st_blocks * _BLOCK_BYTES
                         if entries >= MAX_ENTRIES:
-                            return DiskUsage([*used, total], False)
+                            return DiskUsage([*used, total], False, entries)
             except OSError as error:
                 if folder == path:
                     raise
@@ -60,7 +64,7 @@ def measure_disk_usage(paths: Sequence[str], pid: int = 0) -> DiskUsage:
         used.append(total)
     if used and pid:
         used[0] += _deleted_open_bytes(pid)
-    return DiskUsage(used, complete)
+    return DiskUsage(used, complete, entries)
 
 
 def _deleted_open_bytes(pid: int) -> int:

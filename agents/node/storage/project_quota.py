@@ -12,12 +12,13 @@ import errno
 import fcntl
 import os
 import struct
+from typing import NamedTuple, Optional
 
 from agents.node.host.atomic_files import opened
 
 _QUOTACTL_FD = 443  # same number on every supported architecture
 _PROJECT = 2
-_GET_INFO, _SET_QUOTA = 0x800005, 0x800008
+_GET_INFO, _GET_QUOTA, _SET_QUOTA = 0x800005, 0x800007, 0x800008
 _GET_FLAGS, _SET_FLAGS = 0x801C581F, 0x401C5820  # FS_IOC_FSGETXATTR, FS_IOC_FSSETXATTR
 _INHERIT = 0x200
 _FLAGS = "<IIIII8x"  # flags, extent size, extents, project, copy extent size
@@ -28,6 +29,14 @@ _LIMITS_OF_BLOCKS = 1
 _UNSUPPORTED_ERRNOS = frozenset(
     {errno.ENOTSUP, errno.ENOTTY, errno.ENOSYS, errno.ESRCH, errno.EINVAL, errno.EPERM}
 )
+
+
+class QuotaUsage(NamedTuple):
+    """What the file system counts for a folder. ``limit_bytes``: enforced; None: no limit."""
+
+    used_bytes: int
+    files: int
+    limit_bytes: Optional[int]
 
 
 def is_supported(folder: str) -> bool:
@@ -56,6 +65,26 @@ def set_limit(folder: str, project_id: int, mib: int) -> bool:
             raise
         return False
     return True
+
+
+def read_usage(folder: str) -> Optional[QuotaUsage]:
+    """Return what the file system counts for a folder with a project id; None where it counts nothing.
+
+    Raise OSError for errors unrelated to quotas.
+    """
+    try:
+        with opened(folder, _FOLDER) as descriptor:
+            project_id = struct.unpack(_FLAGS, fcntl.ioctl(descriptor, _GET_FLAGS, bytes(28)))[3]
+            if project_id == 0:
+                return None
+            data = ctypes.create_string_buffer(struct.calcsize(_QUOTA))
+            _quotactl(descriptor, _GET_QUOTA, project_id, data)
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED_ERRNOS:
+            raise
+        return None
+    limit_kib, _, used_bytes, _, _, files, *_ = struct.unpack(_QUOTA, data.raw)
+    return QuotaUsage(used_bytes, files, limit_kib * 1024 or None)
 
 
 def _quotactl(descriptor: int, command: int, project_id: int, data: "ctypes.Array[ctypes.c_char]") -> None:

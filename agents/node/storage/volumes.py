@@ -11,7 +11,7 @@ import shutil
 import struct
 import threading
 import zlib
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from agents.node.errors import invalid_spec
 from agents.node.host.atomic_files import disk_full_as_error, free_mib
@@ -23,10 +23,8 @@ from agents.node.storage import project_quota
 _GROUP_ACL = struct.pack(
     "<I HHI HHI HHI", 2, 0x01, 7, 0xFFFFFFFF, 0x04, 7, 0xFFFFFFFF, 0x20, 0, 0xFFFFFFFF
 )  # version, then tag, rights and id: owner rwx, group rwx, others none
-_MOUNTINFO = "/proc/self/mountinfo"
-_LOCAL_FILESYSTEMS = frozenset(
-    {"ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "bcachefs", "f2fs", "ext3"}
-)
+MOUNTINFO = "/proc/self/mountinfo"
+LOCAL_FILESYSTEMS = frozenset({"ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "bcachefs", "f2fs", "ext3"})
 _TRASH_PREFIX = ".gone-"
 # base of scratch quota ids; users and projects use their uid and gid
 _SCRATCH_PROJECT_ID_BASE = 3_000_000_000
@@ -75,14 +73,14 @@ class Volumes:
 
         Local file systems only: statvfs on a network share may block forever.
         """
-        settings, mounts = self._settings, read_text(_MOUNTINFO) or ""
+        settings, mounts = self._settings, read_text(MOUNTINFO) or ""
         places = [("homes", settings.home_root), ("scratch", settings.scratch_root)]
         places += [("volumes", root) for root in settings.allowed_mount_roots]
         kinds = [(use, path, find_mount(mounts, path)[1]) for use, path in places]
         return [
             _storage_row(use, path, kind)
             for use, path, kind in kinds
-            if kind in _LOCAL_FILESYSTEMS and os.path.isdir(path)
+            if kind in LOCAL_FILESYSTEMS and os.path.isdir(path)
         ]
 
     def _trash_path(self, name: str) -> str:
@@ -146,14 +144,10 @@ class Volumes:
 
     def _check_host_path(self, mount: Mount) -> str:
         path = os.path.realpath(mount.source)
-        inside = any(
-            path == root or path.startswith(root.rstrip("/") + "/")
-            for root in self._settings.allowed_mount_roots
-        )
-        if not inside:
+        if not is_inside(path, self._settings.allowed_mount_roots):
             raise invalid_spec(f"{mount.source} is not in a folder that this node allows for jobs.")
         if mount.filesystem is not None and not is_mounted(
-            read_text(_MOUNTINFO) or "", path, mount.filesystem
+            read_text(MOUNTINFO) or "", path, mount.filesystem
         ):
             raise invalid_spec(
                 f"No {mount.filesystem} file system is mounted at {mount.source} on this node."
@@ -163,6 +157,11 @@ class Volumes:
         if any(character in path for character in ",:"):
             raise invalid_spec(f"{mount.source} contains a character that container runtimes cannot mount.")
         return path
+
+
+def is_inside(path: str, roots: Sequence[str]) -> bool:
+    """Return True when a resolved path is one of the roots or below one."""
+    return any(path == root or path.startswith(root.rstrip("/") + "/") for root in roots)
 
 
 def find_mount(mountinfo: str, path: str) -> Tuple[str, str]:

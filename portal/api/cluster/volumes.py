@@ -22,12 +22,12 @@ from portal.api.framework.request_parsing import (
 from portal.api.framework.responses import ResponseSerializer
 from portal.api.framework.views import SignedInView, operation
 from portal.api.projects.affected_jobs import AffectedJobsFields, parse_job_choice
-from portal.api.serializers.references import Reference
+from portal.api.serializers.references import Reference, UserReference
 from portal.domain.volumes import VolumeKind, VolumeScope
 from portal.errors import InvalidRequest
 from portal.models import NodePool
 from portal.selectors.lookup import get_rows_by_key
-from portal.selectors.volumes import get_volume, list_volumes
+from portal.selectors.volumes import get_volume, list_usage, list_volumes
 from portal.services.accounts.tokens import Scope
 from portal.services.projects.volumes import MAX_QUOTA_MIB, VolumeInput, do_delete_volume, do_save_volume
 
@@ -92,6 +92,23 @@ class Volume(ResponseSerializer):
         many=True, help_text="Visible projects that may use it, with their descendants; empty for all."
     )
     created_at = serializers.DateTimeField()
+
+
+class VolumeUsage(ResponseSerializer):
+    """The usage of the folder of a user or a project, as a node measured it last."""
+
+    volume = Reference(allow_null=True, help_text="Null for the homes on the disk of the node.")
+    owner = UserReference(allow_null=True, help_text="The user whose home it is.")
+    project = Reference(allow_null=True, help_text="The project whose folder it is.")
+    node = Reference(help_text="The node that measured it.")
+    used_mib = serializers.IntegerField(help_text="0 until it is measured.")
+    files = serializers.IntegerField(help_text="Files and folders.")
+    limit_mib = serializers.IntegerField(allow_null=True, help_text="Null if unlimited.")
+    enforced = serializers.BooleanField(help_text="The file system enforces the limit.")
+    measured_at = serializers.DateTimeField(allow_null=True, help_text="Null until it is measured.")
+    problem = serializers.CharField(
+        allow_blank=True, help_text="Why the latest measurement has no numbers, or too low ones."
+    )
 
 
 class _BaseVolumeView(SignedInView):
@@ -176,3 +193,17 @@ class VolumeView(_BaseVolumeView):
     def delete(self, request: Request, volume: str) -> HttpResponse:
         do_delete_volume(self.user, get_volume(self.user, volume))
         return self.no_content()
+
+
+class StorageUsageView(SignedInView):
+    @_read(
+        "storage_usage_list",
+        "List the usage of homes and project folders",
+        response=[VolumeUsage],
+        detail="Your homes and the folders of your projects, largest first; all for administrators. Nodes measure "
+        "them every `storage_usage_interval_s`.",
+    )
+    def get(self, request: Request) -> HttpResponse:
+        return self.paginated_response(
+            list_usage(self.user), VolumeUsage.represent, Order("used_mib", descending=True)
+        )

@@ -47,7 +47,7 @@ from portal.selectors.nodes.resources_per_gpu import (
 from portal.selectors.projects.quota_usage import QuotaUsage, project_quota_usage, user_quota_usage
 from portal.selectors.services import get_service
 from portal.selectors.templates import gallery_templates, list_templates
-from portal.selectors.volumes import list_volumes
+from portal.selectors.volumes import list_full_homes, list_volumes
 from portal.services.jobs.gang_rules import gang_network_text
 from portal.services.jobs.job_document import (
     JOBS_PATH,
@@ -334,6 +334,7 @@ def _preview_context(user: User, form: LaunchForm, *, ask: bool = False) -> dict
         "check": found,
         "request_now": request,
         "advice": _advice(user, request, strips) if request and found.kind != "wrong" else None,
+        "full_homes": list_full_homes(user),
         "summaries": step_summaries(request) if request else {},
         "scale_point": point_of(measured.points, request.total_gpus) if request else None,
         "cheaper": cheaper_size(measured.points, request.total_gpus) if request else None,

@@ -25,6 +25,7 @@ from portal.errors import FairwayError, InvalidRequest, PreconditionFailed
 from portal.models import Project, Quota, User
 from portal.selectors.nodes.network_policy import egress_allow_list
 from portal.selectors.projects.projects import in_tree_order, live_job_counts, members_and_managers
+from portal.selectors.volumes import list_usage
 from portal.services.accounts import users
 from portal.services.lifecycle.rights_changes import ChoiceRequired
 from portal.services.projects import projects
@@ -197,5 +198,6 @@ def _page(
         "secrets": visible_secrets(user).filter(project=project).order_by("name"),
         "known": visible_users(user).filter(is_active=True).order_by("username")[:500] if manages else [],
         "roles": list(Role),
+        "folders": list_usage(user).filter(project=project),
     }
     return render_form(request, "admin/project.html", context | shown, values or {}, refusal)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import messages
+from django.core.paginator import Paginator
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
@@ -18,10 +19,13 @@ from portal.errors import InvalidRequest
 from portal.models import NodePool, User, Volume
 from portal.selectors.lookup import get_rows_by_key
 from portal.selectors.volumes import (
+    NODE_HOMES,
     get_volume,
+    list_usage,
     list_volumes,
     node_disks,
     quota_enforcement_message,
+    storage_problems,
 )
 from portal.services.lifecycle.rights_changes import ChoiceRequired
 from portal.services.projects.volumes import VolumeInput, do_delete_volume, do_save_volume
@@ -29,6 +33,7 @@ from portal.web.admin.affected_jobs import parse_choice, render_choice
 from portal.web.views import action, page, posted_values, refusals_as_messages, render_form
 
 TEXT_FIELDS = ("name", "kind", "reach", "path", "description", "quota_gib", "pool", "nodes", "projects")
+FOLDERS_PER_PAGE = 25
 KIND_LABELS = {
     VolumeKind.DATASET: gettext_lazy("data set: a folder that jobs can only read"),
     VolumeKind.HOST_PATH: gettext_lazy("folder: an existing folder"),
@@ -150,5 +155,23 @@ def _render(
         "kinds": [(kind.value, label) for kind, label in KIND_LABELS.items()],
         "pools": NodePool.objects.order_by("name"),
         "may_edit": may_edit,
+        **(_usage(request, user) if may_edit else {}),
     }
     return render_form(request, "admin/volumes.html", context, values, refusal)
+
+
+def _usage(request: HttpRequest, user: User) -> dict[str, Any]:
+    volume, search = request.GET.get("volume", ""), request.GET.get("q", "").strip()
+    measured = Volume.objects.filter(usage__isnull=False).order_by("name").distinct()
+    return {
+        "page": Paginator(list_usage(user, volume=volume, search=search), FOLDERS_PER_PAGE).get_page(
+            request.GET.get("page")
+        ),
+        "search": search,
+        "volume_filter": volume,
+        "measured_volumes": [
+            (NODE_HOMES, _("homes on the nodes")),
+            *((row.name, row.name) for row in measured),
+        ],
+        "storage_problems": storage_problems(),
+    }
