@@ -60,7 +60,7 @@ def rank_amounts(row: Mapping[str, Any], prefix: str = "") -> Callable[[int], tu
         ]
     except (KeyError, TypeError, ValueError):
         amounts = []
-    return lambda rank: amounts[rank] if rank < len(amounts) else each
+    return lambda rank: amounts[rank] if 0 <= rank < len(amounts) else each
 
 
 def role_requests(roles: Sequence[Mapping[str, Any]], largest: TaskRequest) -> tuple[TaskRequest, ...]:

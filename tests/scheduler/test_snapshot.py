@@ -30,6 +30,7 @@ from scheduler.core.model.validation import check_snapshot
 from scheduler.nodes.dispatch import end_reason
 from scheduler.nodes.image_pulls import record_images
 from scheduler.snapshot.decision_input import SnapshotCache, take_snapshot
+from scheduler.snapshot.job_columns import rank_amounts
 from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -366,3 +367,10 @@ def test_a_pool_has_its_own_settings_and_memory(dataset) -> None:
     assert long_memory.gpu_seconds > 2 * short_memory.gpu_seconds
     snapshot = snapshot_from_json(snapshot_to_json(inputs.snapshot))
     assert snapshot == inputs.snapshot
+
+
+def test_a_rank_that_no_role_has_gets_the_largest_amounts() -> None:
+    roles = [{"cpu_milli": 1000, "memory_mib": 5, "tasks": 2}]
+    amounts = rank_amounts({"cpu_milli": 2000, "memory_mib": 9, "roles": roles})
+    assert amounts(0) == amounts(1) == (1000, 5)
+    assert {amounts(rank) for rank in (2, -1, -7)} == {(2000, 9)}
