@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, expect, sync_playwright
 
 from portal.standalone import testing_requirements
 
@@ -18,6 +18,11 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
+
+
+PATIENCE_MS = 30_000
+"""How long a page may take at most; a busy machine is no fault, and only a failure takes as long."""
+expect.set_options(timeout=PATIENCE_MS)
 
 
 @contextmanager

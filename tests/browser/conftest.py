@@ -16,7 +16,7 @@ from django.db import connections
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page
 
 from portal.services.accounts.sessions import SessionStore
-from tests.chromium import chromium
+from tests.chromium import PATIENCE_MS, chromium
 from tests.web.dataset import Dataset, fill
 
 
@@ -81,7 +81,7 @@ def open_as(browser, site, dataset) -> Iterator[Any]:
                 [{"name": settings.SESSION_COOKIE_NAME, "value": session_of(dataset, name), "url": site}]
             )
         page = context.new_page()
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(PATIENCE_MS)
         page.on("pageerror", lambda problem: complaints.append(str(problem)))
         page.on("console", lambda line: complaints.append(line.text) if is_complaint(line) else None)
         return page
