@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from django.db import connection
 
-from portal.domain.reasons import EndReason
+from portal.domain.reasons import VerdictCode
 from portal.domain.states import JobState
 from portal.domain.volumes import VolumeKind
-from portal.models import Secret
+from portal.models import JobVerdict, Secret
 from portal.services.jobs.logs import log_path
 from portal.services.projects.secrets import do_save_secret
 from portal.services.projects.volumes import VolumeInput, do_save_volume
@@ -95,8 +95,9 @@ def test_a_job_runs_where_its_volume_is_and_its_secrets_are_only_there(dataset, 
     Secret.objects.get(name="hub").delete()
     job = submit(dataset, "true", secrets=[secrets[1]], max_attempts=1)
     Secret.objects.get(name="key").delete()
-    wait_until(dataset, in_state(job, JobState.FAILED), job)
-    assert job.reason == EndReason.START_REFUSED and "no secret called key" in job.message, describe(job)
+    waits = JobVerdict.objects.filter(job=job, code=VerdictCode.OWNER_NOT_PERMITTED.value)
+    wait_until(dataset, waits.exists, job)
+    assert "no secret called key" in waits.get().message, describe(job)
 
 
 def rows_of_all_tables() -> str:
