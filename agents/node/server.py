@@ -34,7 +34,7 @@ from agents.node.spec.egress import read_denied_networks, save_denied_networks
 from agents.node.spec.task_spec import SPEC_CAPABILITIES, VERB_CAPABILITIES, parse_integer
 from agents.node.storage.checkpoints import handle_checkpoints
 from agents.node.storage.files import FileReaders
-from agents.node.storage.folder_size import FolderSizes
+from agents.node.storage.folder_size import FolderSizeCounts
 from agents.node.storage.notebooks import handle_notebooks
 from agents.node.storage.storage_usage import StorageMeter
 from agents.node.tasks.disk_limit import DiskLimitEnforcer
@@ -128,7 +128,7 @@ class AgentSession:
             "checkpoints": self._checkpoints,
             "environment": lambda fields: record_environment(self.tasks, agent_command, fields),
             "files": FileReaders(self.tasks.directories.volumes, agent_command).handle,
-            "folder_size": FolderSizes(self.tasks.directories.volumes, agent_command).handle,
+            "folder_size": FolderSizeCounts(self.tasks.directories.volumes, agent_command).handle,
             "notebooks": lambda fields: handle_notebooks(
                 self.tasks.directories.volumes, agent_command, fields
             ),

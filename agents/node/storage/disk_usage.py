@@ -7,7 +7,9 @@ import json
 import os
 import stat
 import sys
-from typing import Any, Dict, List, NamedTuple, Sequence, Set, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+
+from agents.node.storage.tree_walk import HardLinks, walk_tree
 
 MAX_ENTRIES = 5_000_000
 """Limit of counted files: a task could otherwise extend the count forever."""
@@ -32,35 +34,28 @@ def measure_disk_usage(paths: Sequence[str], pid: int = 0) -> DiskUsage:
     The first path includes deleted files that process ``pid``, its container or its account holds open; 0:
     none.
     """
-    seen: Set[Tuple[int, int]] = set()
+    hard_links = HardLinks()
     entries, complete, used = 0, True, []
+
+    def skip_folder(folder: str, error: OSError) -> None:
+        nonlocal complete
+        if folder in paths:
+            raise error
+        complete = complete and error.errno not in (errno.ENAMETOOLONG, errno.ELOOP)
+
     for path in paths:
         try:
             top = os.lstat(path)
         except FileNotFoundError:
             used.append(0)
             continue
-        total, folders = top.st_blocks * _BLOCK_BYTES, [path] if stat.S_ISDIR(top.st_mode) else []
-        while folders:
-            folder = folders.pop()
-            try:
-                with os.scandir(folder) as listed:
-                    for entry in listed:
-                        entries += 1
-                        facts = entry.stat(follow_symlinks=False)
-                        if stat.S_ISDIR(facts.st_mode):
-                            folders.append(entry.path)
-                        elif facts.st_nlink > 1:
-                            if (facts.st_dev, facts.st_ino) in seen:
-                                continue
-                            seen.add((facts.st_dev, facts.st_ino))
-                        total += facts.st_blocks * _BLOCK_BYTES
-                        if entries >= MAX_ENTRIES:
-                            return DiskUsage([*used, total], False, entries)
-            except OSError as error:
-                if folder == path:
-                    raise
-                complete = complete and error.errno not in (errno.ENAMETOOLONG, errno.ELOOP)
+        total = top.st_blocks * _BLOCK_BYTES
+        for status in walk_tree(path, skip_folder) if stat.S_ISDIR(top.st_mode) else ():
+            entries += 1
+            if not hard_links.is_repeated(status):
+                total += status.st_blocks * _BLOCK_BYTES
+            if entries >= MAX_ENTRIES:
+                return DiskUsage([*used, total], False, entries)
         used.append(total)
     if used and pid:
         used[0] += _deleted_open_bytes(pid)

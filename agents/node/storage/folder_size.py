@@ -14,13 +14,14 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Dict, List, NamedTuple
 
 from agents.node import errors
 from agents.node.errors import AgentError, invalid_spec
 from agents.node.spec.task_spec import parse_mount
 from agents.node.storage.files import decode_path, encode_path
 from agents.node.storage.job_account import account_fields, become_account, open_beneath
+from agents.node.storage.tree_walk import HardLinks, walk_tree
 from agents.node.storage.volumes import Volumes
 
 MAX_ENTRIES = 20_000_000
@@ -50,7 +51,7 @@ class _Count(NamedTuple):
     used_s: List[float]
 
 
-class FolderSizes:
+class FolderSizeCounts:
     """The counts that this agent process has started."""
 
     def __init__(self, volumes: Volumes, agent_command: List[str]) -> None:
@@ -123,7 +124,7 @@ class FolderSizes:
 # -- the separate process --------------------------------------------------------------------------
 
 
-class Uncountable(Exception):
+class UncountableError(Exception):
     """It is not counted; the message says why."""
 
 
@@ -136,7 +137,7 @@ def main(request: str) -> int:
     answer: Dict[str, Any]
     try:
         answer = count_path(fields["folder"], decode_path(fields["path"]))._asdict()
-    except Uncountable as error:
+    except UncountableError as error:
         answer = {"problem": str(error)[:_PROBLEM_LENGTH]}
     except OSError as error:
         answer = {"problem": f"{_problem_path(fields['path'])} cannot be read: {error.strerror}."}
@@ -151,13 +152,13 @@ def _problem_path(text: str) -> str:
 
 
 def count_path(folder: str, parts: List[bytes]) -> FolderSize:
-    """Count a directory, or one file, below ``folder``; links are not followed. Raise Uncountable or OSError."""
+    """Count a directory, or one file, below ``folder``; links are not followed. Raise UncountableError or OSError."""
     descriptor = open_beneath(folder, parts)
     top = os.fstat(descriptor)
     if not stat.S_ISDIR(top.st_mode):
         os.close(descriptor)
         if not stat.S_ISREG(top.st_mode):
-            raise Uncountable("It is neither a directory nor a file.")
+            raise UncountableError("It is neither a directory nor a file.")
         return FolderSize(top.st_size, 1)
     os.fchdir(descriptor)
     os.close(descriptor)
@@ -165,43 +166,21 @@ def count_path(folder: str, parts: List[bytes]) -> FolderSize:
 
 
 def _count_working_directory() -> FolderSize:
-    seen: Set[Tuple[int, int]] = set()
-    size_bytes, files, entries = 0, 0, 0
-    folders = ["."]
-    while folders:
-        folder = folders.pop()
-        try:
-            with os.scandir(folder) as listed:
-                for entry in listed:
-                    entries += 1
-                    if entries > MAX_ENTRIES:
-                        raise Uncountable(f"It has more than {MAX_ENTRIES:,} entries.")
-                    facts = _facts(entry)
-                    if facts is None:
-                        continue
-                    if stat.S_ISDIR(facts.st_mode):
-                        folders.append(entry.path)
-                    elif stat.S_ISREG(facts.st_mode):
-                        if facts.st_nlink > 1:
-                            if (facts.st_dev, facts.st_ino) in seen:
-                                continue
-                            seen.add((facts.st_dev, facts.st_ino))
-                        size_bytes += facts.st_size
-                        files += 1
-        except FileNotFoundError:
-            if folder == ".":
-                raise
-        except OSError as error:
-            if folder == ".":
-                raise
-            name = _problem_path(encode_path(os.fsencode(folder[2:])))
-            raise Uncountable(f"{name} cannot be read: {error.strerror}.") from error
+    hard_links = HardLinks()
+    size_bytes, files = 0, 0
+    for entries, status in enumerate(walk_tree(".", _refuse_folder), 1):
+        if entries > MAX_ENTRIES:
+            raise UncountableError(f"It has more than {MAX_ENTRIES:,} entries.")
+        if stat.S_ISREG(status.st_mode) and not hard_links.is_repeated(status):
+            size_bytes += status.st_size
+            files += 1
     return FolderSize(size_bytes, files)
 
 
-def _facts(entry: "os.DirEntry[str]") -> Optional[os.stat_result]:
-    """Return what the entry is; None if it was removed meanwhile."""
-    try:
-        return entry.stat(follow_symlinks=False)
-    except FileNotFoundError:
-        return None
+def _refuse_folder(folder: str, error: OSError) -> None:
+    """Raise, unless the folder was removed meanwhile."""
+    if folder == ".":
+        raise error
+    if not isinstance(error, FileNotFoundError):
+        name = _problem_path(encode_path(os.fsencode(folder[2:])))
+        raise UncountableError(f"{name} cannot be read: {error.strerror}.") from error

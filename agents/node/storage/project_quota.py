@@ -31,8 +31,8 @@ _UNSUPPORTED_ERRNOS = frozenset(
 )
 
 
-class QuotaUsage(NamedTuple):
-    """What the file system counts for a folder. ``limit_bytes``: enforced; None: no limit."""
+class FolderQuota(NamedTuple):
+    """What the file system counts for a folder, and the limit that it enforces; None: no limit."""
 
     used_bytes: int
     files: int
@@ -67,7 +67,7 @@ def set_limit(folder: str, project_id: int, mib: int) -> bool:
     return True
 
 
-def read_usage(folder: str) -> Optional[QuotaUsage]:
+def read_quota(folder: str) -> Optional[FolderQuota]:
     """Return what the file system counts for a folder with a project id; None where it counts nothing.
 
     Raise OSError for errors unrelated to quotas.
@@ -84,7 +84,7 @@ def read_usage(folder: str) -> Optional[QuotaUsage]:
             raise
         return None
     limit_kib, _, used_bytes, _, _, files, *_ = struct.unpack(_QUOTA, data.raw)
-    return QuotaUsage(used_bytes, files, limit_kib * 1024 or None)
+    return FolderQuota(used_bytes, files, limit_kib * 1024 or None)
 
 
 def _quotactl(descriptor: int, command: int, project_id: int, data: "ctypes.Array[ctypes.c_char]") -> None:

@@ -20,7 +20,7 @@ from agents.node.errors import ENGINE_ERROR, AgentError, invalid_spec
 from agents.node.host.procfs import read_text
 from agents.node.settings import Settings
 from agents.node.storage.disk_usage import MAX_ENTRIES, measure_disk_usage
-from agents.node.storage.project_quota import read_usage
+from agents.node.storage.project_quota import read_quota
 from agents.node.storage.volumes import LOCAL_FILESYSTEMS, MOUNTINFO, find_mount, is_inside
 
 TIME_LIMIT_S = 300.0
@@ -127,7 +127,7 @@ def _measure_roots(roots: List[Tuple[int, str]], fields: Dict[str, Any], max_fol
 def _print_quota(number: int, name: str, path: str) -> bool:
     """Print what the file system counts; return False where it does not count this folder."""
     try:
-        quota = read_usage(path)
+        quota = read_quota(path)
     except OSError:  # the count says why
         return False
     if quota is not None:

@@ -77,7 +77,9 @@ def test_what_cannot_be_measured_has_a_problem(engine: AgentEngine, volume: Path
 
 def test_a_count_has_a_time_limit(node: LoneNode, volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder_size, "WAIT_S", 0.1)
-    sizes = folder_size.FolderSizes(Volumes(read_settings(str(node.settings_path))), ["sh", "-c", "sleep 60"])
+    sizes = folder_size.FolderSizeCounts(
+        Volumes(read_settings(str(node.settings_path))), ["sh", "-c", "sleep 60"]
+    )
     mount = {"kind": "host_path", "source": str(volume), "target": "/d", "read_only": True}
     requests = [{"mount": mount, "path": path, "uid": 2001, "gid": 2001} for path in ("", "train", "other")]
     assert sizes.handle(requests[0]) == sizes.handle(requests[1]) == {"done": False}
@@ -93,7 +95,7 @@ def test_a_count_has_a_limit_of_entries(volume: Path, monkeypatch: pytest.Monkey
     here = Path.cwd()
     monkeypatch.setattr(folder_size, "MAX_ENTRIES", 3)
     try:
-        with pytest.raises(folder_size.Uncountable, match="more than 3 entries"):
+        with pytest.raises(folder_size.UncountableError, match="more than 3 entries"):
             folder_size.count_path(str(volume), [b"train"])
     finally:
         os.chdir(here)

@@ -18,7 +18,7 @@ from agents.link import AgentError
 from agents.node import errors
 from agents.node.settings import Settings
 from agents.node.storage import storage_usage
-from agents.node.storage.project_quota import read_usage, set_limit
+from agents.node.storage.project_quota import read_quota, set_limit
 from agents.node.storage.storage_usage import StorageMeter
 from tests.agents.node.conftest import CLUSTER, LoneNode
 from tests.agents.node.test_process import needs_root
@@ -34,10 +34,10 @@ def engine(node: LoneNode) -> Iterator[AgentEngine]:
         (home / "deep").mkdir(parents=True)
         (home / "deep/data").write_bytes(os.urandom(mib * MIB))
         (home / "link").symlink_to("/")
-    (node.folder / "lent/teams/vision22").mkdir(parents=True)
-    (node.folder / "lent/teams/vision22/notes").write_text("notes")
-    (node.folder / "lent/teams/.hidden").mkdir()
-    node.configure(allowed_mount_roots=[str(node.folder / "lent")])
+    (node.folder / "volumes/teams/vision22").mkdir(parents=True)
+    (node.folder / "volumes/teams/vision22/notes").write_text("notes")
+    (node.folder / "volumes/teams/.hidden").mkdir()
+    node.configure(allowed_mount_roots=[str(node.folder / "volumes")])
     opened = AgentEngine.local(node.pyz, node.settings_path, cluster=CLUSTER)
     yield opened
     opened.close()
@@ -45,7 +45,7 @@ def engine(node: LoneNode) -> Iterator[AgentEngine]:
 
 def test_homes_and_project_folders_are_counted(node: LoneNode, engine: AgentEngine) -> None:
     assert engine.supports_storage_usage
-    found = engine.storage_usage(["", str(node.folder / "lent/teams")]).folders
+    found = engine.storage_usage(["", str(node.folder / "volumes/teams")]).folders
     rows = {(row.root, row.name): row for row in found}
     assert sorted(rows) == [(0, "ada"), (0, "eva"), (1, "vision22")]
     ada = rows[0, "ada"]
@@ -54,9 +54,9 @@ def test_homes_and_project_folders_are_counted(node: LoneNode, engine: AgentEngi
 
 
 def test_folders_that_a_node_does_not_offer_are_not_measured(node: LoneNode, engine: AgentEngine) -> None:
-    (node.folder / "lent/out").symlink_to("/etc")
-    missing = str(node.folder / "lent/nowhere")
-    outside, link = engine.storage_usage(["/etc", str(node.folder / "lent/out"), missing]).folders
+    (node.folder / "volumes/out").symlink_to("/etc")
+    missing = str(node.folder / "volumes/nowhere")
+    outside, link = engine.storage_usage(["/etc", str(node.folder / "volumes/out"), missing]).folders
     assert (outside.name, link.name) == ("", "")
     assert "not in a folder that this node allows" in outside.problem
     assert "not in a folder that this node allows" in link.problem
@@ -136,10 +136,10 @@ def test_the_file_system_enforces_a_limit_and_reports_the_usage(quota_folder: Pa
     )
     assert written.returncode != 0
     assert any(os.strerror(code) in written.stderr for code in (errno.EDQUOT, errno.ENOSPC))
-    usage = read_usage(str(home))
+    usage = read_quota(str(home))
     assert usage is not None and usage.limit_bytes == 10 * MIB
     assert 9 * MIB <= usage.used_bytes <= 10 * MIB and usage.files == 2
 
 
 def test_a_folder_without_a_project_id_is_not_counted_by_the_file_system(tmp_path: Path) -> None:
-    assert read_usage(str(tmp_path)) is None
+    assert read_quota(str(tmp_path)) is None
