@@ -50,7 +50,7 @@ from portal.services.nodes.operations import OPERATIONS
 from portal.services.projects.data_set_sizes import MEASURE_HINT
 from scheduler.leases import HeldLease, LeaseLostError
 from scheduler.nodes import dispatch
-from scheduler.nodes.data_sets import submit_measurement
+from scheduler.nodes.data_set_sizes import submit_measurement
 from scheduler.nodes.engine_connect import EngineConnectError, open_engine
 from scheduler.nodes.files import submit_requests
 from scheduler.nodes.image_pulls import ImagePuller, record_images

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 from django.utils import timezone
 
+from agents.node.spec.task_spec import CAN_MEASURE_FOLDERS
 from portal.errors import Conflict, Forbidden, InvalidRequest, NotFound
 from portal.models import AuditEntry, DataSet, DataSetVersion, Node, OutboxMessage, Project, User, Volume
 from portal.selectors.data_sets import get_data_set, get_version, list_data_sets
@@ -227,6 +228,16 @@ def test_a_reachable_node_with_the_volume_measures(catalogue: Catalogue) -> None
     data_set_sizes.record_size(again, 1, 1)
     version.refresh_from_db()
     assert version.size_bytes == 5000 and version.measure_requested_at is not None
+
+
+def test_a_node_whose_agent_can_measure_is_preferred(catalogue: Catalogue) -> None:
+    pool = factories.pool()
+    able = factories.node(pool, agent_info={"capabilities": [CAN_MEASURE_FOLDERS]})
+    reachable(able)
+    reachable(factories.node(pool, agent_info={"capabilities": []}))
+    assert catalogue.add("v1").node == able
+    reachable(able, is_reachable=False)
+    assert catalogue.add("v2").node != able
 
 
 def test_measurements_of_unreachable_nodes_and_without_end_are_repaired(catalogue: Catalogue) -> None:

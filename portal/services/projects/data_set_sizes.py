@@ -5,9 +5,10 @@ from __future__ import annotations
 import datetime as dt
 
 from django.db import transaction
-from django.db.models import QuerySet
+from django.db.models import Case, QuerySet, When
 from django.db.models.functions import Now
 
+from agents.node.spec.task_spec import CAN_MEASURE_FOLDERS
 from portal.domain.states import NodeState
 from portal.domain.stored_texts import stored_text
 from portal.models import DataSetVersion, Node, Volume
@@ -32,14 +33,15 @@ def request_measurement(row: DataSetVersion) -> None:
 
 
 def _measuring_node(volume: Volume) -> Node | None:
-    """Return a reachable node with the volume, the one that was seen last."""
+    """Return a reachable node with the volume: one whose agent can measure it if possible, seen last."""
     rows = Node.objects.filter(reachable=True).exclude(
         state__in=[NodeState.RETIRED.value, NodeState.ENROLLING.value]
     )
     limited = nodes_by_volume([volume]).get(volume.pk)
     if limited is not None:
         rows = rows.filter(pk__in=limited)
-    return rows.order_by("-last_seen_at", "pk").first()
+    is_able = When(agent_info__capabilities__contains=[CAN_MEASURE_FOLDERS], then=1)
+    return rows.order_by(Case(is_able, default=0).desc(), "-last_seen_at", "pk").first()
 
 
 # -- carried out by the node's actor ---------------------------------------------------------------
