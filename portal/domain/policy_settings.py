@@ -380,7 +380,7 @@ _OTHER_NUMBERS = (
         30 * DAY_S,
         3_600.0,
         "Interval at which each node measures its homes and project folders, in seconds; default 1 hour, 0 "
-        "disables it. Raise it where file systems do not count themselves and hold many files.",
+        "disables it. Raise it where folders have many files and no quota.",
         per_pool=False,
         affects_decisions=False,
     ),
