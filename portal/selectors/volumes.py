@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 
 from django.db.models import F, Prefetch, Q, QuerySet
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 
 from portal.access import Requester, nameable_projects, visible_volume_usage, visible_volumes
 from portal.domain.states import NodeState
@@ -28,12 +29,16 @@ def get_volume(requester: Requester, key: str) -> Volume:
     return get_by_key(list_volumes(requester), key, _("There is no such volume."))
 
 
+DISK_USES = (gettext_noop("homes"), gettext_noop("scratch"), gettext_noop("volumes"))
+"""What an agent reports a disk to be for."""
+
+
 @dataclass(frozen=True)
 class NodeDisk:
     """A disk of a node for directories of volumes, as last reported."""
 
     node: str
-    purpose: str  # homes, scratch, volumes
+    use: str  # one of DISK_USES
     path: str
     filesystem: str
     size_mib: int
@@ -60,7 +65,7 @@ def quota_enforcement_message(row: Volume, reported: Iterable[NodeDisk]) -> str 
     on = [
         disk
         for disk in reported
-        if disk.purpose == use and (use != "volumes" or PurePosixPath(row.path).is_relative_to(disk.path))
+        if disk.use == use and (use != "volumes" or PurePosixPath(row.path).is_relative_to(disk.path))
     ]
     holding = sorted({disk.node for disk in on if disk.quotas})
     without = sorted({disk.node for disk in on if not disk.quotas})
@@ -68,7 +73,7 @@ def quota_enforcement_message(row: Volume, reported: Iterable[NodeDisk]) -> str 
         return _(
             "No node reports that its file system enforces this limit; this needs the mount option prjquota."
         )
-    text = _("Held on {nodes}, not on {others}.") if without else _("Held on {nodes}.")
+    text = _("Enforced on {nodes}, not on {others}.") if without else _("Enforced on {nodes}.")
     return text.format(nodes=", ".join(holding), others=", ".join(without))
 
 

@@ -5,22 +5,24 @@ from __future__ import annotations
 import datetime as dt
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from django.test import Client
 from django.utils import timezone
 
 from agents.engines.interface import AgentError, FolderUsage, OutcomeUnknownError, StorageUsage
 from agents.node.spec.task_spec import CAN_MEASURE_STORAGE
 from portal.domain.states import NodeState
 from portal.models import ClusterSettings, Node, Notice, Project, User, Volume, VolumeUsage
+from portal.selectors.volumes import DISK_USES, node_disks, quota_enforcement_message
 from scheduler.nodes.engine_connect import open_engine
 from scheduler.nodes.node_connection import NodeConnection
 from scheduler.nodes.storage_usage import measure_storage
 from scheduler.periodic import delete_old_rows
 from tests import factories
-from tests.engine_harness import EngineHarness
+from tests.engine_harness import EngineHarness, InProcessEngine
 
 pytestmark = pytest.mark.django_db(transaction=True)
 MIB = 1024 * 1024
@@ -169,3 +171,23 @@ def test_a_real_agent_is_asked(harness: EngineHarness) -> None:
         engine.close()
     row = VolumeUsage.objects.get(owner=owner)
     assert (row.node, row.used_mib, row.files, row.problem) == (node, 2, 1, "")
+
+
+def test_pages_show_the_disks_that_a_real_agent_reports(harness: EngineHarness, client: Client) -> None:
+    admin = factories.user("root", admin=True)
+    Volume.objects.create(name="homes", kind="home", quota_mib=100)
+    node = harness.create_node(name="disks")
+    assert InProcessEngine().run_until(lambda: Node.objects.get().state == NodeState.READY.value)
+    client.force_login(admin)
+    page = client.get("/volumes/").content.decode()
+    assert f"{harness.folder}/disks/homes" in page and "Underlying disks" in page
+    row, disks = Volume.objects.get(), node_disks()
+    assert {each.use for each in disks} <= set(DISK_USES)
+    holds = next(each.quotas for each in disks if each.use == "homes")
+    message = quota_enforcement_message(row, disks) or ""
+    assert message.startswith("Enforced on disks." if holds else "No node reports")
+    without = [replace(each, quotas=False, node="other") for each in disks]
+    holding = [replace(each, quotas=True) for each in disks]
+    assert quota_enforcement_message(row, [*holding, *without]) == "Enforced on disks, not on other."
+    for path in ("/cluster/", f"/nodes/{node.public_id}/", "/environments/", "/scheduler/", "/alerts/"):
+        assert client.get(path).status_code == 200, path
