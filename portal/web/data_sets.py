@@ -78,7 +78,10 @@ class NewDataSetForm(DataSetForm):
         help_text=gettext_lazy("Lower-case letters, digits and hyphens. It cannot be changed."),
     )
     project = PublicIdChoiceField(
-        label=gettext_lazy("Project"), queryset=Project.objects.none(), widget=select_input()
+        label=gettext_lazy("Project"),
+        queryset=Project.objects.none(),
+        widget=select_input(),
+        empty_label=None,
     )
     field_order = ("name", "project", "description", "visibility")
 
