@@ -8,7 +8,6 @@ from enum import StrEnum
 class VolumeKind(StrEnum):
     HOME = "home"  # a directory per user
     PROJECT = "project"  # a directory per project, shared by its members
-    DATASET = "dataset"  # an existing directory, always read-only
     HOST_PATH = "host_path"  # an existing directory
     NFS = "nfs"  # an existing directory on an NFS mount
     SCRATCH = "scratch"  # an empty directory per task, removed with it

@@ -77,8 +77,9 @@ KEEP = {
 LEVELS = {"name": "fabric", "levels": ["block", "rack"]}
 VOLUME = {
     "name": "sets",
-    "kind": "dataset",
+    "kind": "host_path",
     "path": "/data/sets",
+    "read_only": True,
     "nodes": ["node-one"],
     "projects": ["vision"],
 }

@@ -193,7 +193,9 @@ def with_places(dataset):
         now + 5 * hour,
     )
     do_save_reservation(admin, course)
-    do_save_volume(admin, VolumeInput("imagenet", VolumeKind.DATASET, path="/data/sets/imagenet"))
+    do_save_volume(
+        admin, VolumeInput("imagenet", VolumeKind.HOST_PATH, path="/data/sets/imagenet", read_only=True)
+    )
     nodes = [dataset.nodes["a100-1"], dataset.nodes["a100-2"]]
     update = ReservationInput("update", dataset.pools["a100"], nodes, [], now + hour, now + 2 * hour)
     do_cancel_reservation(admin, do_save_reservation(admin, update))

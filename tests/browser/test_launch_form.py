@@ -87,7 +87,7 @@ def test_amounts_follow_the_gpus_until_they_are_edited(open_as) -> None:
 
 @pytest.mark.parametrize("width", [1280, 390])
 def test_volumes_and_secrets_are_chosen_from_lists(open_as, dataset, width) -> None:
-    Volume.objects.create(name="imagenet", kind="dataset", path="/srv/imagenet", read_only=True)
+    Volume.objects.create(name="imagenet", kind="host_path", path="/srv/imagenet", read_only=True)
     Volume.objects.create(name="runs", kind="host_path", path="/srv/runs")
     do_save_secret(dataset.people["m-okafor"], dataset.people["m-okafor"], "hub-token", "value")
     page = open_as("m-okafor", width=width, dark=width == 390)

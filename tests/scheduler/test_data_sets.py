@@ -34,7 +34,7 @@ def node(harness: EngineHarness) -> Iterator[Node]:
     Node.objects.filter(pk=row.pk).update(
         settings=row.settings | {"allowed_mount_roots": [str(harness.folder)]}
     )
-    Volume.objects.create(name="data", kind="dataset", path=str(folder), read_only=True)
+    Volume.objects.create(name="data", kind="host_path", path=str(folder), read_only=True)
     supervisor = ActorSupervisor()
     supervisor.start()
     ended = threading.Event()

@@ -48,7 +48,7 @@ def catalogue() -> Catalogue:
     vision = factories.project("vision", member=member, manager=manager, viewer=viewer)
     outsider = factories.user("otto")
     nlp = factories.project("nlp", member=outsider)
-    Volume.objects.create(name="shared", kind="dataset", path="/data/shared", scope="shared")
+    Volume.objects.create(name="shared", kind="host_path", path="/data/shared", scope="shared")
     Volume.objects.create(name="own", kind="host_path", path="/data/own").projects.add(vision)
     Volume.objects.create(name="folders", kind="project", path="/data/projects")
     Volume.objects.create(name="tmp", kind="scratch")

@@ -83,7 +83,7 @@ def test_a_dry_run_lists_differences_and_submits_nothing(ended: Job) -> None:
 
 
 def test_a_missing_volume_is_listed_and_prevents_the_rerun(ended: Job) -> None:
-    Volume.objects.create(name="imagenet", kind="dataset", scope="shared", path="/data")
+    Volume.objects.create(name="imagenet", kind="host_path", scope="shared", path="/data")
     Job.objects.filter(pk=ended.pk).update(
         volumes=[{"volume": "imagenet", "target": "/data", "read_only": True}]
     )

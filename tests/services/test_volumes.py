@@ -43,7 +43,7 @@ def fault(dataset, *volumes, **more) -> str:
 
 
 def test_only_administrators_declare_volumes_and_errors_are_by_field(dataset) -> None:
-    words = VolumeInput("sets", VolumeKind.DATASET, path="/data/sets")
+    words = VolumeInput("sets", VolumeKind.HOST_PATH, path="/data/sets", read_only=True)
     with pytest.raises(Forbidden):
         do_save_volume(dataset["owner"], words)
     row = do_save_volume(dataset["admin"], words, reason="for all")
@@ -66,7 +66,7 @@ def test_only_administrators_declare_volumes_and_errors_are_by_field(dataset) ->
 
 def test_a_job_may_mount_only_volumes_of_its_project(dataset) -> None:
     admin, elsewhere = dataset["admin"], factories.project()
-    do_save_volume(admin, VolumeInput("sets", VolumeKind.DATASET, path="/data/sets"))
+    do_save_volume(admin, VolumeInput("sets", VolumeKind.HOST_PATH, path="/data/sets", read_only=True))
     closed = do_save_volume(
         admin, VolumeInput("closed", VolumeKind.HOST_PATH, path="/c", projects=[elsewhere])
     )
@@ -118,7 +118,7 @@ def test_mounts_sent_to_a_node_for_each_kind(dataset) -> None:
         dataset["node"],
     )
     for words in (
-        VolumeInput("sets", VolumeKind.DATASET, path="/sets"),
+        VolumeInput("sets", VolumeKind.HOST_PATH, path="/sets", read_only=True),
         VolumeInput("net", VolumeKind.NFS, VolumeScope.SHARED, path="/net/lab"),
         VolumeInput("team", VolumeKind.PROJECT, path="/teams", quota_mib=2048),
         VolumeInput("fast", VolumeKind.SCRATCH, quota_mib=1024),

@@ -26,7 +26,7 @@ LIST = reverse("data-sets")
 def data_set(dataset: Any) -> DataSet:
     """A data set of two versions on a volume for all; no node is reachable."""
     Node.objects.update(reachable=False)
-    Volume.objects.create(name="open-data", kind="dataset", path="/data/open", read_only=True)
+    Volume.objects.create(name="open-data", kind="host_path", path="/data/open", read_only=True)
     owner = dataset.people["m-okafor"]
     row = do_create_data_set(owner, dataset.projects["vision"], name="image-net", description="Photos.")
     do_add_version(owner, row, VersionInput("2012", "open-data", "imagenet/2012"))
@@ -41,7 +41,7 @@ def page_of(client: Any, address: str) -> str:
 
 
 def test_an_entry_is_made_with_versions_and_found(dataset: Any, client_of: Any) -> None:
-    Volume.objects.create(name="open-data", kind="dataset", path="/data/open", read_only=True)
+    Volume.objects.create(name="open-data", kind="host_path", path="/data/open", read_only=True)
     Node.objects.update(reachable=False)
     client = client_of("member")
     assert "No data sets yet" in page_of(client, LIST)

@@ -72,10 +72,9 @@ def do_save_volume(
         with transaction.atomic():
             saved = Volume.objects.select_for_update(of=("self",)).get(pk=row.pk) if row else Volume()
             before = _audit_values(saved) if row else None
-            for key in ("path", "description", "quota_mib", "pool", "name"):
+            for key in ("path", "description", "quota_mib", "pool", "name", "read_only"):
                 setattr(saved, key, getattr(spec, key))
             saved.kind, saved.scope = spec.kind.value, spec.scope.value
-            saved.read_only = spec.read_only or spec.kind is VolumeKind.DATASET
             jobs = Job.objects.filter(volumes__contains=[{"volume": spec.name}])
             with applying_choice(actor, saved, jobs if row else Job.objects.none(), choice):
                 saved.save()

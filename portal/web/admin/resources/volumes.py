@@ -35,7 +35,6 @@ from portal.web.views import action, page, posted_values, refusals_as_messages, 
 TEXT_FIELDS = ("name", "kind", "reach", "path", "description", "quota_gib", "pool", "nodes", "projects")
 FOLDERS_PER_PAGE = 25
 KIND_LABELS = {
-    VolumeKind.DATASET: gettext_lazy("data set: a folder that jobs can only read"),
     VolumeKind.HOST_PATH: gettext_lazy("folder: an existing folder"),
     VolumeKind.NFS: gettext_lazy("NFS share: must be mounted on the nodes"),
     VolumeKind.PROJECT: gettext_lazy("project: a folder for each project"),
