@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 from django.db import transaction
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 from portal.domain.notices import NoticeKind
-from portal.models import NoticeWebhook
+from portal.models import NoticeDelivery, NoticeWebhook
+from portal.services.notices.messages import build_webhook_body
 from portal.services.notices.write import NoticeDraft, write_notices
 from tests.api.fixture_data import BROWSER
 from tests.browser.conftest import elsewhere
@@ -79,6 +80,21 @@ PushManager.prototype.getSubscription = async () => {
 """The push service of the browser's vendor cannot be reached in tests; the rest is the browser's own."""
 
 
+def deliver_push(page: Page, site: str, message: str) -> None:
+    """Give the browser a push message, after its decryption, as its push service does while no page is open."""
+    devtools = page.context.new_cdp_session(page)
+    registrations: list[str] = []
+    devtools.on(
+        "ServiceWorker.workerRegistrationUpdated",
+        lambda event: registrations.extend(each["registrationId"] for each in event["registrations"]),
+    )
+    devtools.send("ServiceWorker.enable")
+    while not registrations:
+        page.wait_for_timeout(50)
+    target = {"origin": site, "registrationId": registrations[0]}
+    devtools.send("ServiceWorker.deliverPushMessage", {**target, "data": message})
+
+
 def test_a_browser_is_allowed_named_and_removed(open_as, site) -> None:
     page = open_as("m-okafor")
     page.context.grant_permissions(["notifications"], origin=site)
@@ -91,6 +107,19 @@ def test_a_browser_is_allowed_named_and_removed(open_as, site) -> None:
     row = NoticeWebhook.objects.get(channel="push")
     assert (row.host, row.label) == ("push.example.org", "Chrome on Linux")
     assert [each.url for each in page.context.service_workers] == [f"{site}/static/push_worker.js"]
+
+    page.get_by_role("button", name="Send a test push message").click()
+    expect(page.get_by_text("The test is on its way")).to_be_visible()
+    delivery = NoticeDelivery.objects.select_related("notice__recipient").get()
+    deliver_push(page, site, build_webhook_body(delivery).decode())
+    (worker,) = page.context.service_workers
+    shown = worker.evaluate(
+        """async () => { const shown = await self.registration.getNotifications();
+        return shown.map(({ title, body, tag, data }) => [title, body, tag, data]); }"""
+    )
+    notice = delivery.notice
+    assert shown == [["Test of Push", notice.message, notice.public_id, f"{site}/inbox/"]]
+
     page.get_by_role("button", name="Remove Chrome on Linux").click()
     expect(page.get_by_role("button", name="Allow in this browser")).to_be_visible()
     assert not NoticeWebhook.objects.exists()

@@ -76,26 +76,6 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
             in_tab_bar=True,
         ),
         NavItem(
-            gettext_lazy("Experiments"),
-            "experiments",
-            "flask",
-            "m",
-            help="experiments",
-            active_views=("run",),
-        ),
-        NavItem(gettext_lazy("Models"), "models", "model", "o", help="experiments#pages"),
-        NavItem(
-            gettext_lazy("Services"), "services", "open", "i", help="services", active_views=("service",)
-        ),
-        NavItem(
-            gettext_lazy("Pipeline plans"),
-            "plans",
-            "tool",
-            "t",
-            help="pipeline-plans",
-            active_views=("plan", "create-plan", "create-profile"),
-        ),
-        NavItem(
             gettext_lazy("Templates"),
             "templates",
             "copy",
@@ -104,12 +84,17 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
             active_views=("new-template", "edit-template"),
         ),
         NavItem(
-            gettext_lazy("Data sets"),
-            "data-sets",
-            "data",
-            "3",
-            help="jobs#data-sets",
-            active_views=("data-set", "new-data-set", "delete-data-set", "delete-data-set-version"),
+            gettext_lazy("Schedules"), "schedules", "again", "b", help="schedules", active_views=("schedule",)
+        ),
+    ),
+    gettext_noop("Training"): (
+        NavItem(
+            gettext_lazy("Experiments"),
+            "experiments",
+            "flask",
+            "m",
+            help="experiments",
+            active_views=("run",),
         ),
         NavItem(
             gettext_lazy("Sweeps"),
@@ -120,7 +105,26 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
             active_views=("sweep", "import-sweep"),
         ),
         NavItem(
-            gettext_lazy("Schedules"), "schedules", "again", "b", help="schedules", active_views=("schedule",)
+            gettext_lazy("Pipeline plans"),
+            "plans",
+            "tool",
+            "t",
+            help="pipeline-plans",
+            active_views=("plan", "create-plan", "create-profile"),
+        ),
+    ),
+    gettext_noop("Models and data"): (
+        NavItem(gettext_lazy("Models"), "models", "model", "o", help="experiments#pages"),
+        NavItem(
+            gettext_lazy("Services"), "services", "open", "i", help="services", active_views=("service",)
+        ),
+        NavItem(
+            gettext_lazy("Data sets"),
+            "data-sets",
+            "data",
+            "3",
+            help="jobs#data-sets",
+            active_views=("data-set", "new-data-set", "delete-data-set", "delete-data-set-version"),
         ),
     ),
     gettext_noop("Cluster"): (
