@@ -8,12 +8,16 @@ Task phases: ``reserved`` (GPUs held, nothing created), ``starting`` (container 
 
 A pooled network is created ahead for a later job: first recorded here, then created, then ready. The job that
 takes it removes it from the pool in the same transaction.
+
+``jobs`` has the highest attempt and the tombstones of each job. Most of those without tasks are moved to
+:mod:`agents.node.ledger.past_jobs`, so a transaction takes the same time on a node that had ten thousand jobs.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ipaddress
+import json
 import os
 import random
 import time
@@ -22,17 +26,22 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Op
 from agents.node import errors
 from agents.node.errors import AgentError
 from agents.node.host import procfs
-from agents.node.host.atomic_files import file_lock, read_json, write_json
+from agents.node.host.atomic_files import file_lock, read_json, write_atomic
 from agents.node.ledger.image_usage import record_use
+from agents.node.ledger.past_jobs import PastJobs
 from agents.node.spec.task_spec import MILLI_PER_GPU, TaskSpec, network_name
 
 RESERVED, STARTING, RUNNING, EXITED = "reserved", "starting", "running", "exited"
 LIVE_PHASES = (RESERVED, STARTING, RUNNING)
 JOB_RETENTION_S = 30 * 86_400.0
 _JOB_NETWORK_BITS = 26
+_JOBS_KEPT, _JOBS_MOVED = 50, 100
+"""Jobs without tasks: the latest stay in the ledger, and as many older ones are moved at once."""
 
 Record = Dict[str, Any]
 """One task record: plain JSON, keys as in :func:`_new_record`."""
+_FileVersion = Tuple[int, int, int]
+"""Inode, time of modification in ns and size: each change replaces the file."""
 
 
 class Admission(NamedTuple):
@@ -50,22 +59,29 @@ class Ledger:
         self._lock_path = os.path.join(state_dir, "ledger.lock")
         self._subnets = ipaddress.IPv4Network(subnets)
         self._uids = uids
-        self._file_version: Optional[Tuple[int, int, int]] = None
-        self._cached: Record = _empty_ledger()
+        self._past = PastJobs(state_dir)
+        self._cached: Tuple[Optional[_FileVersion], Record] = (None, _empty_ledger())
 
     # -- reading ------------------------------------------------------------------------------------------
 
     def read(self) -> Record:
         """Return the current ledger, which must not be modified. Cheap while the file is unchanged."""
+        seen = self._version()
+        if seen is None:
+            return _empty_ledger()
+        version, state = self._cached
+        if seen != version:
+            state = read_json(self._path) or _empty_ledger()
+            self._cached = (seen, state)
+        return state
+
+    def _version(self) -> Optional[_FileVersion]:
+        """Return what identifies the content of the file; None without a file."""
         try:
             facts = os.stat(self._path)
         except FileNotFoundError:
-            return _empty_ledger()
-        seen = (facts.st_ino, facts.st_mtime_ns, facts.st_size)
-        if seen != self._file_version:
-            self._cached = read_json(self._path) or _empty_ledger()
-            self._file_version = seen
-        return self._cached
+            return None
+        return facts.st_ino, facts.st_mtime_ns, facts.st_size
 
     def tasks(self) -> Dict[str, Record]:
         """Return all records by container name."""
@@ -83,12 +99,15 @@ class Ledger:
         return int(self.read()["epoch"])
 
     def is_tombstoned(self, job: str, attempt: int) -> bool:
-        return attempt in self.read()["jobs"].get(job, {}).get("tombstones", ())
+        entry = self.read()["jobs"].get(job) or self._past.all().get(job, {})
+        return attempt in entry.get("tombstones", ())
 
     def tombstones(self, *, newest: Optional[int] = None) -> List[Record]:
         """Return all tombstones as (job, attempt), or those of the ``newest`` jobs by last contact."""
         jobs = sorted(
-            self.read()["jobs"].items(), key=lambda each: float(each[1]["last_seen_s"]), reverse=True
+            {**self._past.all(), **self.read()["jobs"]}.items(),
+            key=lambda each: float(each[1]["last_seen_s"]),
+            reverse=True,
         )
         return [
             {"job": job, "attempt": attempt}
@@ -118,11 +137,39 @@ class Ledger:
         After an exception the file is unchanged.
         """
         with file_lock(self._lock_path):
-            state = read_json(self._path) or _empty_ledger()
-            before = repr(state)
+            try:
+                with open(self._path, "rb") as stream:
+                    before = stream.read()
+            except FileNotFoundError:
+                before = b""
+            state = json.loads(before) if before else _empty_ledger()
             yield state
-            if repr(state) != before:
-                write_json(self._path, state)
+            self._move_past_jobs(state)
+            content = json.dumps(state, separators=(",", ":"), sort_keys=True).encode()
+            if content != before:
+                write_atomic(self._path, content)
+                self._cached = (self._version(), state)
+
+    def _move_past_jobs(self, state: Record) -> None:
+        """Move the oldest jobs without tasks to the other file once there are many; first there, then away here."""
+        jobs = state["jobs"]
+        if len(jobs) < _JOBS_KEPT + _JOBS_MOVED:
+            return
+        busy = {record["job"] for record in state["tasks"].values()}
+        idle = sorted(jobs.keys() - busy, key=lambda job: (jobs[job]["last_seen_s"], job))
+        moved = idle[: len(idle) - _JOBS_KEPT]
+        if len(moved) >= _JOBS_MOVED:
+            self._past.add({job: jobs[job] for job in moved})
+            for job in moved:
+                del jobs[job]
+
+    def _job(self, state: Record, job: str) -> Record:
+        """Return the entry of a job in the ledger, created or brought back when missing."""
+        entry: Optional[Record] = state["jobs"].get(job)
+        if entry is None:
+            entry = dict(self._past.all().get(job) or {"attempt": 0, "tombstones": [], "last_seen_s": 0.0})
+            state["jobs"][job] = entry
+        return entry
 
     def check_epoch(self, epoch: int) -> None:
         """Refuse commands with an epoch below the highest seen, and record the highest."""
@@ -137,7 +184,7 @@ class Ledger:
         """Reserve the GPUs of a task or refuse; a repeated admission succeeds."""
         with self.transaction() as state:
             _check_epoch(state, epoch)
-            job = _job(state, spec.job)
+            job = self._job(state, spec.job)
             if spec.attempt in job["tombstones"]:
                 raise AgentError(
                     errors.TOMBSTONED,
@@ -204,7 +251,7 @@ class Ledger:
         """Tombstone an attempt; return its tasks with their stop deadlines."""
         with self.transaction() as state:
             _check_epoch(state, epoch)
-            facts = _job(state, job)
+            facts = self._job(state, job)
             _add_tombstone(facts, attempt)
             facts["attempt"] = max(facts["attempt"], attempt)
             facts["last_seen_s"] = time.time()
@@ -216,7 +263,7 @@ class Ledger:
         """Like :meth:`tombstone`, for some tasks of an attempt that continues."""
         with self.transaction() as state:
             _check_epoch(state, epoch)
-            facts = _job(state, job)
+            facts = self._job(state, job)
             left = facts.setdefault("stopped_tasks", {})
             left[str(attempt)] = sorted({*left.get(str(attempt), ()), *tasks})
             facts["last_seen_s"] = time.time()
@@ -233,13 +280,13 @@ class Ledger:
         with self.transaction() as state:
             for name in names:
                 record = state["tasks"].pop(name, None)
-                if record is not None:
-                    facts = state["jobs"].setdefault(
-                        record["job"],
-                        {"attempt": record["attempt"], "tombstones": [], "last_seen_s": time.time()},
-                    )
-                    if record["phase"] != RESERVED:
-                        _add_tombstone(facts, record["attempt"])
+                if record is None:
+                    continue
+                facts = self._job(state, record["job"])
+                facts["attempt"] = max(facts["attempt"], record["attempt"])
+                facts["last_seen_s"] = facts["last_seen_s"] or time.time()
+                if record["phase"] != RESERVED:
+                    _add_tombstone(facts, record["attempt"])
 
     def remove_old_jobs(self, now_s: float) -> int:
         """Remove jobs without tasks and without contact for thirty days; return their number."""
@@ -252,7 +299,7 @@ class Ledger:
             ]
             for job in old:
                 del state["jobs"][job]
-            return len(old)
+            return len(self._past.remove_before(now_s - JOB_RETENTION_S).union(old).difference(state["jobs"]))
 
     def mark_starting(self, name: str) -> Record:
         """Set the phase ``starting`` immediately before a task runs; refuse when it was stopped."""
@@ -401,12 +448,6 @@ def _new_record(spec: TaskSpec) -> Record:
         "egress": {"mode": spec.egress.mode, "allow": list(spec.egress.allow)},
         "egress_exceptions": list(spec.egress_exceptions),
     }
-
-
-def _job(state: Record, job: str) -> Record:
-    """Return the entry of a job, created when missing."""
-    entry: Record = state["jobs"].setdefault(job, {"attempt": 0, "tombstones": [], "last_seen_s": 0.0})
-    return entry
 
 
 def _add_tombstone(entry: Record, attempt: int) -> None:

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from agents.node.errors import AgentError
 from agents.node.host import atomic_files
+from agents.node.ledger import ledger as ledger_module
 from agents.node.ledger.ledger import EXITED, LIVE_PHASES, RUNNING, Ledger, task_network
 from agents.node.spec.task_spec import parse_spec
 
@@ -174,8 +175,23 @@ class LedgerMachine(RuleBasedStateMachine):
         assert self.dead <= known
 
 
+class MovingLedgerMachine(LedgerMachine):
+    """The same, and each job is moved to the file of past jobs as soon as it has no task."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patched = pytest.MonkeyPatch()
+        self.patched.setattr(ledger_module, "_JOBS_KEPT", 0)
+        self.patched.setattr(ledger_module, "_JOBS_MOVED", 1)
+
+    def teardown(self) -> None:
+        self.patched.undo()
+        super().teardown()
+
+
 TestLedgerMachine = LedgerMachine.TestCase
-TestLedgerMachine.settings = settings(
+TestMovingLedgerMachine = MovingLedgerMachine.TestCase
+TestLedgerMachine.settings = TestMovingLedgerMachine.settings = settings(
     max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
@@ -326,3 +342,44 @@ def test_jobs_not_mentioned_for_a_month_are_forgotten(ledger: Ledger) -> None:
     ledger.admit(1, spec("jb", 1, {}))
     assert ledger.remove_old_jobs(now_s=4e9) == 1
     assert sorted(ledger.read()["jobs"]) == ["jb"]
+
+
+def test_the_ledger_stays_small_and_remembers_a_thousand_jobs(ledger: Ledger, tmp_path: Path) -> None:
+    for number in range(1000):
+        ledger.tombstone(1, f"j{number:04}", 2)
+    assert len(ledger.read()["jobs"]) < 200
+    assert len(ledger.tombstones()) == 1000
+    assert [row["job"] for row in ledger.tombstones(newest=2)] == ["j0999", "j0998"]
+    for attempt, words in ((2, "was stopped"), (1, "older than attempt 2")):
+        with pytest.raises(AgentError, match=words):
+            Ledger(str(tmp_path)).admit(1, spec("j0000", attempt, {}))
+    assert ledger.is_tombstoned("j0001", 2)
+    ledger.admit(1, spec("j0001", 3, {}))
+    ledger.remove_tasks([spec("j0001", 3, {}).name])
+    assert [row for row in ledger.tombstones() if row["job"] == "j0001"] == [{"job": "j0001", "attempt": 2}]
+    with pytest.raises(AgentError, match="older than attempt 3"):
+        Ledger(str(tmp_path)).admit(1, spec("j0001", 1, {}))
+    assert ledger.remove_old_jobs(now_s=4e9) == 1000
+    assert ledger.tombstones() == []
+
+
+def test_a_full_disk_while_jobs_are_moved_loses_none(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = [f"j{number:03}" for number in range(149)]
+    for job in jobs:
+        ledger.tombstone(1, job, 1)
+    sync, left = os.fsync, [2]  # of the file of past jobs and of its folder
+
+    def full(descriptor: int) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(descriptor)
+
+    monkeypatch.setattr(atomic_files.os, "fsync", full)
+    with pytest.raises(AgentError, match="full"):
+        ledger.tombstone(1, "j149", 1)
+    monkeypatch.undo()
+    assert {row["job"] for row in ledger.tombstones()} == set(jobs)
+    ledger.tombstone(1, "j149", 1)
+    assert {row["job"] for row in ledger.tombstones()} == {*jobs, "j149"}
+    assert len(ledger.read()["jobs"]) == 50
