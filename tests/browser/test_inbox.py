@@ -80,6 +80,11 @@ PushManager.prototype.getSubscription = async () => {
 """The push service of the browser's vendor cannot be reached in tests; the rest is the browser's own."""
 
 
+RECORD_IN_WORKER = """() => { self.shown = new Promise((resolve) => {
+  self.registration.showNotification = async (title, { body, tag, data }) =>
+    resolve([title, body, tag, data]); }); }"""
+
+
 def deliver_push(page: Page, site: str, message: str) -> None:
     """Give the browser a push message, after its decryption, as its push service does while no page is open."""
     devtools = page.context.new_cdp_session(page)
@@ -111,14 +116,12 @@ def test_a_browser_is_allowed_named_and_removed(open_as, site) -> None:
     page.get_by_role("button", name="Send a test push message").click()
     expect(page.get_by_text("The test is on its way")).to_be_visible()
     delivery = NoticeDelivery.objects.select_related("notice__recipient").get()
-    deliver_push(page, site, build_webhook_body(delivery).decode())
     (worker,) = page.context.service_workers
-    shown = worker.evaluate(
-        """async () => { const shown = await self.registration.getNotifications();
-        return shown.map(({ title, body, tag, data }) => [title, body, tag, data]); }"""
-    )
+    worker.evaluate(RECORD_IN_WORKER)
+    deliver_push(page, site, build_webhook_body(delivery).decode())
+    shown = worker.evaluate("shown")
     notice = delivery.notice
-    assert shown == [["Test of Push", notice.message, notice.public_id, f"{site}/inbox/"]]
+    assert shown == ["Test of Push", notice.message, notice.public_id, f"{site}/inbox/"]
 
     page.get_by_role("button", name="Remove Chrome on Linux").click()
     expect(page.get_by_role("button", name="Allow in this browser")).to_be_visible()
