@@ -9,8 +9,10 @@ import pytest
 from portal.domain.job_spec import JobRole
 from portal.domain.template_parameters import fill_fields, read_template_parameters
 from portal.models import Job, NodePool
+from portal.selectors.nodes.network_links import slowest_link_bandwidth
 from portal.services.cluster.starter_templates import shipped_templates
 from portal.services.jobs.submission import do_cancel_job
+from scheduler.planner.comparison import parameter_server_s, ring_all_reduce_s
 from tests.engine_harness import wait_for
 from tests.rig.images import RigImage, rig_image
 from tests.rig.wheels import OPEN_MPI, horovod_wheel, source_wheel
@@ -115,6 +117,61 @@ def test_the_bubble_of_a_pipeline_is_as_predicted(dataset_with) -> None:
     if not found and cpu_share < 0.9:
         pytest.skip(f"Other processes use the cores: a rank had {cpu_share:.0%} of one. {measured}")
     assert found, measured
+
+
+SYNCHRONIZES = """
+import json, time, torch, torch.distributed as dist
+BYTES = 24 * 2**20  # of a model
+dist.init_process_group("gloo")
+rank = dist.get_rank()  # 0 and 1 on the first node, 2 and 3 on the second
+ring = dist.new_group([0, 2])
+values, took = torch.ones(BYTES // 4), {}
+def push_and_pull():
+    if rank == 0:
+        received = [torch.empty_like(values) for _ in range(2)]
+        for each in [dist.irecv(part, worker) for part, worker in zip(received, (2, 3))]:
+            each.wait()
+        for each in [dist.isend(sum(received), worker) for worker in (2, 3)]:
+            each.wait()
+    elif rank > 1:
+        dist.send(values, 0)
+        dist.recv(values, 0)
+def all_reduce():
+    if rank in (0, 2):
+        dist.all_reduce(values, group=ring)
+for name, synchronize in {"ring": all_reduce, "server": push_and_pull}.items():
+    took[name] = []
+    for _ in range(4):  # the first one connects
+        dist.barrier()
+        begin = time.perf_counter()
+        synchronize()
+        dist.barrier()
+        took[name].append(time.perf_counter() - begin)
+if rank == 0:
+    print(json.dumps({name: min(each[1:]) for name, each in took.items()}), flush=True)
+"""
+"""Measures a step's synchronization of one model: a ring of two nodes, and a server with two workers on another node."""
+
+
+def test_the_synchronization_of_a_step_takes_as_long_as_estimated(torch) -> None:
+    """Over links of 200 Mbit/s. The estimate uses the bandwidth that was measured before the job began."""
+    for machine in torch["machines"]:
+        limit = ("rate", "200mbit", "burst", "32kb", "latency", "50ms")
+        machine.execute("tc", "qdisc", "add", "dev", "eth0", "root", "tbf", *limit)
+    job = start(torch, "torch-ddp", program=SYNCHRONIZES, gpus_per_task=2)
+    logs = finish(torch, job, within_s=RUN_LIMIT_S)
+    (line,) = [line for log in logs for line in log.splitlines() if '"ring"' in line]
+    measured = json.loads(line[line.index("{") :])
+    bandwidth = slowest_link_bandwidth(NodePool.objects.get())
+    assert bandwidth is not None
+    assert bandwidth * 8 == pytest.approx(200e6, rel=0.2)
+    size = 24 * 2**20
+    estimated = {
+        "ring": ring_all_reduce_s(size, 2, bandwidth),
+        "server": parameter_server_s(size, 2, bandwidth),
+    }
+    print(measured, estimated, bandwidth)
+    assert measured == pytest.approx(estimated, rel=0.25)
 
 
 def test_data_parallel(torch) -> None:
