@@ -150,7 +150,7 @@ for name, synchronize in {"ring": all_reduce, "server": push_and_pull}.items():
 if rank == 0:
     print(json.dumps({name: min(each[1:]) for name, each in took.items()}), flush=True)
 """
-"""Measures a step's synchronization of one model: a ring of two nodes, and a server with two workers on another node."""
+"""Measures how long a model is synchronized: by a ring of two nodes, and by a server with two workers elsewhere."""
 
 
 def test_the_synchronization_of_a_step_takes_as_long_as_estimated(torch) -> None:
