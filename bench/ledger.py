@@ -1,6 +1,6 @@
 """CPU time of a node's ledger for one task, with ten thousand past jobs beside a node without.
 
-    python -m bench ledger [--jobs N]
+python -m bench ledger [--jobs N]
 """
 
 from __future__ import annotations
