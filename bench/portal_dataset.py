@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import datetime as dt
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
 NODES, GPUS_PER_NODE = 1_000, 8
 MINUTES = 60
 """Minutes of metrics of each node."""
+START_MINUTES = 40_000
+"""Jobs that started did so a minute apart, in this time before now."""
+MEAN_WAIT_S = 1_800.0
 
 
 class BenchDataset:
@@ -207,21 +212,28 @@ class BenchDataset:
                     state=state,
                     priority=dice.choice([-10, 0, 0, 10]),
                     command=["python", "train.py"],
-                    started_at=now if state != "PENDING" else None,
+                    submitted_at=now,
                 )
             )
-        rows = Job.objects.bulk_create(rows, batch_size=5000)
+        ended = [job for job in rows if job.state in {"COMPLETED", "FAILED"}]
+        started = [*ended, *rows[len(rows) - running :]]
+        for n, job in enumerate(started):
+            job.started_at = now - dt.timedelta(minutes=n % START_MINUTES)
+            job.submitted_at = job.started_at - dt.timedelta(seconds=dice.expovariate(1 / MEAN_WAIT_S))
+        with _given_times(Job, "submitted_at"):
+            rows = Job.objects.bulk_create(rows, batch_size=5000)
         self._add_sweeps([job for n, job in enumerate(rows) if n % 3 == 0 and job.kind == "training"])
         JobVerdict.objects.bulk_create(
             (
                 JobVerdict(
-                    job=job, code="over_fair_share", message="It waits.", decided_at=now, code_since=now
+                    job=job, code="over_fair_share", message="It waits.", decided_at=now, code_since=now,
+                    details={"jobs_ahead": n}, forecast_at=now, p10_at=now + dt.timedelta(minutes=5 + n % 600),
+                    p50_at=now + dt.timedelta(minutes=20 + n % 600), p90_at=now + dt.timedelta(minutes=60 + n % 600),
                 )
-                for job in rows
-                if job.state == "PENDING"
+                for n, job in enumerate(job for job in rows if job.state == "PENDING")
             ),
             batch_size=5000,
-        )
+        )  # fmt: skip
         Forecast.objects.bulk_create(
             (
                 Forecast(
@@ -236,20 +248,30 @@ class BenchDataset:
         JobEvent.objects.bulk_create(
             (JobEvent(job=job, kind="submitted", message="Submitted.") for job in rows), batch_size=10_000
         )
-        ended = [job for job in rows if job.state in {"COMPLETED", "FAILED"}]
         attempts = Attempt.objects.bulk_create(
-            [Attempt(job=job, number=1, state="COMPLETED", pool=pool, leader_epoch=1) for job in ended]
-            + [
-                Attempt(job=job, number=1, state="RUNNING", pool=pool, leader_epoch=1)
-                for job in rows[len(rows) - running :]
-            ],
+            (
+                Attempt(
+                    job=job,
+                    number=1,
+                    state="RUNNING" if job.state == "RUNNING" else "COMPLETED",
+                    pool=pool,
+                    leader_epoch=1,
+                )
+                for job in started
+            ),
             batch_size=5000,
         )
         taken = list(islice(self._free, running))
         held_gpus = [gpus[n % len(gpus)] for n in range(len(ended))] + taken
         tasks = Task.objects.bulk_create(
             (
-                Task(attempt=attempt, rank=0, node=gpu.node, state=attempt.state)
+                Task(
+                    attempt=attempt,
+                    rank=0,
+                    node=gpu.node,
+                    state=attempt.state,
+                    container_removed=attempt.state != "RUNNING",
+                )
                 for attempt, gpu in zip(attempts, held_gpus, strict=True)
             ),
             batch_size=5000,
@@ -257,7 +279,7 @@ class BenchDataset:
         Gpu.objects.filter(pk__in=[gpu.pk for gpu in taken]).update(used_milli=1000)
         allocations = []
         for n, (task, gpu) in enumerate(zip(tasks, held_gpus, strict=True)):
-            began = now - dt.timedelta(minutes=n % 40_000)
+            began = now - dt.timedelta(minutes=n % START_MINUTES)
             live = task.state == "RUNNING"
             allocations.append(
                 Allocation(
@@ -287,5 +309,72 @@ class BenchDataset:
             ),
             batch_size=5000,
         )
+        self._add_work(attempts, now)
+        self._store_report_days()
         with connection.cursor() as cursor:
-            cursor.execute("ANALYZE")
+            cursor.execute("VACUUM ANALYZE")  # as autovacuum does after so many new rows
+
+    def _add_work(self, attempts: list[Any], now: dt.datetime) -> None:
+        """Add what attempts did with their GPU: work of those that ended after an hour, and measurements by day."""
+        from portal.models import AttemptGpuDay, AttemptWork
+
+        ended = [each for each in attempts if each.state != "RUNNING"]
+        AttemptWork.objects.bulk_create(
+            (
+                AttemptWork(
+                    attempt=attempt,
+                    project_id=attempt.job.project_id,
+                    user_id=attempt.job.owner_id,
+                    pool=self.pool,
+                    ended_at=attempt.job.started_at + dt.timedelta(hours=1),
+                    cause="failure" if attempt.job.state == "FAILED" else "",
+                    startup_gpu_s=60.0,
+                    useful_gpu_s=600.0 if attempt.job.state == "FAILED" else 3540.0,
+                    lost_gpu_s=2940.0 if attempt.job.state == "FAILED" else 0.0,
+                )
+                for attempt in ended
+            ),
+            batch_size=5000,
+        )
+        AttemptGpuDay.objects.bulk_create(
+            (
+                AttemptGpuDay(
+                    attempt=attempt,
+                    job=attempt.job,
+                    project_id=attempt.job.project_id,
+                    user_id=attempt.job.owner_id,
+                    pool=self.pool,
+                    day=attempt.job.started_at.date() + dt.timedelta(days=day),
+                    is_continued=day > 0,
+                    joules=1_000_000.0,
+                    measured_gpu_s=3_600.0,
+                    busy_gpu_s=1_800.0,
+                    idle_gpu_s=float(attempt.pk % 600),
+                )
+                for attempt in attempts
+                for day in range(
+                    (now.date() - attempt.job.started_at.date()).days + 1 if attempt.state == "RUNNING" else 1
+                )
+            ),
+            batch_size=5000,
+        )
+
+    def _store_report_days(self) -> None:
+        """Store the days of the reports anew, as the periodic pass does, until all days with rows are stored."""
+        from portal.models import ReportDay
+        from portal.services.report_days import MAX_DAYS_PER_PASS, store_report_days
+
+        ReportDay.objects.all().delete()
+        for _ in range(-(-(START_MINUTES // (24 * 60) + 3) // MAX_DAYS_PER_PASS)):
+            store_report_days()
+
+
+@contextmanager
+def _given_times(model: Any, column: str) -> Iterator[None]:
+    """Save the times that rows of the bench have, instead of now."""
+    field = model._meta.get_field(column)
+    field.auto_now_add = False
+    try:
+        yield
+    finally:
+        field.auto_now_add = True

@@ -19,6 +19,7 @@ from portal.services.cluster.demo import replenish_demo_jobs
 from portal.services.jobs.dependencies import cancel_dependents
 from portal.services.jobs.failures import identify_failures
 from portal.services.notices.delivery import start_delivery
+from portal.services.report_days import store_report_days
 from portal.services.schedules import submit_due_jobs
 from portal.services.serving.advance import advance_active_services, advance_service
 from portal.services.sweeps.advance import advance_active_sweeps, advance_sweep
@@ -187,6 +188,7 @@ _DIRECT_TASKS: dict[str, Callable[..., object]] = {
     "scheduler.deliver_notices": start_delivery,
     "scheduler.replay_quotas": start_replays,
     "scheduler.demo": replenish_demo_jobs,
+    "scheduler.store_report_days": store_report_days,
     "scheduler.trim": periodic.delete_old_rows,
 }
 for _name, _function in _DIRECT_TASKS.items():

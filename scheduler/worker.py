@@ -44,6 +44,7 @@ SERVICES_EVERY_S = 5.0
 SCHEDULES_EVERY_S = 5.0
 NOTICES_EVERY_S = 10.0
 REPLAYS_EVERY_S = 20.0
+REPORT_DAYS_EVERY_S = 600.0
 
 app.conf.beat_schedule = {
     name: {"task": task, "schedule": every_s, "options": {"queue": queue, "expires": every_s}}
@@ -62,6 +63,7 @@ app.conf.beat_schedule = {
         ("services", "scheduler.advance_services", SERVICES_EVERY_S, "nodes"),
         ("notices", "scheduler.deliver_notices", NOTICES_EVERY_S, "nodes"),
         ("replays", "scheduler.replay_quotas", REPLAYS_EVERY_S, "replay"),
+        ("report-days", "scheduler.store_report_days", REPORT_DAYS_EVERY_S, "replay"),
     )
 }
 

@@ -320,7 +320,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 'ordering': ['-id'],
-                'indexes': [models.Index(fields=['state', 'id'], name='job_by_state'), models.Index(condition=models.Q(('state', 'PENDING')), fields=['desired_state'], name='job_pending'), models.Index(fields=['owner', '-id'], name='job_by_owner'), models.Index(fields=['project', '-id'], name='job_by_project'), models.Index(condition=models.Q(('code_archive', ''), _negated=True), fields=['code_archive'], name='job_by_code_archive'), models.Index(condition=models.Q(('state__in', ['PENDING', 'RUNNING', 'SUSPENDED'])), fields=['id'], name='job_live'), models.Index(condition=models.Q(('ended_at__isnull', False), ('started_at__isnull', False)), fields=['-ended_at', '-id'], name='job_ended'), models.Index(condition=models.Q(('started_at__isnull', False)), fields=['started_at'], include=('submitted_at', 'project', 'owner', 'role_gpus', 'tasks', 'gpus_per_task'), name='job_waits'), models.Index(django.db.models.fields.json.KeyTransform('PIPELINE_PLAN_ID', 'env'), condition=models.Q(('env__has_key', 'PIPELINE_PLAN_ID')), name='job_by_plan'), models.Index(models.OrderBy(django.db.models.functions.comparison.Coalesce(models.F('role_gpus'), django.db.models.expressions.CombinedExpression(django.db.models.functions.comparison.Cast(models.F('tasks'), models.BigIntegerField()), '*', models.F('gpus_per_task')), output_field=models.BigIntegerField()), descending=True), models.OrderBy(models.F('id'), descending=True), name='job_by_gpus'), models.Index(condition=models.Q(('nominated_placement__isnull', False)), fields=['id'], name='job_nominated')],
+                'indexes': [models.Index(fields=['state', 'id'], name='job_by_state'), models.Index(condition=models.Q(('state', 'PENDING')), fields=['desired_state', 'project'], include=('id', 'owner', 'pool', 'held', 'priority', 'queue_rank', 'submitted_at', 'role_gpus', 'tasks', 'gpus_per_task', 'milli_per_gpu'), name='job_pending'), models.Index(fields=['owner', '-id'], name='job_by_owner'), models.Index(fields=['project', '-id'], name='job_by_project'), models.Index(condition=models.Q(('code_archive', ''), _negated=True), fields=['code_archive'], name='job_by_code_archive'), models.Index(condition=models.Q(('state__in', ['PENDING', 'RUNNING', 'SUSPENDED'])), fields=['id'], name='job_live'), models.Index(condition=models.Q(('ended_at__isnull', False), ('started_at__isnull', False)), fields=['-ended_at', '-id'], name='job_ended'), models.Index(condition=models.Q(('started_at__isnull', False)), fields=['started_at'], include=('submitted_at', 'project', 'owner', 'role_gpus', 'tasks', 'gpus_per_task'), name='job_waits'), models.Index(django.db.models.fields.json.KeyTransform('PIPELINE_PLAN_ID', 'env'), condition=models.Q(('env__has_key', 'PIPELINE_PLAN_ID')), name='job_by_plan'), models.Index(models.OrderBy(django.db.models.functions.comparison.Coalesce(models.F('role_gpus'), django.db.models.expressions.CombinedExpression(django.db.models.functions.comparison.Cast(models.F('tasks'), models.BigIntegerField()), '*', models.F('gpus_per_task')), output_field=models.BigIntegerField()), descending=True), models.OrderBy(models.F('id'), descending=True), name='job_by_gpus'), models.Index(condition=models.Q(('nominated_placement__isnull', False)), fields=['id'], name='job_nominated')],
                 'constraints': [models.CheckConstraint(condition=models.Q(('state__in', ['PENDING', 'RUNNING', 'SUSPENDED', 'COMPLETED', 'FAILED', 'CANCELLED', 'TIMEOUT'])), name='job_state'), models.CheckConstraint(condition=models.Q(('kind__in', ['workspace', 'training', 'service'])), name='job_kind'), models.CheckConstraint(condition=models.Q(('desired_state__in', ['run', 'cancelled', 'suspended'])), name='job_desired_state'), models.CheckConstraint(condition=models.Q(('tasks__gte', 1)), name='job_tasks'), models.CheckConstraint(condition=models.Q(('min_tasks__isnull', True), models.Q(('min_tasks__gte', 1), ('min_tasks__lte', models.F('tasks')), models.Q(('kind', 'workspace'), _negated=True)), _connector='OR'), name='job_min_tasks'), models.CheckConstraint(condition=models.Q(('milli_per_gpu__gte', 1), ('milli_per_gpu__lte', 1000)), name='job_milli_per_gpu'), models.CheckConstraint(condition=models.Q(models.Q(('completion_role', ''), ('role_gpus__isnull', True), ('roles', [])), models.Q(('min_tasks__isnull', True), ('role_gpus__isnull', False), models.Q(('roles', []), _negated=True)), _connector='OR'), name='job_role_gpus')],
             },
         ),
@@ -460,15 +460,20 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('day', models.DateField()),
+                ('is_continued', models.BooleanField(help_text='Its job has another row, which was written earlier.')),
                 ('joules', models.FloatField(help_text='null: not measured.', null=True)),
                 ('measured_gpu_s', models.FloatField()),
                 ('busy_gpu_s', models.FloatField(help_text='Weighted with the utilisation.')),
                 ('idle_gpu_s', models.FloatField(help_text='While the utilisation was below that of an idle GPU.')),
                 ('peak_memory_mib', models.FloatField(help_text='Highest memory use of a GPU that it held alone; null: none, or not measured.', null=True)),
                 ('attempt', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='gpu_days', to='portal.attempt')),
+                ('job', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='+', to='portal.job')),
+                ('pool', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='portal.nodepool')),
+                ('project', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='portal.project')),
+                ('user', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='+', to=settings.AUTH_USER_MODEL)),
             ],
             options={
-                'indexes': [models.Index(fields=['day'], name='attempt_gpu_day_by_day')],
+                'indexes': [models.Index(fields=['day'], name='attempt_gpu_day_by_day'), models.Index(fields=['user', 'day'], name='attempt_gpu_day_by_user'), models.Index(fields=['project', 'day'], name='attempt_gpu_day_by_project'), models.Index(condition=models.Q(('is_continued', False)), fields=['job'], name='attempt_gpu_day_first')],
                 'constraints': [models.UniqueConstraint(fields=('attempt', 'day'), name='attempt_gpu_day_once')],
             },
         ),
@@ -1307,6 +1312,42 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='ReportDay',
+            fields=[
+                ('day', models.DateField(primary_key=True, serialize=False)),
+                ('format', models.PositiveSmallIntegerField()),
+                ('stored_at', models.DateTimeField(auto_now_add=True)),
+            ],
+        ),
+        migrations.CreateModel(
+            name='ReportDayRow',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('grouping', models.CharField(help_text='project, user, pool or size.', max_length=8)),
+                ('group', models.BigIntegerField(help_text='Row id, or class of sizes of requests; 0: no pool.')),
+                ('pool', models.BigIntegerField(help_text='Row id; 0: none.')),
+                ('held_gpu_s', models.FloatField(default=0.0)),
+                ('startup_gpu_s', models.FloatField(default=0.0)),
+                ('useful_gpu_s', models.FloatField(default=0.0)),
+                ('lost_gpu_s', models.FloatField(default=0.0, help_text='Of all causes, and of none.')),
+                ('lost_failure_gpu_s', models.FloatField(default=0.0)),
+                ('lost_preemption_gpu_s', models.FloatField(default=0.0)),
+                ('lost_node_gpu_s', models.FloatField(default=0.0)),
+                ('lost_stop_gpu_s', models.FloatField(default=0.0)),
+                ('lost_stall_gpu_s', models.FloatField(default=0.0)),
+                ('measured_gpu_s', models.FloatField(default=0.0)),
+                ('busy_gpu_s', models.FloatField(default=0.0)),
+                ('idle_gpu_s', models.FloatField(default=0.0)),
+                ('joules', models.FloatField(default=0.0)),
+                ('jobs', models.BinaryField(default=bytes)),
+                ('waits_s', models.BinaryField(default=bytes)),
+                ('day', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='rows', to='portal.reportday')),
+            ],
+            options={
+                'constraints': [models.UniqueConstraint(fields=('grouping', 'day', 'group', 'pool'), name='report_day_row_once')],
+            },
+        ),
+        migrations.CreateModel(
             name='Reservation',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -1647,7 +1688,7 @@ class Migration(migrations.Migration):
                 ('user', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='usage_intervals', to=settings.AUTH_USER_MODEL)),
             ],
             options={
-                'indexes': [models.Index(fields=['project', 'started_at'], name='usage_by_project'), models.Index(fields=['ended_at'], name='usage_by_end')],
+                'indexes': [models.Index(fields=['project', 'started_at'], include=('user', 'pool', 'milli', 'ended_at'), name='usage_by_project'), models.Index(fields=['ended_at'], name='usage_by_end')],
             },
         ),
         migrations.CreateModel(

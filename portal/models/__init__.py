@@ -43,6 +43,8 @@ from portal.models.usage import (
     AttemptProgress,
     AttemptSeconds,
     NodeMetricsMinute,
+    ReportDay,
+    ReportDayRow,
     UsageInterval,
 )
 from portal.models.user_requests import UserRequest

@@ -237,7 +237,15 @@ class Job(models.Model):
         ]
         indexes = [
             models.Index(fields=["state", "id"], name="job_by_state"),
-            models.Index(fields=["desired_state"], name="job_pending", condition=Q(state="PENDING")),
+            models.Index(
+                fields=["desired_state", "project"],
+                name="job_pending",
+                include=[
+                    *("id", "owner", "pool", "held", "priority", "queue_rank", "submitted_at"),
+                    *("role_gpus", "tasks", "gpus_per_task", "milli_per_gpu"),
+                ],
+                condition=Q(state="PENDING"),
+            ),
             models.Index(fields=["owner", "-id"], name="job_by_owner"),
             models.Index(fields=["project", "-id"], name="job_by_project"),
             models.Index(fields=["code_archive"], name="job_by_code_archive", condition=~Q(code_archive="")),

@@ -24,7 +24,11 @@ class UsageInterval(models.Model):
 
     class Meta:
         indexes = [
-            models.Index(fields=["project", "started_at"], name="usage_by_project"),
+            models.Index(
+                fields=["project", "started_at"],
+                name="usage_by_project",
+                include=["user", "pool", "milli", "ended_at"],
+            ),
             models.Index(fields=["ended_at"], name="usage_by_end"),
         ]
 
@@ -37,7 +41,12 @@ class AttemptGpuDay(models.Model):
     """
 
     attempt = models.ForeignKey("Attempt", on_delete=models.CASCADE, related_name="gpu_days")
+    job = models.ForeignKey("Job", on_delete=models.CASCADE, related_name="+", db_index=False)
+    project = models.ForeignKey("Project", on_delete=models.PROTECT, related_name="+", db_index=False)
+    user = models.ForeignKey("User", on_delete=models.PROTECT, related_name="+", db_index=False)
+    pool = models.ForeignKey("NodePool", on_delete=models.PROTECT, related_name="+", db_index=False)
     day = models.DateField()
+    is_continued = models.BooleanField(help_text="Its job has another row, which was written earlier.")
     joules = models.FloatField(null=True, help_text="null: not measured.")
     measured_gpu_s = models.FloatField()
     busy_gpu_s = models.FloatField(help_text="Weighted with the utilisation.")
@@ -48,7 +57,61 @@ class AttemptGpuDay(models.Model):
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["attempt", "day"], name="attempt_gpu_day_once")]
-        indexes = [models.Index(fields=["day"], name="attempt_gpu_day_by_day")]
+        indexes = [
+            models.Index(fields=["day"], name="attempt_gpu_day_by_day"),
+            models.Index(fields=["user", "day"], name="attempt_gpu_day_by_user"),
+            models.Index(fields=["project", "day"], name="attempt_gpu_day_by_project"),
+            models.Index(fields=["job"], name="attempt_gpu_day_first", condition=Q(is_continued=False)),
+        ]
+
+
+class ReportDay(models.Model):
+    """A day (UTC) that has ended, whose figures for reports are stored; those of other days are computed.
+
+    Deleted when a late row changes the day; the service that writes it stores it again.
+    """
+
+    FORMAT = 1
+    """Of its rows; those of another format are not used, and written again."""
+    LOCK = 0x_DA75
+    """Advisory lock of everybody who writes what changes a day that has ended."""
+
+    day = models.DateField(primary_key=True)
+    format = models.PositiveSmallIntegerField()
+    stored_at = models.DateTimeField(auto_now_add=True)
+
+
+class ReportDayRow(models.Model):
+    """The figures of a group and pool on one day. Row ids are not foreign keys: the rows are a copy of others.
+
+    ``jobs`` and ``waits_s`` belong to no pool. They are values of 8 bytes each, in network order: ids of the jobs
+    that held GPUs, and the waits of those that started.
+    """
+
+    day = models.ForeignKey(ReportDay, on_delete=models.CASCADE, related_name="rows")
+    grouping = models.CharField(max_length=8, help_text="project, user, pool or size.")
+    group = models.BigIntegerField(help_text="Row id, or class of sizes of requests; 0: no pool.")
+    pool = models.BigIntegerField(help_text="Row id; 0: none.")
+    held_gpu_s = models.FloatField(default=0.0)
+    startup_gpu_s = models.FloatField(default=0.0)
+    useful_gpu_s = models.FloatField(default=0.0)
+    lost_gpu_s = models.FloatField(default=0.0, help_text="Of all causes, and of none.")
+    lost_failure_gpu_s = models.FloatField(default=0.0)
+    lost_preemption_gpu_s = models.FloatField(default=0.0)
+    lost_node_gpu_s = models.FloatField(default=0.0)
+    lost_stop_gpu_s = models.FloatField(default=0.0)
+    lost_stall_gpu_s = models.FloatField(default=0.0)
+    measured_gpu_s = models.FloatField(default=0.0)
+    busy_gpu_s = models.FloatField(default=0.0)
+    idle_gpu_s = models.FloatField(default=0.0)
+    joules = models.FloatField(default=0.0)
+    jobs = models.BinaryField(default=bytes)
+    waits_s = models.BinaryField(default=bytes)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["grouping", "day", "group", "pool"], name="report_day_row_once")
+        ]
 
 
 class NodeMetricsMinute(models.Model):

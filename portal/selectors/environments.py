@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -42,14 +41,15 @@ def launchable_environments(requester: Requester) -> list[LaunchableEnvironment]
     Administrators also get disabled ones, and private ones of others.
     """
     living = Node.objects.exclude(state__in=[NodeState.RETIRED.value, NodeState.ENROLLING.value])
-    machines = Counter(living.values_list("runtime", "agent_info__max_cuda_version"))
+    kinds = living.order_by().values_list("runtime", "agent_info__max_cuda_version").annotate(Count("pk"))
     there = ImagePresence.objects.filter(state="present", node__in=living).order_by()
+    machines = list(kinds)
     present = dict(there.values_list("environment_id").annotate(Count("pk")))
     found = []
     rows = visible_environments(requester).select_related("saved_image").prefetch_related("projects")
     for row in rows.order_by("title", "id"):
         fit = compatible_runtimes(row.runtime)
-        fitting = [(cuda, nodes) for (runtime, cuda), nodes in machines.items() if runtime in fit]
+        fitting = [(cuda, nodes) for runtime, cuda, nodes in machines if runtime in fit]
         found.append(
             LaunchableEnvironment(
                 environment=row,

@@ -14,7 +14,8 @@ from portal.access import Requester, require_user, visible_requests
 from portal.domain.user_requests import RequestKind, RequestState
 from portal.models import UserRequest
 from portal.selectors.lookup import get_first
-from portal.selectors.projects.usage import UsageGrouping, WorkRow, work_by
+from portal.selectors.projects.held_time import UsageGrouping
+from portal.selectors.projects.usage import WorkRow, work_by
 
 EFFICIENCY_PERIOD = dt.timedelta(days=30)
 

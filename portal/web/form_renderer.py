@@ -1,13 +1,15 @@
-"""Writes the inputs of forms without a template for each: the launch form has a hundred of them."""
+"""Writes fields and inputs of forms without a template for each: the launch form has a hundred of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from django.forms import BoundField
 from django.forms.renderers import DjangoTemplates
 from django.utils.html import conditional_escape, escape
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
 
 _FOLDER = "django/forms/widgets/"
 _INPUTS = frozenset(f"{_FOLDER}{name}.html" for name in ("input", "text", "number", "checkbox", "hidden"))
@@ -22,6 +24,22 @@ class DirectRenderer(DjangoTemplates):
         if template_name == f"{_FOLDER}select.html":
             return _select(context["widget"])
         return super().render(template_name, context, request)
+
+
+def render_field(field: BoundField, *, plain: bool) -> SafeString:
+    """Return a field with label, hint and error; ``plain`` leaves out that it is optional."""
+    optional = (
+        "" if plain or field.field.required else f' <span class="fw-3rd">{escape(_("optional"))}</span>'
+    )
+    name = f"{conditional_escape(field.label)}{optional}"
+    label = f'<label class="form-label" for="{escape(field.id_for_label)}">{name}</label>'
+    hint = ""
+    if errors := field.errors:
+        texts = " ".join(conditional_escape(str(each)) for each in errors)
+        hint = f'<p class="fw-hint fw-fail-t" id="{escape(field.auto_id)}_error">{texts}</p>'
+    elif help_text := field.help_text:
+        hint = f'<p class="fw-hint" id="{escape(field.auto_id)}_helptext">{conditional_escape(help_text)}</p>'
+    return SafeString(f'<div class="fw-field">{label}{field}{hint}</div>')
 
 
 def _input(widget: Mapping[str, Any]) -> SafeString:

@@ -8,22 +8,20 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.core.paginator import Paginator
-from django.db.models import Prefetch
 from django.http import HttpRequest, HttpResponse, QueryDict
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, pgettext
 
 from portal.access import AccessPolicy, visible_nodes
-from portal.models import Cycle, Gpu, Job, JobVerdict, NodePool, User
+from portal.models import Cycle, Job, JobVerdict, NodePool, User
 from portal.selectors.scheduling.forecasts import forecast_accuracy, no_forecast_reason
 from portal.selectors.scheduling.queue import (
     NO_POSITION,
+    PendingJobs,
     ProjectPoolShare,
     QueueFilter,
-    pending_jobs,
     shares_by_project,
-    total_requested_milli,
     usage_fractions,
     with_job_rows,
 )
@@ -132,7 +130,8 @@ def queue(request: HttpRequest, user: User) -> HttpResponse:
     pools = {pool.public_id: pool.name for pool in NodePool.objects.order_by("name")}
     query = QueuePageQuery.read(request.GET, list(pools.values()))
     visibility = visibility_of(user)
-    listed = Paginator(pending_jobs(visibility, query.filter), JOBS_PER_PAGE).get_page(query.page)
+    pending = PendingJobs(visibility, query.filter)
+    listed = Paginator(pending, JOBS_PER_PAGE).get_page(query.page)
     jobs = with_job_rows(listed.object_list)
     context = {
         "filters": query,
@@ -140,7 +139,7 @@ def queue(request: HttpRequest, user: User) -> HttpResponse:
         "spans": [(key, name) for key, (name, *_) in SPANS.items()],
         "page": listed,
         "rows": queue_tree(visibility, jobs, pools),
-        "requested_milli": total_requested_milli(),
+        "requested_milli": pending.requested_milli,
         "measured": forecast_accuracy(),
         "decided_at": Cycle.objects.order_by("-id").values_list("started_at", flat=True).first(),
         "plot": timeline_plot(user, visibility, query),
@@ -177,8 +176,7 @@ def timeline_plot(user: User, visibility: NameVisibility, query: QueuePageQuery)
     _, hours, tick_hours = SPANS[query.span]
     start = timezone.now() - dt.timedelta(hours=hours * PAST_FRACTION)
     span_s = hours * 3600.0
-    gpus = Prefetch("gpus", queryset=Gpu.objects.filter(present=True).order_by("index"))
-    nodes = visible_nodes(user).order_by("pool__name", "name").prefetch_related(gpus)
+    nodes = visible_nodes(user).order_by("pool__name", "name").only("name", "reachable")
     if query.filter.pool:
         nodes = nodes.filter(pool__name=query.filter.pool)
     page = Paginator(nodes, NODES_PER_PAGE).get_page(query.nodes)

@@ -30,7 +30,7 @@ from portal.domain.states import DISK_FULL_REASON, FENCED_REASON, GpuHealth, Job
 from portal.domain.sweeps import SEARCHER_LABELS, SweepSpec
 from portal.domain.user_requests import RequestState
 from portal.errors import NotFound
-from portal.selectors.projects.usage import UsageGrouping
+from portal.selectors.projects.held_time import UsageGrouping
 from portal.services.accounts.tokens import Scope
 from portal.services.jobs.changes import CHANGE_LABELS
 from portal.services.projects.projects import QUOTA_LABELS

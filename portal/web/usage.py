@@ -15,13 +15,9 @@ from django.utils.translation import gettext as _
 from portal.access import AccessPolicy
 from portal.domain.phases import Phase
 from portal.models import User
-from portal.selectors.projects.report import (
-    ReportRow,
-    hours_by_day,
-    most_idle_jobs,
-    read_report,
-)
-from portal.selectors.projects.usage import UsageGrouping
+from portal.selectors.projects.held_time import UsageGrouping
+from portal.selectors.projects.idle_jobs import most_idle_jobs
+from portal.selectors.projects.report import DayHours, ReportRow, read_report
 from portal.selectors.scheduling.start_phases import start_phases_by_pool
 from portal.web.display.csv_download import csv_response
 from portal.web.job.overview import PHASE_NAMES
@@ -43,13 +39,12 @@ def usage(request: HttpRequest, user: User) -> HttpResponseBase:
     start, end, period, problem = _period(request)
     by = GROUPINGS.get(request.GET.get("by", ""), UsageGrouping.PROJECT)
     report = read_report(user, start, end, by)
-    days = report.rows if by is UsageGrouping.DAY else hours_by_day(user, start, end)
     last = end - dt.timedelta(microseconds=1)
     context = {
         "report": report,
         "waits": report.waits,
         "idle_jobs": most_idle_jobs(user, start, end),
-        "chart": _chart(days),
+        "chart": _chart(report.days),
         "start": start.date(),
         "last": last.date(),
         "period": period,
@@ -110,7 +105,7 @@ def _date(request: HttpRequest, name: str) -> dt.date | None:
     return found if found and 1970 <= found.year < 9999 else None
 
 
-def _chart(days: list[ReportRow]) -> dict[str, object] | None:
+def _chart(days: list[DayHours]) -> dict[str, object] | None:
     """Return bars of the held and of the idle GPU-hours of each day as SVG paths in a square of ``CHART_SIZE``."""
     highest = max((row.gpu_hours for row in days), default=0.0)
     if not highest:

@@ -13,7 +13,9 @@ from django.urls import reverse
 from django.utils import timezone
 
 from portal.models import Attempt, ClusterSettings, Job, NodePool, UsageInterval
-from portal.selectors.projects.usage import UsageGrouping, gpu_hours_by, gpu_hours_of_days
+from portal.selectors.projects.held_time import UsageGrouping
+from portal.selectors.projects.report import read_report
+from portal.selectors.projects.usage import gpu_hours_by
 from portal.services.nodes.metrics_rollup import save_node_metrics
 from tests import factories
 from tests.api.fixture_data import FixtureData
@@ -65,10 +67,18 @@ def test_hours_of_the_chart_are_those_of_the_report_by_day(used: FixtureData) ->
     member, start = used.people["member"], now - 80 * HOUR
     with transaction.atomic():  # one time for intervals that are open
         by_day = gpu_hours_by(member, start, now, UsageGrouping.DAY)
-        hours_of_days = gpu_hours_of_days(member, start, now)
-    assert list(hours_of_days) == [row.key for row in by_day]
-    assert list(hours_of_days.values()) == pytest.approx([row.gpu_hours for row in by_day], abs=1e-5)
-    assert sum(hours_of_days.values()) > 0
+        chart = read_report(member, start, now, UsageGrouping.PROJECT).days
+    assert [day.name for day in chart] == [row.key for row in by_day]
+    assert [day.gpu_hours for day in chart] == pytest.approx([row.gpu_hours for row in by_day], abs=1e-5)
+    assert sum(day.gpu_hours for day in chart) > 0
+
+
+def test_measurements_of_the_day_after_a_period_do_not_count(used: FixtureData) -> None:
+    today = timezone.now().astimezone(dt.UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    period = {"start": (today - 24 * HOUR).isoformat(), "end": today.isoformat(), "by": "day"}
+    found = used.client("admin").get(REPORT, period).json()
+    assert [row["key"] for row in found["items"]] == [str((today - HOUR).date())]
+    assert found["total"]["energy_joules"] == 0
 
 
 def test_waits_are_interpolated_between_jobs(used: FixtureData) -> None:

@@ -10,6 +10,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from portal.models import Allocation, Cycle, Job, JobVerdict, Node, User
+from portal.selectors.scheduling.queue import PendingJobs, QueueFilter
 from portal.selectors.scheduling.timeline import node_lanes
 from portal.visibility import visibility_of
 from tests import factories
@@ -122,6 +123,14 @@ def test_bars_of_jobs_with_gpus_between_each_other_do_not_overlap(ordered, clien
     names = [(bar.job.name, bar.line_index, bar.line_count) for bar in lane.bars]
     assert names == [("moe-7b-sft", 0, 4), ("attn-probe", 4, 1), ("depth-eda", 5, 1)]
     assert lane.lines == sum(bar.line_count for bar in lane.bars)
+
+
+def test_parts_of_the_queue_are_the_whole_queue(ordered):
+    pending = PendingJobs(visibility_of(ordered.people["r-castellan"]), QueueFilter())
+    whole = pending[:]
+    assert len({Job.objects.get(pk=job).project_id for job, _ in whole}) > 1
+    assert [row for at in range(0, len(pending), 2) for row in pending[at : at + 2]] == whole
+    assert [pending[at] for at in range(len(pending))] == whole and pending[len(pending) :] == []
 
 
 @pytest.mark.parametrize(("span", "hours"), [("6h", 1), ("12h", 2), ("3d", 12)])

@@ -41,7 +41,8 @@ def finish_run(client, asked, *, busy_percent: float, memory_mib: int, seconds: 
     measured_s = seconds * job.gpus_per_task
     for day, part in ((1, 0.25), (2, 0.75)):
         AttemptGpuDay.objects.create(
-            attempt=attempt, day=dt.date(2026, 1, day), measured_gpu_s=part * measured_s,
+            attempt=attempt, job=job, project=job.project, user=job.owner, pool=attempt.pool,
+            day=dt.date(2026, 1, day), is_continued=day > 1, measured_gpu_s=part * measured_s,
             busy_gpu_s=busy_percent / 100 * part * measured_s, idle_gpu_s=0, peak_memory_mib=memory_mib / day,
         )  # fmt: skip
 

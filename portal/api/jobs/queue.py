@@ -15,7 +15,7 @@ from portal.api.framework.views import SignedInView, operation
 from portal.api.serializers.jobs import StartInterval, with_forecast
 from portal.api.serializers.references import Reference, UserReference
 from portal.models import Job, JobVerdict, Project, User
-from portal.selectors.scheduling.queue import NO_POSITION, QueueFilter, pending_jobs, with_job_rows
+from portal.selectors.scheduling.queue import NO_POSITION, PendingJobs, QueueFilter, with_job_rows
 from portal.services.accounts.tokens import Scope
 from portal.visibility import NameVisibility, visibility_of
 
@@ -112,8 +112,8 @@ class QueueView(SignedInView):
     )
     def get(self, request: Request) -> HttpResponse:
         visibility, limit, offset = visibility_of(self.user), self.query["limit"], self.query["offset"]
-        rows = pending_jobs(visibility, QueueFilter(pool=self.query["pool"], mine=self.query["mine"]))
-        total = rows.count()
+        rows = PendingJobs(visibility, QueueFilter(pool=self.query["pool"], mine=self.query["mine"]))
+        total = len(rows)
         kept = {
             key: value for key, value in self.query.items() if key != "offset" and value not in ("", False)
         }

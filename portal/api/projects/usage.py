@@ -17,8 +17,9 @@ from portal.api.framework.views import SignedInView, operation
 from portal.domain.lost_work import LossCause
 from portal.domain.phases import Phase
 from portal.errors import InvalidRequest
+from portal.selectors.projects.held_time import UsageGrouping
 from portal.selectors.projects.report import read_report
-from portal.selectors.projects.usage import UsageGrouping, gpu_hours_by, work_by
+from portal.selectors.projects.usage import gpu_hours_by, work_by
 from portal.selectors.scheduling.start_phases import PERIOD_DAYS, start_phases_by_pool
 from portal.services.accounts.tokens import Scope
 

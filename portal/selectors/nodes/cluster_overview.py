@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import starmap
 
+from django.db import connection
 from django.db.models import Count, Max, Q, QuerySet
 from django.utils.translation import gettext as _
 
@@ -115,17 +116,17 @@ class GpuModelSummary:
     free_by_pool: Counter[int] = field(default_factory=Counter)
     """Free GPUs by pool (id), without regard to quotas."""
 
-    def add_node(self, pool: int, total: int, free: int, allowed: int | None) -> None:
-        """Count the GPUs of a node; ``allowed`` is what the quotas of its pool leave, None without limit."""
+    def add_nodes(self, nodes: int, pool: int, total: int, free: int, allowed: int | None) -> None:
+        """Count the GPUs of equal nodes; ``allowed`` is what the quotas of their pool leave, None without limit."""
         self.pools.add(pool)
-        self.total += total
+        self.total += nodes * total
         self.largest_node = max(self.largest_node, total)
-        self.nodes_by_free[free] += 1
+        self.nodes_by_free[free] += nodes
         before = self.free_by_pool[pool]
-        within = free if allowed is None else max(0, min(free, allowed - before))
-        self.free_by_pool[pool] += free
+        within = nodes * free if allowed is None else max(0, min(nodes * free, allowed - before))
+        self.free_by_pool[pool] += nodes * free
         self.free += within
-        self.beyond_quota += free - within
+        self.beyond_quota += nodes * free - within
         self.largest_free = max(self.largest_free, free if allowed is None else min(free, allowed))
 
     @property
@@ -198,7 +199,7 @@ def free_capacity(requester: Requester, shares: Sequence[QuotaUsage] | None = No
             rows[key].free += 1
     for (model, memory_mib, node_id), row in rows.items():
         pool = nodes[node_id].pool_id
-        strips[model, memory_mib].add_node(pool, len(row.squares), row.free, allowed.get(pool))
+        strips[model, memory_mib].add_nodes(1, pool, len(row.squares), row.free, allowed.get(pool))
     return sorted(strips.values(), key=lambda strip: (-strip.total, strip.model))
 
 
@@ -259,16 +260,23 @@ def build_square(
 def _summarize(
     gpus: QuerySet[Gpu], reserved: Collection[int], allowed: Mapping[int, int]
 ) -> list[GpuModelSummary]:
-    usable = ACCEPTS_WORK & Q(used_milli=0)
-    rows = (
+    usable = ACCEPTS_WORK & Q(used_milli=0) & ~Q(node__in=reserved)
+    of_nodes = (
         gpus.order_by()
         .values("model", "node_id", "node__pool_id")
-        .annotate(all=Count("pk"), free=Count("pk", filter=usable), memory=Max("memory_mib"))
-        .order_by("node_id")
+        .annotate(total=Count("pk"), free=Count("pk", filter=usable), memory=Max("memory_mib"))
     )
+    query, values = of_nodes.query.sql_with_params()
     strips: dict[str, GpuModelSummary] = {}
-    for row in rows:
-        strip = strips.setdefault(row["model"], GpuModelSummary(row["model"], row["memory"]))
-        pool, free = row["node__pool_id"], 0 if row["node_id"] in reserved else row["free"]
-        strip.add_node(pool, row["all"], free, allowed.get(pool))
+    with connection.cursor() as cursor:  # few rows: most nodes are alike
+        cursor.execute(
+            f"""
+            SELECT model, max(memory), node__pool_id, total, free, count(*) FROM ({query}) node
+            GROUP BY 1, 3, 4, 5 ORDER BY 1, 3, 4, 5
+            """,  # noqa: S608 - only a query of Django is interpolated
+            values,
+        )
+        for model, memory_mib, pool, total, free, nodes in cursor.fetchall():
+            strip = strips.setdefault(model, GpuModelSummary(model, memory_mib))
+            strip.add_nodes(nodes, pool, total, free, allowed.get(pool))
     return sorted(strips.values(), key=lambda strip: (-strip.total, strip.model))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from django.db import connection
 from django.db.models import Count
 
 from portal.access import Requester, visible_nodes
@@ -27,27 +28,24 @@ class ResourcesPerGpu:
 
 def list_resources_per_gpu(requester: Requester) -> list[ResourcesPerGpu]:
     """Return them by pool (public id) and GPU model, in one query; nodes that take no jobs do not count."""
-    rows = (
+    kinds = (
         visible_nodes(requester)
         .filter(state__in=[NodeState.READY.value, NodeState.CORDONED.value], gpus__present=True)
         .order_by()
-        .values_list("pool__public_id", "gpus__model", "cpu_milli", "memory_mib", "pk")
-        .annotate(Count("gpus"))
+        .values("pk", "pool__public_id", "gpus__model", "cpu_milli", "memory_mib")
+        .annotate(count=Count("gpus"))
     )
-    listed = list(rows)
-    on_node: dict[int, int] = {}
-    for *_, node, count in listed:
-        on_node[node] = on_node.get(node, 0) + count
-    least: dict[tuple[str, str], tuple[int, int]] = {}
-    for pool, model, cpu_milli, memory_mib, node, _ in listed:
-        share = (cpu_milli // on_node[node], memory_mib // on_node[node])
-        known = least.get((pool, model), share)
-        least[pool, model] = (min(known[0], share[0]), min(known[1], share[1]))
-    return [
-        ResourcesPerGpu(pool, model, *share)
-        for (pool, model), share in sorted(least.items())
-        if min(share) > 0
-    ]
+    query, values = kinds.query.sql_with_params()
+    with connection.cursor() as cursor:  # few rows: most nodes are alike
+        cursor.execute(
+            f"""
+            SELECT pool__public_id, gpus__model, min(cpu_milli / on_node), min(memory_mib / on_node)
+            FROM (SELECT *, (sum(count) OVER (PARTITION BY pk))::bigint AS on_node FROM ({query}) kind) node
+            GROUP BY 1, 2 ORDER BY 1, 2
+            """,  # noqa: S608 - only a query of Django is interpolated
+            values,
+        )
+        return [ResourcesPerGpu(*row) for row in cursor.fetchall() if min(row[2:]) > 0]
 
 
 def proportional_amounts(

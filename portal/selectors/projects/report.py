@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
-from django.db.models import Sum
 from django.utils.translation import gettext as _
 
-from portal.access import Requester, nameable_projects, visible_gpu_days
+from portal.access import Requester
 from portal.domain.policy_settings import GPU_HOUR_PRICE, GRID_CO2, PRICE_CURRENCY, default_value
 from portal.models import NodePool
-from portal.selectors.projects.usage import UsageGrouping, WorkRow, gpu_hours_by, gpu_hours_of_days, work_by
-from portal.selectors.projects.waits import WaitRow, read_waits
+from portal.selectors.projects.held_time import TimeRange, UsageGrouping, count_distinct, day_of_number
+from portal.selectors.projects.report_figures import (
+    LOST_COLUMNS,
+    Figures,
+    read_figures,
+)
+from portal.selectors.projects.usage import as_hours, group_labels
+from portal.selectors.projects.waits import SIZE_NAMES, WaitRow, wait_statistics
 from portal.selectors.scheduling.settings import cluster_settings, pool_settings
-from portal.visibility import HIDDEN_PROJECT_NAME
 
-IDLE_JOBS = 10
 _J_PER_KWH = 3_600_000.0
-_MEASURED = ("measured_gpu_s", "busy_gpu_s", "idle_gpu_s", "joules")
-_GPU_DAY_COLUMNS = {
-    UsageGrouping.PROJECT: ("attempt__job__project__public_id", "attempt__job__project__name"),
-    UsageGrouping.USER: ("attempt__job__owner__public_id", "attempt__job__owner__username"),
-    UsageGrouping.POOL: ("attempt__pool__public_id", "attempt__pool__name"),
-    UsageGrouping.DAY: ("day", "day"),
-}
 
 
 @dataclass
@@ -82,14 +80,12 @@ _SUMS = (
 
 
 @dataclass(frozen=True)
-class IdleJob:
-    """A job whose GPUs were idle while it held them."""
+class DayHours:
+    """The held and the idle GPU-hours of a day (UTC)."""
 
-    job: str
     name: str
-    owner: str
+    gpu_hours: float
     idle_gpu_hours: float
-    utilisation_percent: float
 
 
 @dataclass(frozen=True)
@@ -100,6 +96,8 @@ class Report:
     total: ReportRow
     waits: list[WaitRow]
     """By size of the request."""
+    days: list[DayHours]
+    """Of every day that the period touches, in order."""
     currency: str
     has_co2: bool
 
@@ -113,84 +111,67 @@ def read_report(requester: Requester, start: dt.datetime, end: dt.datetime, by: 
     pools = {pool.pk: pool_settings(pool, cluster) for pool in NodePool.objects.all()}
     prices = {pk: float(settings[GPU_HOUR_PRICE]) for pk, settings in pools.items()}
     co2_g_per_kwh = float(cluster.get(GRID_CO2, default_value(GRID_CO2)))
-    rows: dict[str, ReportRow] = {}
-
-    def row_of(key: object, name: object) -> ReportRow:
-        return rows.setdefault(str(key), ReportRow(str(key), str(name)))
-
-    for used in gpu_hours_by(requester, start, end, by, prices=prices):
-        row = row_of(used.key, used.name)
-        row.jobs, row.gpu_hours, row.cost = used.jobs, used.gpu_hours, used.cost
-    for work in work_by(requester, start, end, by):
-        _add_work(row_of(work.key, work.name), work)
-    key, name = _GPU_DAY_COLUMNS[by]
-    days = visible_gpu_days(requester).filter(day__gte=start.date(), day__lte=end.date())
-    sums = {column: Sum(column) for column in _MEASURED}
-    for each in days.order_by().values(*{key, name}, "attempt__pool").annotate(**sums):
-        row = row_of(each[key], each[name])
-        idle = each["idle_gpu_s"] / 3600
-        row.measured_gpu_hours += each["measured_gpu_s"] / 3600
-        row.busy_gpu_hours += each["busy_gpu_s"] / 3600
-        row.idle_gpu_hours += idle
-        row.idle_cost += idle * prices.get(each["attempt__pool"], 0.0)
-        row.energy_joules += each["joules"] or 0.0
-    waits = read_waits(requester, start, end, by)
-    for (key, name), waited in waits.groups.items():
-        row = row_of(key, name)
-        row.started_jobs, row.wait_p50_s, row.wait_p90_s = waited.jobs, waited.p50_s, waited.p90_s
-    for row in rows.values():
+    figures, days = read_figures(requester, start, end, by), TimeRange(start, end).days
+    groups = {group for group, _pool in figures.sums} | set(figures.jobs) | set(figures.waits)
+    if by is UsageGrouping.DAY:
+        groups.update(days)
+    labels = group_labels(requester, by, groups)
+    rows = {group: ReportRow(*label) for group, label in labels.items()}
+    _add_sums(rows, figures, prices)
+    for group, row in rows.items():
+        row.jobs = count_distinct(figures.jobs.get(group, ()))
         row.co2_kg = row.energy_kwh * co2_g_per_kwh / 1000
-    _hide_names(requester, rows, by)
+        if waits := wait_statistics(figures.waits.get(group, ())):
+            row.started_jobs, row.wait_p50_s, row.wait_p90_s = waits.jobs, waits.p50_s, waits.p90_s
     found = sorted(
         rows.values(), key=lambda row: row.key if by is UsageGrouping.DAY else (-row.gpu_hours, row.key)
     )
     total = ReportRow(
         "", _("All"), **{column: sum(getattr(row, column) for row in found) for column in _SUMS}
     )
-    if waits.total:
-        total.wait_p50_s, total.wait_p90_s = waits.total.p50_s, waits.total.p90_s
-    currency = str(cluster.get(PRICE_CURRENCY, default_value(PRICE_CURRENCY))) if any(prices.values()) else ""
-    return Report(found, total, waits.sizes, currency, bool(co2_g_per_kwh))
+    by_size = sorted(figures.waits_by_size.items())
+    if waits := wait_statistics(chain.from_iterable(packed for _size, packed in by_size)):
+        total.wait_p50_s, total.wait_p90_s = waits.p50_s, waits.p90_s
+    return Report(
+        found,
+        total,
+        [
+            WaitRow(waits.jobs, waits.p50_s, waits.p90_s, _(SIZE_NAMES[size]))
+            for size, packed in by_size
+            if (waits := wait_statistics(packed))
+        ],
+        [_day_hours(figures, day) for day in days],
+        str(cluster.get(PRICE_CURRENCY, default_value(PRICE_CURRENCY))) if any(prices.values()) else "",
+        bool(co2_g_per_kwh),
+    )
 
 
-def hours_by_day(requester: Requester, start: dt.datetime, end: dt.datetime) -> list[ReportRow]:
-    """Return only the held and the idle GPU-hours of each day (UTC), in order."""
-    held = gpu_hours_of_days(requester, start, end)
-    rows = {day: ReportRow(day, day, gpu_hours=hours) for day, hours in held.items()}
-    days = visible_gpu_days(requester).filter(day__gte=start.date(), day__lte=end.date())
-    for day, idle_s in days.order_by().values_list("day").annotate(Sum("idle_gpu_s")):
-        if row := rows.get(str(day)):
-            row.idle_gpu_hours = idle_s / 3600
-    return list(rows.values())
+def _add_sums(rows: Mapping[int, ReportRow], figures: Figures, prices: Mapping[int, float]) -> None:
+    """Add the sums of each pool to the rows of their groups, as hours and costs."""
+    totals: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for (group, pool), sums in figures.sums.items():
+        total, price = totals[group], prices.get(pool, 0.0)
+        for column, value in sums.items():
+            total[column] += value
+        total["cost"] += sums["held_gpu_s"] * price
+        total["idle_cost"] += sums["idle_gpu_s"] * price
+    for group, total in totals.items():
+        row = rows.get(group)
+        if row is None:
+            continue
+        row.gpu_hours, row.cost = as_hours(total["held_gpu_s"]), as_hours(total["cost"])
+        row.startup_gpu_hours = as_hours(total["startup_gpu_s"])
+        row.useful_gpu_hours = as_hours(total["useful_gpu_s"])
+        row.lost_gpu_hours = as_hours(total["lost_gpu_s"])
+        row.lost_by_cause = {
+            cause: as_hours(total[column]) for cause, column in LOST_COLUMNS.items() if total[column]
+        }
+        row.measured_gpu_hours = total["measured_gpu_s"] / 3600
+        row.busy_gpu_hours = total["busy_gpu_s"] / 3600
+        row.idle_gpu_hours, row.idle_cost = total["idle_gpu_s"] / 3600, total["idle_cost"] / 3600
+        row.energy_joules = total["joules"]
 
 
-def most_idle_jobs(requester: Requester, start: dt.datetime, end: dt.datetime) -> list[IdleJob]:
-    """Return the jobs whose GPUs were idle longest in the period, longest first."""
-    days = visible_gpu_days(requester).filter(day__gte=start.date(), day__lte=end.date(), idle_gpu_s__gt=0)
-    columns = ("attempt__job__public_id", "attempt__job__name", "attempt__job__owner__username")
-    sums = {column: Sum(column) for column in _MEASURED}
-    rows = days.order_by().values(*columns).annotate(**sums).order_by("-idle_gpu_s", columns[0])[:IDLE_JOBS]
-    return [
-        IdleJob(
-            row[columns[0]],
-            row[columns[1]],
-            row[columns[2]],
-            row["idle_gpu_s"] / 3600,
-            100 * row["busy_gpu_s"] / row["measured_gpu_s"],
-        )
-        for row in rows
-    ]
-
-
-def _add_work(row: ReportRow, work: WorkRow) -> None:
-    row.useful_gpu_hours, row.startup_gpu_hours = work.useful_gpu_hours, work.startup_gpu_hours
-    row.lost_gpu_hours, row.lost_by_cause = work.lost_gpu_hours, work.lost_by_cause
-
-
-def _hide_names(requester: Requester, rows: Mapping[str, ReportRow], by: UsageGrouping) -> None:
-    """Replace the names of projects that a user has left."""
-    if by is UsageGrouping.PROJECT:
-        seen = set(nameable_projects(requester).values_list("public_id", flat=True))
-        for row in rows.values():
-            if row.key not in seen:
-                row.name = HIDDEN_PROJECT_NAME
+def _day_hours(figures: Figures, day: int) -> DayHours:
+    held_s, idle_s = figures.days.get(day, (0.0, 0.0))
+    return DayHours(str(day_of_number(day)), as_hours(held_s), idle_s / 3600)

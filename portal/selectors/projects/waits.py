@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import datetime as dt
-import sys
-from array import array
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any
+from typing import NamedTuple
 
-from django.db.models import Aggregate, BinaryField, Case, F, IntegerField, Q, Value, When
+import numpy as np
+from django.db.models import Aggregate, BinaryField, Case, F, IntegerField, Q, QuerySet, Value, When
 from django.db.models.functions import TruncDate
-from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
+from numpy.typing import NDArray
 
-from portal.access import Requester, visible_waits
-from portal.models import NodePool, Project, User
+from portal.models import Job
 from portal.models.jobs import total_gpus
-from portal.selectors.projects.usage import UsageGrouping
+from portal.selectors.projects.held_time import TimeRange, UsageGrouping, number_of_day, within
 
 SIZES = (
     (0, gettext_noop("no GPU")),
@@ -30,6 +26,7 @@ SIZES = (
 )
 """Upper bound and name of each class of requests; larger ones are in the class ``LARGEST_SIZE``."""
 LARGEST_SIZE = gettext_noop("more than 16 GPUs")
+SIZE_NAMES = (*(name for _bound, name in SIZES), LARGEST_SIZE)
 _SIZE = Case(
     *(When(requested__lte=bound, then=Value(index)) for index, (bound, _name) in enumerate(SIZES)),
     default=Value(len(SIZES)),
@@ -41,6 +38,9 @@ _KEY_COLUMNS = {
     UsageGrouping.POOL: "attempts__pool_id",
     UsageGrouping.DAY: "day",
 }
+_SECONDS = np.dtype(">f8")
+NO_GROUP = 0
+"""Group of jobs that started without an attempt, by pool."""
 
 
 class PackedSeconds(Aggregate):
@@ -52,6 +52,34 @@ class PackedSeconds(Aggregate):
     function = "STRING_AGG"
     template = "%(function)s(FLOAT8SEND(DATE_PART('epoch', %(expressions)s)), '')"
     output_field = BinaryField()
+
+
+class PackedWaits(NamedTuple):
+    """From submission to the first start of the jobs of a group and a class of sizes, as ``PackedSeconds``."""
+
+    group: int
+    size: int
+    seconds: bytes
+
+
+def read_waits(rows: QuerySet[Job], ranges: Sequence[TimeRange], by: UsageGrouping) -> Iterator[PackedWaits]:
+    """Return how long the jobs of these rows waited that started in parts of a period, in one query."""
+    if not ranges:
+        return
+    started = rows.filter(within(ranges, "started_at")).order_by()
+    if by is UsageGrouping.POOL:
+        started = started.filter(Q(attempts__number=1) | Q(attempts__isnull=True))
+    elif by is UsageGrouping.DAY:
+        started = started.annotate(day=TruncDate("started_at", tzinfo=dt.UTC))
+    found = (
+        started.annotate(requested=total_gpus())
+        .annotate(size=_SIZE)
+        .values_list(_KEY_COLUMNS[by], "size")
+        .annotate(waits=PackedSeconds(F("started_at") - F("submitted_at")))
+    )
+    for group, size, packed in found:
+        key = number_of_day(group) if by is UsageGrouping.DAY else group or NO_GROUP
+        yield PackedWaits(key, size, bytes(packed))
 
 
 @dataclass(frozen=True)
@@ -70,77 +98,19 @@ class WaitRow(WaitStatistics):
     name: str
 
 
-@dataclass(frozen=True)
-class Waits:
-    """``groups`` are by key and name; ``total`` is None if no job started. Sizes without jobs are left out."""
-
-    groups: Mapping[tuple[str, str], WaitStatistics]
-    sizes: list[WaitRow]
-    total: WaitStatistics | None
-
-
-def read_waits(requester: Requester, start: dt.datetime, end: dt.datetime, by: UsageGrouping) -> Waits:
-    """Return how long the visible jobs waited that started in a period, in two queries plus permissions."""
-    started = visible_waits(requester).filter(started_at__gte=start, started_at__lt=end).order_by()
-    if by is UsageGrouping.POOL:
-        started = started.filter(Q(attempts__number=1) | Q(attempts__isnull=True))
-    elif by is UsageGrouping.DAY:
-        started = started.annotate(day=TruncDate("started_at", tzinfo=dt.UTC))
-    key = _KEY_COLUMNS[by]
-    rows = (
-        started.annotate(requested=total_gpus())
-        .annotate(size=_SIZE)
-        .values_list(key, "size")
-        .annotate(waits=PackedSeconds(F("started_at") - F("submitted_at")))
-    )
-    groups: dict[Any, list[array[float]]] = defaultdict(list)
-    sizes: dict[int, list[array[float]]] = defaultdict(list)
-    for group, size, packed in rows:
-        waits = _unpack(packed)
-        groups[group].append(waits)
-        sizes[size].append(waits)
-    names = [*(name for _bound, name in SIZES), LARGEST_SIZE]
-    labels = _group_labels(by, groups)
-    by_size = {size: sorted(chain.from_iterable(found)) for size, found in sizes.items()}
-    everything = sorted(chain.from_iterable(by_size.values()))
-    return Waits(
-        {
-            labels[group]: WaitStatistics(*_statistics(sorted(chain.from_iterable(found))))
-            for group, found in groups.items()
-            if group in labels
-        },
-        [WaitRow(*_statistics(by_size[size]), name=_(names[size])) for size in sorted(by_size)],
-        WaitStatistics(*_statistics(everything)) if everything else None,
-    )
+def wait_statistics(packed: Iterable[bytes]) -> WaitStatistics | None:
+    """Return number, median and 90th percentile of all values; None if there is none."""
+    waits = np.frombuffer(b"".join(packed), _SECONDS).astype(np.float64)
+    if not waits.size:
+        return None
+    places = [fraction * (waits.size - 1) for fraction in (0.5, 0.9)]
+    last = waits.size - 1
+    waits.partition(sorted({each for place in places for each in (int(place), min(int(place) + 1, last))}))
+    return WaitStatistics(waits.size, *(_interpolate(waits, place) for place in places))
 
 
-def _group_labels(by: UsageGrouping, groups: Iterable[Any]) -> dict[Any, tuple[str, str]]:
-    """Return key and name of each group by the value of its column."""
-    if by is UsageGrouping.DAY:
-        return {day: (str(day), str(day)) for day in groups}
-    table, name = {
-        UsageGrouping.PROJECT: (Project, "name"),
-        UsageGrouping.USER: (User, "username"),
-        UsageGrouping.POOL: (NodePool, "name"),
-    }[by]
-    rows = table._default_manager.filter(pk__in=[pk for pk in groups if pk is not None])
-    return {pk: (key, label) for pk, key, label in rows.values_list("pk", "public_id", name)}
-
-
-def _unpack(packed: bytes | memoryview) -> array[float]:
-    values = array("d", bytes(packed))
-    if sys.byteorder == "little":
-        values.byteswap()
-    return values
-
-
-def _statistics(ordered: list[float]) -> tuple[int, float, float]:
-    """Return number, median and 90th percentile of sorted values."""
-    return len(ordered), _percentile(ordered, 0.5), _percentile(ordered, 0.9)
-
-
-def _percentile(ordered: list[float], fraction: float) -> float:
-    position = fraction * (len(ordered) - 1)
-    below = int(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+def _interpolate(waits: NDArray[np.float64], place: float) -> float:
+    """Return the value at a place between two, which are where they are in the order of all."""
+    below = int(place)
+    above = min(below + 1, waits.size - 1)
+    return float(waits[below] + (waits[above] - waits[below]) * (place - below))

@@ -40,9 +40,9 @@ def decayed_usage(
               FROM (SELECT project_id, pool_id, user_id,
                            sum(milli / 1000.0::float8 * half.life / ln(2::float8) * (
                                power(0.5::float8, least(1000, greatest(0, %(now)s - coalesce(
-                                   extract(epoch FROM ended_at)::float8, %(now)s)) / half.life))
+                                   date_part('epoch', ended_at), %(now)s)) / half.life))
                              - power(0.5::float8, least(1000, greatest(0, %(now)s
-                                   - extract(epoch FROM started_at)::float8) / half.life)))) AS seconds
+                                   - date_part('epoch', started_at)) / half.life)))) AS seconds
                       FROM portal_usageinterval
                       JOIN (SELECT id, CASE WHEN jsonb_typeof(policy -> 'usage_half_life_s') = 'number'
                                              AND (policy ->> 'usage_half_life_s')::numeric BETWEEN %(low)s AND

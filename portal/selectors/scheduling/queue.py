@@ -7,10 +7,11 @@ cycle (``jobs_ahead`` of the verdict); projects and users are ordered by their f
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import overload
 
-from django.db.models import Case, F, IntegerField, Min, QuerySet, Sum, Value, When, Window
+from django.db.models import Case, Count, F, IntegerField, Min, QuerySet, Sum, Value, When, Window
 from django.db.models.fields.json import KeyTextTransform
 from django.db.models.functions import Cast, Coalesce
 from django.utils import timezone
@@ -25,6 +26,16 @@ from portal.visibility import NameVisibility
 
 NO_POSITION = 1_000_000_000
 """Position of jobs that are not in the queue: held, delayed, or not examined yet."""
+
+
+ROW_COLUMNS = (
+    *("public_id", "name", "held", "priority", "submitted_at"),
+    *("role_gpus", "tasks", "gpus_per_task", "milli_per_gpu"),
+    *("project__public_id", "project__name", "owner__public_id", "owner__username", "owner__full_name"),
+    *("pool__public_id", "pool__name", "verdict__code", "verdict__message", "verdict__suggestion"),
+    *("verdict__forecast_at", "verdict__p10_at", "verdict__p50_at", "verdict__p90_at"),
+)
+"""Of a pending job and what it refers to, what the page and REST show: jobs and users have a hundred columns."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +66,65 @@ class ProjectPoolShare:
         return max(0, self.allocated_milli - self.guaranteed_milli)
 
 
-def pending_jobs(visibility: NameVisibility, filters: QueueFilter) -> QuerySet[Job, tuple[int, int]]:
-    """Return (job id, position) of pending jobs in order; slice it for ``with_job_rows``.
+class PendingJobs(Sequence[tuple[int, int]]):
+    """The pending jobs in order, as (job id, position); a slice reads only the projects that it contains.
 
-    Position 1 is next; ``NO_POSITION`` means none.
+    Position 1 is next; ``NO_POSITION`` means none. The order is by project, then by user, each at the position of
+    its first job.
     """
+
+    def __init__(self, visibility: NameVisibility, filters: QueueFilter) -> None:
+        self._rows = _pending_rows(visibility, filters).annotate(turn=_turn())
+        projects = self._rows.order_by().values("project_id")
+        sums = projects.annotate(first=Min("turn"), jobs=Count("pk"), milli=Sum(total_milli()))
+        self._projects = list(sums.order_by("first", "project_id").values_list("project_id", "jobs", "milli"))
+
+    def __len__(self) -> int:
+        return sum(jobs for _project, jobs, _milli in self._projects)
+
+    @property
+    def requested_milli(self) -> int:
+        return sum(int(milli or 0) for _project, _jobs, milli in self._projects)
+
+    @overload
+    def __getitem__(self, part: int) -> tuple[int, int]: ...
+
+    @overload
+    def __getitem__(self, part: slice) -> list[tuple[int, int]]: ...
+
+    def __getitem__(self, part: int | slice) -> tuple[int, int] | list[tuple[int, int]]:
+        if isinstance(part, int):
+            return self._read(part, part + 1)[0]
+        start, stop, _step = part.indices(len(self))
+        return self._read(start, stop)
+
+    def _read(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Return a part, in one query."""
+        before, offset = 0, 0
+        projects: list[int] = []
+        for project, jobs, _milli in self._projects:
+            if before + jobs > start and before < stop:
+                offset = offset if projects else before
+                projects.append(project)
+            before += jobs
+        if not projects:
+            return []
+        of_project = Window(Min("turn"), partition_by=[F("project_id")])
+        of_user = Window(Min("turn"), partition_by=[F("project_id"), F("owner_id")])
+        rows = (
+            self._rows.filter(project_id__in=projects)
+            .annotate(project_turn=of_project, user_turn=of_user)
+            .order_by(
+                *("project_turn", "project_id", "user_turn", "owner_id"),
+                *("-priority", "queue_rank", "turn", "submitted_at", "id"),
+            )
+        )
+        return list(rows.values_list("pk", "turn")[start - offset : stop - offset])
+
+
+def _turn() -> Coalesce:
     ahead = Cast(KeyTextTransform("jobs_ahead", "verdict__details"), IntegerField())
-    turn = Coalesce(
+    return Coalesce(
         Case(
             When(held=True, then=Value(NO_POSITION)),
             When(verdict__code=VerdictCode.WAITING_FOR_EVICTION.value, then=Value(0)),
@@ -70,6 +133,9 @@ def pending_jobs(visibility: NameVisibility, filters: QueueFilter) -> QuerySet[J
         ),
         Value(NO_POSITION),
     )
+
+
+def _pending_rows(visibility: NameVisibility, filters: QueueFilter) -> QuerySet[Job]:
     rows = Job.objects.filter(state=JobState.PENDING.value, desired_state=DesiredState.RUN.value)
     if filters.pool:
         rows = rows.filter(pool__name=filters.pool) | rows.filter(pool__isnull=True)
@@ -79,42 +145,19 @@ def pending_jobs(visibility: NameVisibility, filters: QueueFilter) -> QuerySet[J
         if visibility.projects is not None:
             rows = rows.filter(project_id__in=visibility.projects)
         rows = rows.filter(name__icontains=filters.search) | rows.filter(owner__username=filters.search)
-    return (
-        rows.annotate(turn=turn)
-        .annotate(
-            project_turn=Window(Min(turn), partition_by=[F("project_id")]),
-            person_turn=Window(Min(turn), partition_by=[F("project_id"), F("owner_id")]),
-        )
-        .order_by(
-            "project_turn",
-            "project_id",
-            "person_turn",
-            "owner_id",
-            "-priority",
-            "queue_rank",
-            "turn",
-            "submitted_at",
-            "id",
-        )
-        .values_list("pk", "turn")
-    )
+    return rows
 
 
 def with_job_rows(positions: Iterable[tuple[int, int]]) -> list[Job]:
     """Return the jobs of a slice of the queue with related rows joined and their position, in two queries."""
     order = dict(positions)
-    found = Job.objects.select_related("project", "owner", "pool", "verdict").in_bulk(order)
+    found = (
+        Job.objects.select_related("project", "owner", "pool", "verdict").only(*ROW_COLUMNS).in_bulk(order)
+    )
     jobs = [found[row] for row in order if row in found]
     for job in jobs:
         job.turn = order[job.pk]  # type: ignore[attr-defined]
     return jobs
-
-
-def total_requested_milli() -> int:
-    total = Job.objects.filter(state=JobState.PENDING.value, desired_state=DesiredState.RUN.value).aggregate(
-        milli=Sum(total_milli())
-    )
-    return int(total["milli"] or 0)
 
 
 def shares_by_project(pools: dict[str, str], projects: Collection[str]) -> dict[str, list[ProjectPoolShare]]:

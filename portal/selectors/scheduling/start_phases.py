@@ -40,7 +40,7 @@ class PoolPhases:
 def start_phases_by_pool() -> list[PoolPhases]:
     """Return the pools in which an attempt ran in the last ``PERIOD_DAYS``, by name, in one query."""
     percentiles = (
-        "percentile_cont(ARRAY[0.5, 0.9]) WITHIN GROUP (ORDER BY greatest(0, extract(epoch FROM {0})))"
+        "percentile_cont(ARRAY[0.5, 0.9]) WITHIN GROUP (ORDER BY greatest(0, date_part('epoch', {0})))"
     )
     columns = ", ".join(f"count({span}), {percentiles.format(span)}" for span in _SECONDS.values())
     # Only constants are interpolated.

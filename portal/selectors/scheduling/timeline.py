@@ -13,7 +13,8 @@ from django.utils.translation import gettext_noop
 
 from portal.domain.reasons import VerdictCode
 from portal.domain.states import LIVE_ATTEMPT_STATES, DesiredState, JobState
-from portal.models import Allocation, Job, Node, ReservationNode, Task
+from portal.models import Allocation, Gpu, Job, Node, ReservationNode, Task
+from portal.models.jobs import total_milli
 from portal.visibility import NameVisibility
 
 MAX_NEXT_JOBS = 10
@@ -32,6 +33,13 @@ BAR_COLUMNS = (
     "attempt__job__time_limit_s",
 )
 """Of a task, what its bar shows."""
+NEXT_BAR_COLUMNS = (
+    *("pool__name", "verdict__code", "verdict__p10_at", "verdict__p50_at", "verdict__p90_at"),
+    *("public_id", "name", "project__name", "project_id", "owner_id", "time_limit_s"),
+)
+"""Of a pending job, what its bar shows beside its GPUs."""
+MAX_FORECASTS = 200
+"""Of all pools: the earliest of them are distributed to the lanes."""
 ANY_POOL = gettext_noop("any pool")
 
 
@@ -86,16 +94,19 @@ class TimelineLane:
 
 
 def node_lanes(visibility: NameVisibility, nodes: list[Node]) -> list[TimelineLane]:
-    """Return jobs and reservations on these nodes (GPUs prefetched), in four queries."""
-    lanes = {}
+    """Return jobs and reservations on these nodes, in four queries."""
+    lanes, places = {}, {}
+    gpus: dict[int, list[tuple[str, int]]] = {node.pk: [] for node in nodes}
+    present = Gpu.objects.filter(node__in=gpus, present=True).order_by("index")
+    for pk, on_node, model, used_milli in present.values_list("pk", "node_id", "model", "used_milli"):
+        places[pk] = len(gpus[on_node])
+        gpus[on_node].append((model, used_milli))
     for node in nodes:
-        gpus = list(node.gpus.all())
-        models = sorted({gpu.model for gpu in gpus})
-        lane = TimelineLane(node.name, len(gpus), models[0] if len(models) == 1 else "", 0)
-        lane.free = sum(not gpu.used_milli for gpu in gpus)
+        models = sorted({model for model, _used in gpus[node.pk]})
+        lane = TimelineLane(node.name, len(gpus[node.pk]), models[0] if len(models) == 1 else "", 0)
+        lane.free = sum(not used for _model, used in gpus[node.pk])
         lane.is_unreachable = not node.reachable
         lanes[node.pk] = lane
-    places = {gpu.pk: at for node in nodes for at, gpu in enumerate(node.gpus.all())}
 
     tasks = list(
         Task.objects.filter(node__in=lanes, container_removed=False, attempt__state__in=LIVE_ATTEMPT_STATES)
@@ -110,11 +121,21 @@ def node_lanes(visibility: NameVisibility, nodes: list[Node]) -> list[TimelineLa
         task: sorted(place for place, _milli in found if place >= 0) for task, found in held.items()
     }
     for task in sorted(tasks, key=lambda task: (task[1], task_places[task[0]])):
-        pk, node, stopped_at, created_at, running_at, public_id, name, project, project_id, owner, limit_s = (
-            task
-        )
+        (
+            pk,
+            node_id,
+            stopped_at,
+            created_at,
+            running_at,
+            public_id,
+            name,
+            project,
+            project_id,
+            owner,
+            limit_s,
+        ) = task
         limit = dt.timedelta(seconds=limit_s) if limit_s else None
-        lane = lanes[node]
+        lane = lanes[node_id]
         # A job's GPUs need not be neighbours: bars follow each other instead of covering each other.
         first_line, line_count = lane.lines, max(1, len(task_places[pk]))
         lane.lines += line_count
@@ -150,33 +171,31 @@ def next_lanes(visibility: NameVisibility, pool: str) -> list[TimelineLane]:
     )
     if pool:
         rows = rows.filter(Q(pool__name=pool) | Q(pool__isnull=True))
+    earliest = rows.order_by("verdict__p50_at").values("pk")[:MAX_FORECASTS]
+    bars = Job.objects.filter(pk__in=earliest).order_by("verdict__p50_at").annotate(milli=total_milli())
     lanes: dict[str, TimelineLane] = {}
     reserved = {VerdictCode.WAITING_FOR_EVICTION.value, VerdictCode.RESERVED_FOR_OTHER_JOB.value}
-    for job in rows.select_related("project", "owner", "pool", "verdict").order_by("verdict__p50_at")[:200]:
-        name = job.pool.name if job.pool else _(ANY_POOL)
-        lane = lanes.setdefault(name, TimelineLane(name, None, "", 0))
-        if lane.lines == MAX_NEXT_JOBS:
+    now = timezone.now()
+    for row in bars.values_list(*NEXT_BAR_COLUMNS, "milli"):
+        pool_name, code, low, median, high, public_id, name, project, project_id, owner, limit_s, milli = row
+        lane_name = pool_name or _(ANY_POOL)
+        lane = lanes.setdefault(lane_name, TimelineLane(lane_name, None, "", 0))
+        if lane.lines == MAX_NEXT_JOBS or median is None:
             continue
-        standing = job.verdict
-        if standing.p50_at is None:
-            continue
-        now = timezone.now()
-        start = max(
-            standing.p50_at, now
-        )  # a median that has passed: it is due, and the next forecast follows
-        limit = dt.timedelta(seconds=job.time_limit_s) if job.time_limit_s else None
+        start = max(median, now)  # a median that has passed: it is due, and the next forecast follows
+        limit = dt.timedelta(seconds=limit_s) if limit_s else None
         lane.bars.append(
             TimelineBar(
-                "reserved" if standing.code in reserved else "predicted",
-                BarJob(job.public_id, job.name, job.project.name) if visibility.can_name_job(job) else None,
-                job.owner_id == visibility.user.pk,
-                job.total_milli,
+                "reserved" if code in reserved else "predicted",
+                BarJob(public_id, name, project) if visibility.can_name_project(project_id) else None,
+                owner == visibility.user.pk,
+                milli,
                 start,
                 start + limit if limit else None,
                 lane.lines,
                 1,
-                max(standing.p10_at, now) if standing.p10_at else None,
-                standing.p90_at,
+                max(low, now) if low else None,
+                high,
             )
         )
         lane.lines += 1

@@ -160,10 +160,14 @@ def _empty_nodes(request: ResourceRequest) -> list[EmptyNodeCapacity]:
     constraints = gpu_constraints(request)
     gpus = Gpu.objects.filter(node__in=nodes, present=True).order_by("node_id", "model")
     kinds = gpus.values_list("node_id", "model", "memory_mib", "mig_profile", "compute_capability")
-    for node, model, memory_mib, mig_profile, capability, count in kinds.annotate(Count("pk")):
-        kind = GpuKind(model, memory_mib, mig_profile, capability or 0.0)
-        if node in capacities and constraints.accepts(kind):
-            capacities[node].gpus += [kind] * count
+    accepted: dict[tuple[Any, ...], GpuKind | None] = {}  # most nodes are alike
+    for node, *columns, count in kinds.annotate(Count("pk")):
+        if (key := tuple(columns)) not in accepted:
+            model, memory_mib, mig_profile, capability = columns
+            kind = GpuKind(model, memory_mib, mig_profile, capability or 0.0)
+            accepted[key] = kind if constraints.accepts(kind) else None
+        if node in capacities and (gpu := accepted[key]) is not None:
+            capacities[node].gpus += [gpu] * count
     return list(capacities.values())
 
 

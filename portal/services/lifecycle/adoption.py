@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Sequence
 
 from django.db.models import F
@@ -13,6 +14,7 @@ from portal.errors import Conflict
 from portal.models import Attempt, Job, JobVerdict, OrphanContainer, Task
 from portal.services.lifecycle.allocations import allocate_running_gpus, create_allocations
 from portal.services.lifecycle.transitions import AttemptChange, transition_attempts, transition_job
+from portal.services.report_days import forget_report_days
 
 Gpus = Sequence[tuple[int, int]]
 """GPUs by id, with milli."""
@@ -32,21 +34,23 @@ def adopt_attempt(
     if attempt is None:
         _check_adoptable(job)
         first = min((row for row, _ in found), key=lambda row: row.rank)
+        began_at = min(row.started_at or row.first_seen_at for row, _ in found)
         attempt = Attempt.objects.create(
             job=job,
             number=number,
             pool=first.node.pool,
             leader_epoch=0,
             start_sent_at=now,
-            running_at=min(row.started_at or row.first_seen_at for row, _ in found),
+            running_at=began_at,
             # not probed: the secret of its server is lost
             ready_at=now if job.kind == JobKind.WORKSPACE.value else None,
         )
         job.attempt_count = max(job.attempt_count, number)
-        job.started_at = job.started_at or attempt.running_at
+        job.started_at = job.started_at or began_at
         job.exit_code = None
         JobVerdict.objects.filter(job=job).delete()
         transition_job(job, JobState.RUNNING, reason="kept", message=message, attempt=attempt, actor=actor)
+        forget_report_days([began_at.astimezone(dt.UTC).date()])  # its first start may be on an earlier day
         transition_attempts([AttemptChange(attempt, AttemptState.RUNNING, "kept", message, actor)])
     elif attempt.state not in LIVE_ATTEMPT_STATES:
         message = _(

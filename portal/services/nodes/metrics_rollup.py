@@ -10,6 +10,7 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from portal.models import Attempt, AttemptSeconds, Node, NodeMetricsMinute
+from portal.services.report_days import forget_report_days
 from portal.valkey.sample_cache import attempt_seconds
 
 RETENTION_DAYS = 90
@@ -64,8 +65,12 @@ def _add_gpu_use(gpu_use: Mapping[tuple[str, int, dt.date], GpuUseColumns]) -> N
         cursor.execute(
             """
             INSERT INTO portal_attemptgpuday AS known
-                (attempt_id, day, joules, measured_gpu_s, busy_gpu_s, idle_gpu_s, peak_memory_mib)
-            SELECT attempt.id, used.day, used.joules, used.measured, used.busy, used.idle, used.peak
+                (attempt_id, job_id, project_id, user_id, pool_id, day, is_continued,
+                 joules, measured_gpu_s, busy_gpu_s, idle_gpu_s, peak_memory_mib)
+            SELECT attempt.id, job.id, job.project_id, job.owner_id, attempt.pool_id, used.day,
+                   row_number() OVER (PARTITION BY job.id ORDER BY used.day, attempt.id) > 1 OR EXISTS (
+                       SELECT FROM portal_attemptgpuday first WHERE first.job_id = job.id AND NOT first.is_continued),
+                   used.joules, used.measured, used.busy, used.idle, used.peak
               FROM unnest(%s::text[], %s::int[], %s::date[], %s::float8[], %s::float8[], %s::float8[], %s::float8[],
                           %s::float8[]) AS used(job, number, day, joules, measured, busy, idle, peak)
               JOIN portal_job job ON job.public_id = used.job
@@ -80,6 +85,7 @@ def _add_gpu_use(gpu_use: Mapping[tuple[str, int, dt.date], GpuUseColumns]) -> N
             """,
             [list(column) for column in zip(*((*key, *use) for key, use in gpu_use.items()), strict=True)],
         )
+    forget_report_days(day for _job, _attempt, day in gpu_use)
 
 
 def delete_expired_metrics() -> int:

@@ -14,11 +14,12 @@ from django import template
 from django.conf import settings
 from django.contrib.staticfiles import finders
 from django.contrib.staticfiles.storage import staticfiles_storage
+from django.forms import BoundField
 from django.template import Context
 from django.template.base import Parser, Token
 from django.template.defaulttags import URLNode
 from django.template.defaulttags import url as do_url
-from django.templatetags.i18n import TranslateNode, do_translate
+from django.templatetags.i18n import BlockTranslateNode, TranslateNode, do_block_translate, do_translate
 from django.utils import timezone
 from django.utils.html import escape, format_html
 from django.utils.safestring import SafeString
@@ -38,6 +39,7 @@ from portal.web.display.time_elements import (
     time_element,
 )
 from portal.web.display.urls import short_url
+from portal.web.form_renderer import render_field
 
 register = template.Library()
 
@@ -103,6 +105,26 @@ def translate(parser: Parser, token: Token) -> TranslateNode:
     return node
 
 
+class ParsedBlockTranslateNode(BlockTranslateNode):
+    """A translated text with variables: put together once, since tables repeat it in each row."""
+
+    def __init__(self, node: BlockTranslateNode) -> None:
+        self.__dict__.update(node.__dict__)
+        self._parsed: dict[int, tuple[str, list[str]]] = {}
+
+    def render_token_list(self, tokens: list[Token]) -> tuple[str, list[str]]:
+        if id(tokens) not in self._parsed:
+            self._parsed[id(tokens)] = super().render_token_list(tokens)
+        text, names = self._parsed[id(tokens)]
+        return text, list(names)  # Django adds the variables of the plural
+
+
+@register.tag("blocktranslate")
+def blocktranslate(parser: Parser, token: Token) -> ParsedBlockTranslateNode:
+    """Compile Django's tag of this name."""
+    return ParsedBlockTranslateNode(do_block_translate(parser, token))
+
+
 class ShortUrlNode(URLNode):
     """The URL of a view with a public id: tables repeat it in each row, and Django resolves each anew."""
 
@@ -165,6 +187,12 @@ def _state(shape: SafeString, symbol: str, word: str, pill: bool) -> SafeString:
         shape,
         word,
     )
+
+
+@register.simple_tag
+def form_field(field: BoundField, plain: bool = False) -> SafeString:
+    """Render a field of a form with label, hint and error; ``plain`` leaves out that it is optional."""
+    return render_field(field, plain=plain)
 
 
 @register.simple_tag
