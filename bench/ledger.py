@@ -62,8 +62,18 @@ def _task_ms(ledger: Ledger, turn: int) -> float:
 def _spec(job: str) -> Any:
     return parse_spec(
         {
-            **{"cluster": "bench", "job": job, "attempt": 1, "task": 0, "digest": "d", "runtime": "process"},
-            **{"command": ["true"], "uid": 2001, "gid": 2001, "user": "ada", "memory_mib": 64, "pids": 64},
+            "cluster": "bench",
+            "job": job,
+            "attempt": 1,
+            "task": 0,
+            "digest": "d",
+            "runtime": "process",
+            "command": ["true"],
+            "uid": 2001,
+            "gid": 2001,
+            "user": "ada",
+            "memory_mib": 64,
+            "pids": 64,
             "gpus": [{"uuid": "GPU-1", "milli": 1000}],
         }
     )
