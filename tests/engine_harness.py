@@ -22,7 +22,6 @@ import redis
 from django.conf import settings
 from django.db import connection
 
-from agents.bundle import build_archive
 from portal.domain.states import NodeTransport, RuntimeKind
 from portal.models import Gpu, Node, NodePool, OutboxMessage
 from scheduler import periodic
@@ -30,6 +29,7 @@ from scheduler.cycle import CycleResult, run_cycle
 from scheduler.leases import new_holder
 from scheduler.nodes.actor_supervisor import ActorSupervisor
 from tests import factories
+from tests.agent_program import copy_agent_program
 
 ROOT = Path(__file__).parent.parent
 TIMEOUT_FACTOR = 2.5
@@ -88,9 +88,7 @@ class EngineHarness:
         home.mkdir(mode=0o755)
         (home / "boot_id").write_text("boot-1")
         self.write_gpus(name, [f"SIM-{name}-{index}" for index in range(gpus)])
-        program = self.folder / "agent" / "agent.pyz"
-        if not program.exists():
-            build_archive(program)
+        copy_agent_program(self.folder / "agent" / "agent.pyz")
         return Node.objects.create(
             name=name,
             pool=pool or factories.pool(),

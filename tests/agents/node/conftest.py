@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from agents.bundle import build_archive
 from agents.link import Link
 from agents.local import open_local
+from tests.agent_program import agent_program
 from tests.rig.images import RigImage
 from tests.rig.records import machine_lock
 
@@ -117,10 +117,8 @@ class LoneNode:
 
 
 @pytest.fixture(scope="session")
-def pyz(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("agent") / "agent.pyz"
-    build_archive(path)
-    return path
+def pyz() -> Path:
+    return agent_program()
 
 
 @pytest.fixture
