@@ -171,7 +171,6 @@ def run_cell(lab: Page, code: str) -> str:
     discard = lab.get_by_role("button", name=re.compile("Discard|Don't save", re.I))
     if discard.count():
         discard.first.click()
-    _reset(lab)
     return text
 
 
