@@ -33,7 +33,7 @@ def chromium(*flags: str, network: PrivateNetwork | None = None) -> Iterator[Bro
     """A browser of its own, ended with the block; in a private network if one is given.
 
     Playwright's event loop runs in the calling thread for as long as the block, and no other loop can run there:
-    a fixture made of this lives no longer than one module, or asynchronous tests after it fail.
+    a fixture made of this lives no longer than one package, or asynchronous tests after it fail.
     """
     program = testing_requirements.chromium()
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as tool:

@@ -31,9 +31,10 @@ def network() -> Iterator[PrivateNetwork | None]:
     made.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser(network) -> Iterator[Browser]:
-    # Playwright's own event loop runs in this thread; the tests' queries beside it are plain ones.
+    """One for consecutive files of this folder; asynchronous tests of others fail beside Playwright's event loop."""
+    # The loop runs in this thread; the tests' queries beside it are plain ones.
     with pytest.MonkeyPatch.context() as patched, chromium(network=network) as opened:
         patched.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
         yield opened
