@@ -68,7 +68,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     """Exclude modules and collected tests from every garbage collection."""
-    gc.collect()
     gc.freeze()
     gc.enable()
 
