@@ -60,11 +60,11 @@ class Command(BaseCommand):
         cores = min(len(os.sched_getaffinity(0)), 8)
         # Tests wait as much as they compute: more workers than cores.
         if installing is None:
-            results = [_pytest(PARALLEL_AND_RIG_MARKS, cores + 2, *chosen)]
+            results = [_pytest(PARALLEL_AND_RIG_MARKS, cores + 3, *chosen)]
         else:
             results = [_pytest(PARALLEL_MARKS, cores + 1, *chosen)]
             self._finish_install(*installing)
-            results.append(_pytest(RIG_MARKS, cores + 2, *chosen))
+            results.append(_pytest(RIG_MARKS, cores + 3, *chosen))
         results.append(
             _pytest(SERIAL_MARKS, cores + 3, *chosen, *([] if options["paths"] else _serial_files()))
         )
