@@ -22,7 +22,7 @@ _empty_by_flush = TransactionTestCase._fixture_teardown
 
 
 @cache
-def _may_skip_triggers(alias: str) -> bool:
+def may_skip_triggers(alias: str) -> bool:
     """Only a superuser may; foreign keys, and rows that are kept for ever, are the business of triggers."""
     with connections[alias].cursor() as cursor:
         cursor.execute("SELECT rolsuper FROM pg_roles WHERE rolname = current_user")
@@ -30,20 +30,26 @@ def _may_skip_triggers(alias: str) -> bool:
 
 
 @cache
-def _deletions(alias: str) -> str:
+def emptied_tables(alias: str) -> tuple[str, ...]:
+    """Return the tables that are emptied after each test."""
     tables = {
         model._meta.db_table
         for model in apps.get_models(include_auto_created=True)
         if model._meta.managed and not model._meta.proxy and router.allow_migrate_model(alias, model)
     }
+    return tuple(sorted(tables - FILLED_BY_MIGRATE))
+
+
+@cache
+def _deletions(alias: str) -> str:
     quote = connections[alias].ops.quote_name
-    deletions = [f"DELETE FROM {quote(table)}" for table in sorted(tables - FILLED_BY_MIGRATE)]
+    deletions = [f"DELETE FROM {quote(table)}" for table in emptied_tables(alias)]
     return "; ".join(["SET LOCAL session_replication_role = replica", *deletions])
 
 
 def _empty_tables(self: TransactionTestCase) -> None:
     aliases = self._databases_names(include_mirrors=False)
-    if not all(map(_may_skip_triggers, aliases)):
+    if not all(map(may_skip_triggers, aliases)):
         _empty_by_flush(self)
         return
     for alias in aliases:

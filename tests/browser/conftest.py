@@ -17,7 +17,8 @@ from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page
 from portal.services.accounts.sessions import SessionStore
 from tests.chromium import PATIENCE_MS, chromium
 from tests.private_network import PrivateNetwork, listen_here
-from tests.web.dataset import Dataset, fill
+from tests.saved_rows import make_once
+from tests.web.dataset import Dataset, fill_without_passwords
 
 
 @pytest.fixture(scope="session")
@@ -43,7 +44,7 @@ def browser(network) -> Iterator[Browser]:
 @pytest.fixture
 def dataset(transactional_db, tmp_path, settings) -> Dataset:
     settings.LOG_DIR = tmp_path / "logs"
-    return fill(password=None)
+    return make_once(fill_without_passwords)
 
 
 @pytest.fixture
