@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 from collections import Counter
 from functools import cache
@@ -27,6 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
+    gc.disable()  # until all tests are collected: what that allocates is permanent
     table_flush.flush_by_delete()
     described_answers.check_every_answer()
     # Each test client builds the middleware anew; with this it does not search all static files each time.
@@ -62,6 +64,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="long campaigns need --long"))
     config.stash[SKIP_REASONS] = reasons
     items.sort(key=_priority)
+
+
+def pytest_collection_finish() -> None:
+    """Exclude modules and collected tests from every garbage collection."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

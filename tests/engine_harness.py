@@ -22,19 +22,19 @@ import redis
 from django.conf import settings
 from django.db import connection
 
-from agents.bundle import build_archive
 from portal.domain.states import NodeTransport, RuntimeKind
 from portal.models import Gpu, Node, NodePool, OutboxMessage
-from scheduler import periodic
-from scheduler.cycle import CycleResult, run_cycle
+from scheduler import leases, periodic
+from scheduler.cycle import CycleResult, CycleState, run_cycle
 from scheduler.leases import new_holder
 from scheduler.nodes.actor_supervisor import ActorSupervisor
 from tests import factories
+from tests.agent_program import copy_agent_program
 
 ROOT = Path(__file__).parent.parent
 TIMEOUT_FACTOR = 2.5
-PAUSE_S, PERIODIC_INTERVAL_S = 0.2, 0.5
-"""Of the engine in this process. A cycle and a periodic pass take 0.1 CPU seconds each, which actors need too."""
+PAUSE_S, FIRST_PASS_S, PASS_INTERVAL_S = 0.1, 0.5, 1.0
+"""Of the engine in this process. Cycles and periodic passes without a message take CPU time from what is tested."""
 
 
 class WaitTimeoutError(AssertionError):
@@ -88,9 +88,7 @@ class EngineHarness:
         home.mkdir(mode=0o755)
         (home / "boot_id").write_text("boot-1")
         self.write_gpus(name, [f"SIM-{name}-{index}" for index in range(gpus)])
-        program = self.folder / "agent" / "agent.pyz"
-        if not program.exists():
-            build_archive(program)
+        copy_agent_program(self.folder / "agent" / "agent.pyz")
         return Node.objects.create(
             name=name,
             pool=pool or factories.pool(),
@@ -189,32 +187,51 @@ class EngineHarness:
 
 
 class InProcessEngine:
-    """The engine in this process, without Celery: cycles, periodic passes and actors until a condition holds."""
+    """The engine in this process, without Celery: cycles, periodic passes and actors until a condition holds.
+
+    As in a worker, the outbox starts cycles and wakes actors, and both happen at intervals without a message.
+    """
 
     def __init__(self) -> None:
         self.holder = new_holder()
         self.last: CycleResult | None = None
+        self._state = CycleState()
+        self._message = 0
+        """The last one that was read."""
 
     def run_until(self, done: Callable[[], bool], within_s: float = 20.0) -> bool:
         supervisor = ActorSupervisor()
         supervisor.start()
-        deadline_s = time.monotonic() + within_s
-        periodic_at_s = 0.0
+        deadline_s, pass_at_s = time.monotonic() + within_s, time.monotonic() + FIRST_PASS_S
+        wants_cycle = True  # tests write rows without a message
         try:
-            while not done():
-                if time.monotonic() > deadline_s:
-                    return False
-                self.last = run_cycle("test", self.holder)
-                if time.monotonic() >= periodic_at_s:
+            while not (is_done := done()) and time.monotonic() <= deadline_s:
+                wants_cycle = self._read_messages(supervisor) or wants_cycle
+                is_due = time.monotonic() >= pass_at_s
+                if wants_cycle or is_due:
+                    self.last = run_cycle("test", self.holder, self._state)
+                wants_cycle = self.last is not None and self.last.rerun
+                if is_due:
                     periodic.run_periodic_pass()
-                    periodic_at_s = time.monotonic() + PERIODIC_INTERVAL_S
-                OutboxMessage.objects.update(created_at="2000-01-01T00:00Z")
-                for node in Node.objects.values_list("public_id", flat=True):
-                    supervisor.notify(node, "work")
+                    for node in Node.objects.values_list("public_id", flat=True):
+                        supervisor.notify(node, "work")
+                    pass_at_s = time.monotonic() + PASS_INTERVAL_S
                 time.sleep(PAUSE_S)
-            return True
         finally:
             supervisor.stop()
+        leases.release([leases.LEADER], self.holder)  # not after a crash, which releases nothing
+        return is_done
+
+    def _read_messages(self, supervisor: ActorSupervisor) -> bool:
+        """Wake the actors that have messages; return True when a message asks for anything else."""
+        wants_cycle = False
+        rows = OutboxMessage.objects.filter(pk__gt=self._message).order_by("pk")
+        for self._message, name, arguments in rows.values_list("pk", "name", "arguments"):
+            if name == "scheduler.notify_node":
+                supervisor.notify(arguments[0], arguments[1])
+            else:
+                wants_cycle = True
+        return wants_cycle
 
 
 def containers_alive(folder: Path) -> list[str]:

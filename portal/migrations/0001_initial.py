@@ -18,8 +18,10 @@ from django.conf import settings
 from django.contrib.postgres.operations import BtreeGistExtension
 from django.db import migrations, models
 
+from portal.database.new_tables import NewTables
 
-class Migration(migrations.Migration):
+
+class Migration(NewTables):
 
     initial = True
 

@@ -6,6 +6,7 @@ import copy
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from pytest_django import DjangoDbBlocker
 
 from portal.valkey import rate_limits
 from tests.api import fixture_data as worlds
+from tests.saved_rows import make_once
 
 
 @pytest.fixture(autouse=True)
@@ -43,11 +45,22 @@ def made(
         with connection.cursor() as cursor:  # a busy machine may be slow between two tests
             cursor.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
         with override_settings(LOG_DIR=logs):
-            fixture_data = make_world()
-            for actor in fixture_data.people:
-                fixture_data.sign_in(actor)
+            fixture_data = make_once(_signed_in(make_world))
         yield fixture_data, logs
         transaction.set_rollback(True)
+
+
+@cache
+def _signed_in(make_world: Callable[[], worlds.FixtureData]) -> Callable[[], worlds.FixtureData]:
+    """What makes the world with a session for each of its users."""
+
+    def make() -> worlds.FixtureData:
+        fixture_data = make_world()
+        for actor in fixture_data.people:
+            fixture_data.sign_in(actor)
+        return fixture_data
+
+    return make
 
 
 @pytest.fixture

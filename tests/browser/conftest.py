@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,13 +16,27 @@ from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page
 
 from portal.services.accounts.sessions import SessionStore
 from tests.chromium import PATIENCE_MS, chromium
-from tests.web.dataset import Dataset, fill
+from tests.private_network import PrivateNetwork, listen_here
+from tests.saved_rows import make_once
+from tests.web.dataset import Dataset, fill_without_passwords
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    # Playwright's own event loop runs in this thread; the tests' queries beside it are plain ones.
-    with pytest.MonkeyPatch.context() as patched, chromium() as opened:
+@pytest.fixture(scope="session")
+def network() -> Iterator[PrivateNetwork | None]:
+    """The network of browsers and sites; None, and this machine's network, where only root could make one."""
+    if os.geteuid() != 0:  # no container test runs either
+        yield None
+        return
+    made = PrivateNetwork()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="package")
+def browser(network) -> Iterator[Browser]:
+    """One for consecutive files of this folder; asynchronous tests of others fail beside Playwright's event loop."""
+    # The loop runs in this thread; the tests' queries beside it are plain ones.
+    with pytest.MonkeyPatch.context() as patched, chromium(network=network) as opened:
         patched.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
         yield opened
 
@@ -31,22 +44,20 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def dataset(transactional_db, tmp_path, settings) -> Dataset:
     settings.LOG_DIR = tmp_path / "logs"
-    return fill(password=None)
+    return make_once(fill_without_passwords)
 
 
 @pytest.fixture
-def site(dataset, settings) -> Iterator[str]:
+def site(network, dataset, settings) -> Iterator[str]:
     """The ASGI application on a free port, as ``web`` serves it."""
-    with contextlib.closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    address = f"http://localhost:{port}"
+    listener = network.listen() if network is not None else listen_here()
+    address = f"http://localhost:{listener.getsockname()[1]}"
     settings.PORTAL_URL = address
     settings.CSRF_TRUSTED_ORIGINS = [address]
     from portal.asgi import application
 
-    server = uvicorn.Server(uvicorn.Config(application, port=port, log_level="warning", lifespan="off"))
-    thread = threading.Thread(target=server.run, daemon=True)
+    server = uvicorn.Server(uvicorn.Config(application, log_level="warning", lifespan="off"))
+    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     deadline = time.monotonic() + 10
     while not server.started:
@@ -55,6 +66,7 @@ def site(dataset, settings) -> Iterator[str]:
     yield address
     server.should_exit = True
     thread.join(timeout=10)
+    listener.close()
     for connection in connections.all(initialized_only=True):
         connection.close()
 

@@ -36,6 +36,7 @@ EVERYTHING = {
     "type": "tag",
     "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"],
 }
+RUN = "(rules) => axe.run({ runOnly: rules, resultTypes: ['violations'] })"
 COLOURS = {"type": "rule", "values": ["color-contrast", "link-in-text-block"]}
 """All that another theme changes."""
 
@@ -226,7 +227,7 @@ def look_here(page) -> str:
     page.wait_for_load_state("networkidle")
     page.evaluate(AXE.read_text())
     dark = page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
-    answer = page.evaluate("(rules) => axe.run({ runOnly: rules })", COLOURS if dark else EVERYTHING)
+    answer = page.evaluate(RUN, COLOURS if dark else EVERYTHING)
     return "\n".join(
         f"{rule['id']}: {node['html'][:160]} {' '.join(node['failureSummary'].split())[:200]}"
         for rule in answer["violations"]

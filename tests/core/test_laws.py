@@ -228,7 +228,7 @@ LAWS: list[Callable[[Snapshot], None]] = [
 
 # the short run draws the same examples each time; the long one draws new ones
 @pytest.mark.timeout(600)  # twenty seconds where nothing else runs
-@settings(max_examples=250, deadline=None, suppress_health_check=CALM, derandomize=True)
+@settings(max_examples=150, deadline=None, suppress_health_check=CALM, derandomize=True)
 @given(snapshot=st.one_of(snapshots(), crowded()))
 def test_invariants_of_a_decision(snapshot: Snapshot) -> None:
     check_snapshot(snapshot)

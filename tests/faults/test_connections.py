@@ -24,7 +24,7 @@ from portal.database.connection_pool import ConnectionPool
 from portal.database.pool_middleware import release_connection
 from portal.models import User
 from tests import factories
-from tests.rig.agent import rig_agent
+from tests.agent_program import agent_program
 from tests.time_budget import budget_s
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -205,7 +205,7 @@ def plain_parameters(name: str = "") -> dict[str, object]:
 
 def test_waiting_for_an_unresponsive_node_holds_no_connection(pool: ConnectionPool, tmp_path: Path) -> None:
     program, settings = tmp_path / "agent.pyz", tmp_path / "node.json"
-    program.write_bytes(rig_agent())
+    program.write_bytes(agent_program().read_bytes())
     folders = {"state_dir": str(tmp_path / "state"), "home_root": str(tmp_path / "homes")}
     settings.write_text(json.dumps({"cluster": "test", "runtimes": [{"kind": "process"}], **folders}))
     with open_local(program, "control", settings, cluster="test") as link, frozen(link.process_id):

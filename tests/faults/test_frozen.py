@@ -332,12 +332,8 @@ def test_when_all_connections_are_in_use_others_get_an_error(portal: Portal) -> 
     with ThreadPoolExecutor(3 * CONNECTIONS) as hands, portal.database() as blocker:
         blocker.execute("BEGIN; LOCK TABLE portal_job IN ACCESS EXCLUSIVE MODE")
         asked = [hands.submit(portal.listed) for _ in range(3 * CONNECTIONS)]
-        time.sleep(1)
-        waiting = """
-            SELECT count(*) FROM pg_stat_activity
-             WHERE wait_event_type = 'Lock' AND backend_type = 'client backend'
-        """
-        assert blocker.execute(waiting).fetchone() == (CONNECTIONS,)
+        waiting = "SELECT count(DISTINCT pid) FROM pg_locks WHERE NOT granted"
+        wait_for("all connections wait", lambda: blocker.execute(waiting).fetchone() == (CONNECTIONS,), 5)
         assert portal.ask("GET", "/healthz")[0].status_code == 200
         for future in asked:
             answer, took_s = future.result()

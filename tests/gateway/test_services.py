@@ -207,7 +207,7 @@ class Load:
                         self.answers[text.split()[0]] += 1
                 except httpx.HTTPError as problem:
                     self.refused.append((time.time(), repr(problem)))
-                time.sleep(0.03)
+                time.sleep(0.1)
 
 
 @pytest.mark.django_db(transaction=True)

@@ -18,21 +18,19 @@ from typing import Any
 import aiohttp
 from django.db import connections
 
-from agents import bundle
 from agents.local import open_local
 from portal.asgi import application
 from portal.gateway.access.authorization import _close_connection
 from portal.live.websocket import permission_recheck
 from portal.models import ClusterSettings, Node, User
 from tests import factories
+from tests.agent_program import copy_agent_program
 from tests.gateway.gateway_harness import Testbed, sign_in
 
 
 def local_node(folder: Path, *, gpus: int = 2, name: str = "") -> Node:
     """A node whose agent runs here, with pretend GPUs; the agent stands where ``up`` leaves it."""
-    program = folder / "data" / "agent" / "agent.pyz"
-    if not program.exists():
-        bundle.build_archive(program)
+    copy_agent_program(folder / "data" / "agent" / "agent.pyz")
     row = factories.node(factories.pool(), gpus=gpus, runtime="process", transport="local", name=name)
     uuids = [gpu.uuid for gpu in row.gpus.all()]
     # Tasks run under accounts of their own, which may not enter pytest's folders.

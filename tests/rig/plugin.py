@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.rig.agent import rig_agent
+from tests.agent_program import agent_program
 from tests.rig.cluster import RigCluster
 from tests.rig.images import RigImage, rig_image
 from tests.rig.needs import missing_for_rig
@@ -33,7 +33,7 @@ def lab_image() -> RigImage:
 @pytest.fixture(scope="session")
 def rig_cluster(tmp_path_factory: pytest.TempPathFactory) -> RigCluster:
     """A cluster's keys with the real agent, signed by them."""
-    return RigCluster(tmp_path_factory.mktemp("cluster-keys"), rig_agent())
+    return RigCluster(tmp_path_factory.mktemp("cluster-keys"), agent_program().read_bytes())
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from portal.models import ClusterSettings, Node, NodeOperation
 from portal.services.nodes.enrolment import prepare_agent
 from scheduler.nodes.node_checks import run_enrolment
 from tests import factories
-from tests.rig.agent import rig_agent
+from tests.agent_program import agent_program
 
 pytestmark = [pytest.mark.rig, pytest.mark.django_db(transaction=True)]
 
@@ -25,7 +25,7 @@ def form(make_rig, settings, tmp_path):
     """A machine with an account that may use sudo, and the confirmed form that adds it as a node."""
     settings.DATA_DIR, settings.KEY_DIR = tmp_path, tmp_path / "keys"
     factories.cluster_settings()
-    prepare_agent(rig_agent())
+    prepare_agent(agent_program().read_bytes())
     settings.KEY_FILES = {name: str(key_path(settings.KEY_DIR, name)) for name in PURPOSES}
     machine = make_rig(1).nodes[0]
     machine.add_admin("opal", PASSWORD)

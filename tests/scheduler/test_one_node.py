@@ -86,7 +86,7 @@ def test_a_job_that_fills_the_nodes_disk_ends_with_the_numbers(harness, dataset)
     pool = dataset["node"].pool
     pool.policy = {"task_disk_mib": 24}
     pool.save()
-    job = submit(dataset, "sh", "-c", "head -c 41943040 /dev/urandom > $TMPDIR/f; sleep 600")
+    job = submit(dataset, "sh", "-c", "fallocate -l 40M $TMPDIR/f; sleep 600")
     reach(dataset, is_now(job, JobState.FAILED), job, within_s=60.0)
     attempt = job.attempts.get()
     assert (attempt.state, attempt.reason) == ("FAILED", EndReason.DISK_LIMIT_EXCEEDED)

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from agents.bundle import build_archive
 from agents.engines.agent_engine import hello_to_json
 from agents.local import open_local
 from portal.models import Gpu, GpuLink, Node
 from portal.services.nodes import nodes
 from tests import factories
+from tests.agent_program import agent_program
 from tests.fakes import nvml
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -23,10 +23,8 @@ needs_compiler = pytest.mark.skipif(nvml.missing_compiler() is not None, reason=
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("agent") / "agent.pyz"
-    build_archive(path)
-    return path
+def program() -> Path:
+    return agent_program()
 
 
 @pytest.fixture

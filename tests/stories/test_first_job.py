@@ -25,7 +25,13 @@ from tests.rig.rig import Rig
 from tests.stories.portal import StoryPortal
 from tests.stories.users import Person, add_node, eventually, invite, set_quota
 
-pytestmark = [pytest.mark.rig, pytest.mark.browser, pytest.mark.early, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.rig,
+    pytest.mark.browser,
+    pytest.mark.calm,
+    pytest.mark.early,
+    pytest.mark.timeout(600),
+]
 
 # The first process of a container is sent SIGTERM to no effect unless it has a handler.
 SLEEPER = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: exit(0)); time.sleep(600)"
@@ -171,7 +177,6 @@ def run_cell(lab: Page, code: str) -> str:
     discard = lab.get_by_role("button", name=re.compile("Discard|Don't save", re.I))
     if discard.count():
         discard.first.click()
-    _reset(lab)
     return text
 
 

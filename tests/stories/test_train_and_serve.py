@@ -23,7 +23,13 @@ from tests.rig.rig import Rig
 from tests.stories.portal import StoryPortal
 from tests.stories.users import POOL, Person, add_node, eventually, invite
 
-pytestmark = [pytest.mark.rig, pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(3000)]
+pytestmark = [
+    pytest.mark.rig,
+    pytest.mark.browser,
+    pytest.mark.calm,
+    pytest.mark.long,
+    pytest.mark.timeout(3000),
+]
 
 PICTURES = os.environ.get("FAIRWAY_STORY_PICTURES", "")
 """Folder for a picture of each step; blank: none."""

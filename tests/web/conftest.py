@@ -1,6 +1,6 @@
 """Clients of four people on the scene: nobody, a stranger to its projects, a member, an admin.
 
-The scene is filled once for each module, in a transaction that is rolled back; each test has a savepoint in it.
+The scene is written once for each module, in a transaction that is rolled back; each test has a savepoint in it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import pytest
 from django.db import connection, transaction
 from django.test import Client, override_settings
 
-from tests.web.dataset import Dataset, fill
+from tests.saved_rows import make_once
+from tests.web.dataset import Dataset, fill_without_passwords
 
 WHO = {"stranger": "stranger", "member": "m-okafor", "admin": "r-castellan"}
 
@@ -23,7 +24,7 @@ def filled(django_db_setup, django_db_blocker, tmp_path_factory) -> Iterator[Dat
     with django_db_blocker.unblock(), override_settings(LOG_DIR=logs), transaction.atomic():
         with connection.cursor() as cursor:  # a busy machine may be slow between two tests
             cursor.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
-        yield fill(password=None)
+        yield make_once(fill_without_passwords)
         transaction.set_rollback(True)
 
 

@@ -70,6 +70,10 @@ def fill(*, password: str | None = PASSWORD, simulated: bool = False) -> Dataset
     return dataset
 
 
+def fill_without_passwords() -> Dataset:
+    return fill(password=None)
+
+
 def _people(dataset: Dataset, password: str | None) -> None:
     for name, full, admin in (
         ("r-castellan", "Rosa Castellan", True),

@@ -1,4 +1,4 @@
-"""`manage.py test`: first the tests that can run in parallel, then timing-sensitive and browser tests."""
+"""`manage.py test`: first the tests that can run in parallel, then those with few others beside them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from portal.standalone.testing_requirements import (
 )
 
 PARALLEL_MARKS = "not (rig or browser or gpu or calm)"
-RIG_MARKS = "(rig or gpu) and not browser and not calm"
-PARALLEL_AND_RIG_MARKS = "not (browser or calm)"
-SERIAL_MARKS = "calm or browser"
-SERIAL_MARK_NAMES = ("mark.calm", "mark.browser")
+RIG_MARKS = "(rig or browser or gpu) and not calm"
+PARALLEL_AND_RIG_MARKS = "not calm"
+SERIAL_MARKS = "calm"
+SERIAL_MARK_NAME = "mark.calm"
 NOTHING_COLLECTED, TESTS_FAILED = 5, 1
 MAX_REPEATED = 5
 """More failures than this are no accident of timing."""
@@ -60,12 +60,11 @@ class Command(BaseCommand):
         cores = min(len(os.sched_getaffinity(0)), 8)
         # Tests wait as much as they compute: more workers than cores.
         if installing is None:
-            results = [_pytest(PARALLEL_AND_RIG_MARKS, cores + 2, *chosen)]
+            results = [_pytest(PARALLEL_AND_RIG_MARKS, cores + 3, *chosen)]
         else:
             results = [_pytest(PARALLEL_MARKS, cores + 1, *chosen)]
             self._finish_install(*installing)
-            results.append(_pytest(RIG_MARKS, cores + 2, *chosen))
-        # Chromium drops requests when a network interface appears or disappears, as in container tests.
+            results.append(_pytest(RIG_MARKS, cores + 3, *chosen))
         results.append(
             _pytest(SERIAL_MARKS, cores + 3, *chosen, *([] if options["paths"] else _serial_files()))
         )
@@ -90,9 +89,9 @@ class Command(BaseCommand):
 
 
 def _serial_files() -> list[str]:
-    """Return the files that use such a mark, so that workers of the last part do not import all others."""
+    """Return the files that use the mark, so that workers of the last part do not import all others."""
     files = sorted((Path(settings.BASE_DIR) / "tests").rglob("test_*.py"))
-    return [str(path) for path in files if any(mark in path.read_text() for mark in SERIAL_MARK_NAMES)]
+    return [str(path) for path in files if SERIAL_MARK_NAME in path.read_text()]
 
 
 def _start_compile() -> subprocess.Popen[bytes] | None:
