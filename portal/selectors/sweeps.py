@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -22,10 +21,12 @@ from django.db.models import (
     Sum,
 )
 from django.db.models.functions import Coalesce, Extract, Now
+from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from portal.access import Requester, visible_sweeps
-from portal.domain.sweeps import ACTIVE_TRIAL_STATES, LIVE_TRIAL_STATES, Direction
+from portal.domain.sweep_progress import TrialUse
+from portal.domain.sweeps import ACTIVE_TRIAL_STATES, LIVE_TRIAL_STATES, Direction, TrialState
 from portal.models import Sweep, Trial, TrialReport, UsageInterval
 from portal.selectors.lookup import get_first
 
@@ -63,14 +64,29 @@ def list_trials(sweep: Sweep, order: str = "number", *, descending: bool = False
     """Return the trials in an order of ``TRIAL_ORDERS``; trials without a value come last."""
     key = F(order if order in TRIAL_ORDERS else "number")
     ordered = key.desc(nulls_last=True) if descending else key.asc(nulls_last=True)
-    rows = sweep.trials.select_related("job", "parent").annotate(gpu_hours=_gpu_hours(job=OuterRef("job")))
+    rows = sweep.trials.select_related("job__verdict", "parent").annotate(gpu_hours=_gpu_hours(job=OuterRef("job")))
     return rows.order_by(ordered, "number")
 
 
-def sweep_gpu_hours(sweep: Sweep) -> float:
-    """Return the GPU-hours of all trials; those that run count up to now."""
-    used = _usage(job__trial__sweep=sweep).aggregate(sum=Sum("used"))["sum"]
-    return float((used or dt.timedelta()) / dt.timedelta(hours=1))
+def trial_uses(sweep: Sweep) -> list[TrialUse]:
+    """Return what each trial has used so far, in the order of their numbers, in one query."""
+    now = timezone.now()
+    rows = sweep.trials.order_by("number").annotate(gpu_hours=_gpu_hours(job=OuterRef("job")))
+    found = rows.values_list(
+        "number", "state", "value", "step", "gpu_hours", "job__started_at", "ended_at", "search_state__rungs"
+    )
+    return [
+        TrialUse(
+            number,
+            TrialState(state),
+            value,
+            step,
+            hours,
+            max(0.0, ((ended_at or now) - started_at).total_seconds()) if started_at else None,
+            rungs or (),
+        )
+        for number, state, value, step, hours, started_at, ended_at, rungs in found
+    ]
 
 
 def _gpu_hours(**where: Any) -> Coalesce:
