@@ -142,6 +142,10 @@ PAGES = [
     Page("job-metrics", "get", "/jobs/{running}/metrics/", INSIDE),
     Page("job-series", "get", "/jobs/{running}/metrics/series/", INSIDE),
     Page("job-ranks", "get", "/jobs/{running}/ranks/", INSIDE),
+    Page(
+        "job-restart-elsewhere", "post", "/jobs/{running}/restart-elsewhere/", CONTROLLERS, {"rank": "0"}, 302, 302,
+        writes=False,
+    ),
     Page("job-checkpoints", "get", "/jobs/{running}/checkpoints/", INSIDE),
     Page("checkpoint-pin", "post", "/checkpoints/{checkpoint}/pin/", CONTROLLERS, {"pinned": "1"}, 302, 302),
     Page("checkpoint-resume", "post", "/checkpoints/{checkpoint}/resume/", OWNER, None, 302, 302),
