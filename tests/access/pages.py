@@ -147,6 +147,9 @@ PAGES = [
         writes=False,
     ),
     Page("job-checkpoints", "get", "/jobs/{running}/checkpoints/", INSIDE),
+    Page(
+        "job-checkpoints-check", "post", "/jobs/{running}/checkpoints/check/", CONTROLLERS, None, 302, 302, writes=False
+    ),
     Page("checkpoint-pin", "post", "/checkpoints/{checkpoint}/pin/", CONTROLLERS, {"pinned": "1"}, 302, 302),
     Page("checkpoint-resume", "post", "/checkpoints/{checkpoint}/resume/", OWNER, None, 302, 302),
     Page("usage", "get", "/usage/", EVERYBODY),

@@ -25,7 +25,7 @@ from portal.selectors.jobs.jobs import get_attempt, get_job, job_events
 from portal.selectors.jobs.ranks import RankOverview, RankRow, rank_overview
 from portal.services.jobs.retries import do_restart_without_node
 from portal.services.lifecycle.work_ledger import last_saved_at
-from portal.web.display.job_rows import state_label
+from portal.web.display.job_rows import ATTEMPT_ICONS, state_label
 from portal.web.job.overview import dedupe_events, job_page_context
 from portal.web.views import action, page, refusals_as_messages
 
@@ -39,15 +39,6 @@ STRIPS = {
     "steps": gettext_lazy("Step time"),
     "gpu": gettext_lazy("GPU use"),
     "memory": gettext_lazy("Memory"),
-}
-TASK_ICONS = {
-    AttemptState.CONFIGURING: "starting",
-    AttemptState.RUNNING: "running",
-    AttemptState.COMPLETING: "starting",
-    AttemptState.COMPLETED: "done",
-    AttemptState.FAILED: "failed",
-    AttemptState.OUT_OF_MEMORY: "failed",
-    AttemptState.NODE_FAIL: "failed",
 }
 
 
@@ -136,7 +127,7 @@ def node_ranks(overview: RankOverview, by: str) -> list[NodeRanks]:
 
     def line(row: RankRow) -> RankLine:
         state = AttemptState(row.task.state)
-        icon, label = TASK_ICONS.get(state, "stopped"), state_label(state.value)
+        icon, label = ATTEMPT_ICONS.get(state, "stopped"), state_label(state.value)
         if row.is_straggler and state is AttemptState.RUNNING:
             icon, label = "warning", _("Slow")
         strip = (
