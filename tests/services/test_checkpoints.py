@@ -16,7 +16,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from agents.engines.interface import Container, ListedCheckpoint, TaskKey
+from agents.engines.interface import ListedCheckpoint
 from portal.domain.reasons import EndReason
 from portal.errors import Conflict
 from portal.models import Attempt, Checkpoint, Job, JobEvent
@@ -185,8 +185,7 @@ def test_a_checkpoint_to_resume_from_says_what_is_dropped(attempt: Attempt) -> N
     choice = resume_choice([row, older], row.public_id, attempt.job, shown)
     assert choice is not None and choice.is_live and choice.dropped_units is None
     assert choice.dropped_gpu_s == pytest.approx(1800, abs=60)
-    record_progress(attempt, {0: Container(TaskKey("j", 1, 0), "c", "", "running", progress=120.0, progress_age_s=0.0)},
-                    polled_at=timezone.now())  # fmt: skip
+    assert record_progress(shown, 0, 120.0, 0.0, polled_at=timezone.now())
     (shown,) = list_attempts(attempt.job)
     choice = resume_choice([row, older], row.public_id, attempt.job, shown)
     assert choice is not None and choice.dropped_units == 20.0
