@@ -101,6 +101,7 @@ urlpatterns = [
     path("experiments/", experiments.experiments, name="experiments"),
     path("api/mlflow/", experiments.mlflow_link, name="mlflow-link"),
     path("api/mlflow/<slug:project_id>/", experiments.mlflow_link, name="mlflow-project-link"),
+    path("experiments/runs.csv", experiments.runs_csv, name="runs-csv"),
     path("experiments/series/", experiments.series, name="run-series"),
     path("experiments/<slug:project_id>/<slug:run_id>/", experiments.run, name="run"),
     path("experiments/<slug:project_id>/<slug:run_id>/edit/", experiments.edit_run, name="edit-run"),

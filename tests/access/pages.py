@@ -243,6 +243,7 @@ PAGES = [
     Page("models", "get", "/models/", EVERYBODY),
     # there is no tracking server in this world
     Page("run-series", "get", f"/experiments/series/?project={{project}}&run={RUN}", INSIDE, None, 503),
+    Page("runs-csv", "get", "/experiments/runs.csv?project={project}", INSIDE, None, 503),
     Page("run", "get", f"/experiments/{{project}}/{RUN}/", INSIDE, None, 503),
     Page("run-file", "get", f"/experiments/{{project}}/{RUN}/file/?path=a", INSIDE, None, 503),
     Page(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -64,6 +65,43 @@ def test_the_list_filters_compares_and_pages(tracking: TrackingWorld, runs: list
     )
 
 
+def test_the_list_shows_own_and_running_runs_and_is_downloaded(
+    tracking: TrackingWorld, runs: list[str]
+) -> None:
+    tracking.client().set_terminated(runs[0])
+    at = f"/experiments/?project={tracking.project.public_id}"
+    member, viewer = browser(tracking.member), browser(tracking.viewer)
+    running = member.get(f"{at}&running=1&q=vit").content.decode()
+    assert "vit-2" in running and "vit-1" not in running and "2 running" in running
+    assert "vit-2" in member.get(f"{at}&mine=1").content.decode()
+    assert "No runs match" in viewer.get(f"{at}&mine=1").content.decode()
+    answer = member.get(f"/experiments/runs.csv?project={tracking.project.public_id}&q=vit-3")
+    (row,) = csv.DictReader(b"".join(answer.streaming_content).decode().splitlines())
+    assert (row["name"], row["status"], row["params.lr"], row["metrics.loss"]) == (
+        "vit-3",
+        "RUNNING",
+        "0.3",
+        "0.005",
+    )
+
+
+def test_a_comparison_says_what_makes_runs_unlike(tracking: TrackingWorld, runs: list[str]) -> None:
+    factories.node(factories.pool(), gpus=4)
+    for number, run in enumerate(runs[:2], start=1):
+        job = factories.job(
+            tracking.member, tracking.project, factories.environment(tool=False), gpus_per_task=number
+        )
+        tag = {"run_id": run, "key": JOB_TAG, "value": job.public_id}
+        tracking_client.call(tracking.project.public_id, "POST", "runs/set-tag", tag)
+    tracking.client().set_terminated(runs[0])
+    tracking.client().set_terminated(runs[1], "FAILED")
+    at = f"/experiments/?project={tracking.project.public_id}&run={runs[0]}&run={runs[1]}&run={runs[2]}"
+    page = browser(tracking.viewer).get(at).content.decode().replace("\xa0", " ")
+    assert "B is not like for like" in page and "Compared with A, it differs in: " in page
+    assert "B did not complete" in page and "C has not ended" in page and "1 × GPU" in page
+    assert "1 equal row" in page and 'data-axis="gpu_hours"' in page
+
+
 def test_curves_have_the_steps_and_values_of_each_run(tracking: TrackingWorld, runs: list[str]) -> None:
     page = browser(tracking.viewer)
     found = page.get(
@@ -71,6 +109,7 @@ def test_curves_have_the_steps_and_values_of_each_run(tracking: TrackingWorld, r
     ).json()
     curve = found["metrics"]["loss"][runs[1]]
     assert [each["name"] for each in found["runs"]] == ["vit-1", "vit-2"]
+    assert len(curve["hours"]) == len(curve["steps"]) and found["runs"][0]["gpus"] == 0
     assert curve["steps"][0] == 0 and curve["steps"][-1] == 599 and len(curve["steps"]) <= 800
     assert all(value == 2 / (step + 1) for step, value in zip(curve["steps"], curve["values"], strict=True))
 
