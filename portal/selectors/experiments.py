@@ -128,6 +128,17 @@ def get_run(project: Project, run: str) -> Run:
     return _run(call(project.public_id, "GET", "runs/get", run_id=run)["run"])
 
 
+def runs_by_id(project: Project, ids: Sequence[str]) -> dict[str, Run]:
+    """Return those of the runs that exist in the project, by id."""
+    wanted = list(dict.fromkeys(ids))
+    if not wanted:
+        return {}
+    experiments = [each.id for each in list_experiments(project)]
+    text = f"attributes.run_id IN ({', '.join(map(quoted, wanted))})"
+    found = search_runs(project, experiments, filter_text=text, limit=len(wanted))
+    return {run.id: run for run in found.runs}
+
+
 def list_job_runs(job: Job, limit: int = 10) -> list[Run]:
     """Return the runs that a job created, newest first."""
     experiments = [each.id for each in list_experiments(job.project)]

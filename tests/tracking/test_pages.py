@@ -14,7 +14,7 @@ from mlflow.entities import Metric
 
 from portal.domain.tracking import JOB_TAG, NOTE_TAG
 from portal.errors import NotFound
-from portal.models import AuditEntry, User
+from portal.models import AuditEntry, Service, ServiceVersion, User
 from portal.services import experiments
 from portal.services.jobs.tracking import tracking_url
 from portal.tracking import client as tracking_client
@@ -168,6 +168,39 @@ def test_models_show_versions_stages_and_lineage(tracking: TrackingWorld, runs: 
     assert "One of None, Staging" in refused.content.decode()
     assert "vit-1" in member.get(f"{at}&model=depth%27s&version=1").content.decode()
     assert member.get(f"{at}&model=other").status_code == 404
+
+
+def test_versions_show_metrics_runs_and_what_changed(tracking: TrackingWorld, runs: list[str]) -> None:
+    client = tracking.client()
+    client.create_registered_model("depth")
+    for run in runs[:2]:
+        client.create_model_version("depth", "s3://bucket/model", run)
+    member, at = browser(tracking.member), f"/models/?project={tracking.project.public_id}"
+    text = member.get(at).content.decode()
+    assert "<th class=\"fw-num\">loss</th>" in text and "vit-1" in text and "vit-2" in text
+    assert "Parameters that differ from those of v1: lr." in text and "not served" in text
+    assert f"run={runs[1]}&amp;run={runs[0]}" in text or f"run={runs[1]}&run={runs[0]}" in text
+    change = f"/models/{tracking.project.public_id}/version/"
+    assert "To Staging" in text and "Promote" not in text
+    member.post(change, {"model": "depth", "version": "1", "stage": "Staging"})
+    staged = member.get(f"{at}&stage=Staging").content.decode()
+    assert "Promote" in staged and "vit-2</a></td>" not in staged
+    assert "No version of this model has this stage." in member.get(f"{at}&stage=Archived").content.decode()
+    assert "Deploy" not in browser(tracking.viewer).get(at).content.decode()
+
+
+def test_a_model_shows_the_service_that_serves_it(tracking: TrackingWorld, runs: list[str]) -> None:
+    client = tracking.client()
+    client.create_registered_model("depth")
+    client.create_model_version("depth", "s3://bucket/model", runs[0])
+    service = Service.objects.create(name="depth-api", owner=tracking.member, project=tracking.project)
+    fields = {"environment": factories.environment(tool=False), "created_by": tracking.member, "job": {}}
+    ServiceVersion.objects.create(
+        service=service, number=1, model_name="depth", model_version="1", state="ACTIVE", **fields
+    )
+    text = browser(tracking.viewer).get(f"/models/?project={tracking.project.public_id}").content.decode()
+    assert "Service depth-api" in text and "served by depth-api" in text and "Replicas and rollout" in text
+    assert f"svc-{service.public_id}." in text
 
 
 def test_an_artifact_is_registered_on_the_page_of_its_run(tracking: TrackingWorld, runs: list[str]) -> None:
