@@ -108,7 +108,7 @@ def _ready_s(
 
 @dataclass(frozen=True)
 class NodeTraffic:
-    """What a plan sends between nodes: activations and their gradients for each micro-batch, gradients of the weights."""
+    """What a plan sends between nodes: activations with their gradients, and the gradients of weights."""
 
     micro_batch_bytes: float
     step_bytes: float

@@ -117,7 +117,7 @@ def sweep_progress(spec: SweepSpec, trials: Sequence[TrialUse], *, is_running: b
 
 
 def rung_steps(spec: SweepSpec) -> list[int]:
-    """Return the steps at which ASHA and Hyperband compare trials; each bracket of Hyperband uses the last of them."""
+    """Return the steps at which ASHA and Hyperband compare trials; a bracket of Hyperband uses the last ones."""
     found: list[int] = []
     step = spec.min_steps
     while spec.searcher in PRUNING_SEARCHERS and step < (spec.max_steps or 0):
@@ -221,7 +221,9 @@ def _forecast(spec: SweepSpec, trials: Sequence[TrialUse], gpu_hours: float) -> 
         for each in trials
         if each.state in (TrialState.COMPLETED, TrialState.PRUNED) and each.runtime_s
     ]
-    running = [each.runtime_s for each in trials if each.state is TrialState.RUNNING and each.runtime_s is not None]
+    running = [
+        each.runtime_s for each in trials if each.state is TrialState.RUNNING and each.runtime_s is not None
+    ]
     waits = sum(each.runtime_s is None and each.state in LIVE_TRIAL_STATES for each in trials)
     waits += max(0, (spec.max_trials or 0) - len(trials))
     if len(ended) < MIN_ENDED or not running:

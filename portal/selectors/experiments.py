@@ -196,7 +196,8 @@ def jobs_of_runs(user: User, runs: Sequence[Run]) -> dict[str, RunJob]:
     checked_out = Attempt.objects.filter(job=OuterRef("pk")).exclude(code_commit="").order_by("-number")
     rows = visible_jobs(user).filter(public_id__in=wanted).select_related("environment", "environment_record")
     rows = rows.annotate(
-        gpu_hours=job_gpu_hours(job=OuterRef("pk")), checked_out=Subquery(checked_out.values("code_commit")[:1])
+        gpu_hours=job_gpu_hours(job=OuterRef("pk")),
+        checked_out=Subquery(checked_out.values("code_commit")[:1]),
     )
     found = {}
     for job in rows:

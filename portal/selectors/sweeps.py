@@ -51,7 +51,9 @@ def list_trials(sweep: Sweep, order: str = "number", *, descending: bool = False
     """Return the trials in an order of ``TRIAL_ORDERS``; trials without a value come last."""
     key = F(order if order in TRIAL_ORDERS else "number")
     ordered = key.desc(nulls_last=True) if descending else key.asc(nulls_last=True)
-    rows = sweep.trials.select_related("job__verdict", "parent").annotate(gpu_hours=job_gpu_hours(job=OuterRef("job")))
+    rows = sweep.trials.select_related("job__verdict", "parent").annotate(
+        gpu_hours=job_gpu_hours(job=OuterRef("job"))
+    )
     return rows.order_by(ordered, "number")
 
 

@@ -340,7 +340,9 @@ def plan(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
         "unit": _("samples") if row.profile.batch_size else _("minibatches"),
         "gpus": gpus,
         "chart": _layer_chart(row, division),
-        "nodes": _planned_nodes(row, division, memory, free, link_uses(row, division["stages"], minibatches_per_s)),
+        "nodes": _planned_nodes(
+            row, division, memory, free, link_uses(row, division["stages"], minibatches_per_s)
+        ),
         "timeline": draw_timeline(row, division, micro_batches, schedule),
         "sorts": SORTS.items(),
         "sort": sort,

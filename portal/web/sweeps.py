@@ -191,9 +191,7 @@ def _side_context(
     is_live = row.state in ACTIVE_STATES and request.total_milli > 0
     shares = project_quota_usage([row.project], user) if is_live else []
     return {
-        "space": [
-            (name, describe_parameter(each)) for name, each in read_parameters(row.parameters).items()
-        ],
+        "space": [(name, describe_parameter(each)) for name, each in read_parameters(row.parameters).items()],
         "searcher": _(SEARCHER_LABELS[Searcher(row.searcher)]).partition(":")[0],
         "trial_milli": request.total_milli,
         "gpu_model": request.gpu_model,

@@ -143,12 +143,25 @@ PAGES = [
     Page("job-series", "get", "/jobs/{running}/metrics/series/", INSIDE),
     Page("job-ranks", "get", "/jobs/{running}/ranks/", INSIDE),
     Page(
-        "job-restart-elsewhere", "post", "/jobs/{running}/restart-elsewhere/", CONTROLLERS, {"rank": "0"}, 302, 302,
+        "job-restart-elsewhere",
+        "post",
+        "/jobs/{running}/restart-elsewhere/",
+        CONTROLLERS,
+        {"rank": "0"},
+        302,
+        302,
         writes=False,
     ),
     Page("job-checkpoints", "get", "/jobs/{running}/checkpoints/", INSIDE),
     Page(
-        "job-checkpoints-check", "post", "/jobs/{running}/checkpoints/check/", CONTROLLERS, None, 302, 302, writes=False
+        "job-checkpoints-check",
+        "post",
+        "/jobs/{running}/checkpoints/check/",
+        CONTROLLERS,
+        None,
+        302,
+        302,
+        writes=False,
     ),
     Page("checkpoint-pin", "post", "/checkpoints/{checkpoint}/pin/", CONTROLLERS, {"pinned": "1"}, 302, 302),
     Page("checkpoint-resume", "post", "/checkpoints/{checkpoint}/resume/", OWNER, None, 302, 302),
@@ -344,8 +357,12 @@ PAGES = [
     Page("resume-sweep", "post", "/sweeps/{sweep}/resume/", CONTROLLERS, None, 302, 302, writes=False),
     Page("change-sweep", "post", "/sweeps/{sweep}/change/", CONTROLLERS, {"max_parallel": "2"}, 302, 302),
     Page("stop-trial", "post", "/sweeps/{sweep}/trials/0/stop/", CONTROLLERS, None, 302, 302),
-    Page("resume-trial", "post", "/sweeps/{sweep}/trials/0/resume/", CONTROLLERS, None, 302, 302, writes=False),
-    Page("repeat-trial", "post", "/sweeps/{sweep}/trials/0/repeat/", CONTROLLERS, None, 302, 302, writes=False),
+    Page(
+        "resume-trial", "post", "/sweeps/{sweep}/trials/0/resume/", CONTROLLERS, None, 302, 302, writes=False
+    ),
+    Page(
+        "repeat-trial", "post", "/sweeps/{sweep}/trials/0/repeat/", CONTROLLERS, None, 302, 302, writes=False
+    ),
     Page("queue", "get", "/queue/", EVERYBODY),
     Page("search", "get", "/search/?q=runs", EVERYBODY),
     Page("cluster", "get", "/cluster/", EVERYBODY),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ def test_equal_stages_are_idle_as_the_formula_says(schedule: str, stages: int, m
     assert found.step_s == pytest.approx(0.3 * (micro_batches + stages - 1))
     for stage in found.stages:
         assert len(stage) == 2 * micro_batches
-        assert all(after.start_s >= before.end_s - 1e-9 for before, after in zip(stage, stage[1:], strict=False))
+        assert all(after.start_s >= before.end_s - 1e-9 for before, after in pairwise(stage))
 
 
 def test_1f1b_keeps_no_more_micro_batches_in_flight_than_stages_follow() -> None:
@@ -36,7 +37,9 @@ def test_1f1b_keeps_no_more_micro_batches_in_flight_than_stages_follow() -> None
         in_flight += 1 if each.is_forward else -1
         most = max(most, in_flight)
     assert most == 3
-    assert [each.is_forward for each in step_timeline([PassTime(1, 1)] * 3, 8, "gpipe").stages[0][:8]] == [True] * 8
+    assert [each.is_forward for each in step_timeline([PassTime(1, 1)] * 3, 8, "gpipe").stages[0][:8]] == [
+        True
+    ] * 8
 
 
 def test_a_slow_stage_makes_the_others_wait() -> None:
@@ -62,7 +65,12 @@ def test_the_time_of_a_stage_is_shared_by_its_replicas() -> None:
 
 
 def stage(*ranks: int, output: float = 10.0, parameters: float = 100.0) -> dict[str, Any]:
-    return {"ranks": list(ranks), "replicas": len(ranks), "output_bytes": output, "parameter_bytes": parameters}
+    return {
+        "ranks": list(ranks),
+        "replicas": len(ranks),
+        "output_bytes": output,
+        "parameter_bytes": parameters,
+    }
 
 
 def test_only_what_crosses_nodes_is_traffic() -> None:

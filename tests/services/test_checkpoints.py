@@ -160,14 +160,13 @@ def test_the_last_checkpoint_of_a_run_is_taken_from_the_listing_without_a_report
 
 def saved(attempt: Attempt, *minutes_ago: float, step: int = 100) -> list[Checkpoint]:
     """Valid checkpoints of the job, the newest first."""
-    rows = [
+    return [
         Checkpoint.objects.create(
             job=attempt.job, name=f"step-{step - number}.pt", step=step - number, size_bytes=1, validity="valid",
             saved_at=timezone.now() - 60 * ago * SECOND,
         )
         for number, ago in enumerate(minutes_ago)
     ]  # fmt: skip
-    return rows
 
 
 def test_the_next_checkpoint_is_expected_after_the_median_interval(attempt: Attempt) -> None:

@@ -89,7 +89,13 @@ def test_the_page_shows_what_a_slow_rank_costs_and_where_its_steps_go(gang: dict
     assert overview.usual_parts == pytest.approx((0.3, 0.1), abs=0.01)
     assert overview.slow_row.parts == pytest.approx((0.4, 0.0), abs=0.01)
     page = page_of(gang)
-    for text in ("slow in 8 of 8 intervals", "Lost to waiting", "Where a step goes", "GPUs of rank 2", "ranks 0–3"):
+    for text in (
+        "slow in 8 of 8 intervals",
+        "Lost to waiting",
+        "Where a step goes",
+        "GPUs of rank 2",
+        "ranks 0–3",
+    ):
         assert text in page
 
 

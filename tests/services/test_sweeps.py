@@ -15,7 +15,14 @@ from portal.domain.states import JobState
 from portal.domain.sweeps import MAX_REPORTS, SweepSpec
 from portal.errors import Conflict, Forbidden, InvalidRequest, NotFound
 from portal.models import AuditEntry, Checkpoint, Job, Membership, OutboxMessage, Sweep, Trial, TrialReport
-from portal.selectors.sweeps import best_so_far, best_value, get_sweep, learning_curves, list_trials, trial_uses
+from portal.selectors.sweeps import (
+    best_so_far,
+    best_value,
+    get_sweep,
+    learning_curves,
+    list_trials,
+    trial_uses,
+)
 from portal.services.jobs.submission import (
     JobRequest,
     do_cancel_job,

@@ -177,7 +177,7 @@ def test_versions_show_metrics_runs_and_what_changed(tracking: TrackingWorld, ru
         client.create_model_version("depth", "s3://bucket/model", run)
     member, at = browser(tracking.member), f"/models/?project={tracking.project.public_id}"
     text = member.get(at).content.decode()
-    assert "<th class=\"fw-num\">loss</th>" in text and "vit-1" in text and "vit-2" in text
+    assert '<th class="fw-num">loss</th>' in text and "vit-1" in text and "vit-2" in text
     assert "Parameters that differ from those of v1: lr." in text and "not served" in text
     assert f"run={runs[1]}&amp;run={runs[0]}" in text or f"run={runs[1]}&run={runs[0]}" in text
     change = f"/models/{tracking.project.public_id}/version/"

@@ -272,7 +272,9 @@ def test_the_page_draws_one_step_and_the_bubbles_of_other_sizes(profile, client_
     plan, client = pipeline_plan(profile), client_of("member")
     address = reverse("plan", args=[plan.public_id])
     page = words(client.get(address, {"choice": "straight", "m": "4"}))
-    assert "Timeline of one step" in page and "4 micro-batches: the stages are idle 20.0 % of the step." in page
+    assert (
+        "Timeline of one step" in page and "4 micro-batches: the stages are idle 20.0 % of the step." in page
+    )
     assert "64 micro-batches 1.5 % bubble" in page and "Between nodes" not in page
     many = words(client.get(address, {"choice": "straight", "m": "40"}))
     assert "Drawn with 16 of 40 micro-batches" in many

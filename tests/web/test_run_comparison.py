@@ -14,7 +14,12 @@ def run(status: str = "FINISHED", **params: str) -> Run:
 
 
 def test_values_that_most_runs_do_not_have_are_odd() -> None:
-    runs = [run(lr="1", wd="0", bs="64"), run(lr="1", wd="1", bs="64"), run(lr="2", wd="2", bs="64"), run(lr="1", bs="64")]
+    runs = [
+        run(lr="1", wd="0", bs="64"),
+        run(lr="1", wd="1", bs="64"),
+        run(lr="2", wd="2", bs="64"),
+        run(lr="1", bs="64"),
+    ]
     rows = {row.name: row for row in compare_runs(runs, {})}
     assert rows["lr"].odd == [False, False, True, False]
     assert rows["wd"].odd == [True] * 4  # no value is that of most runs
@@ -24,5 +29,8 @@ def test_values_that_most_runs_do_not_have_are_odd() -> None:
 
 def test_runs_that_run_or_failed_are_noted() -> None:
     runs = [run(), run("RUNNING"), run("FAILED")]
-    assert [each.title for each in cautions(runs, compare_runs(runs, {}))] == ["B has not ended", "C did not complete"]
+    assert [each.title for each in cautions(runs, compare_runs(runs, {}))] == [
+        "B has not ended",
+        "C did not complete",
+    ]
     assert cautions([run(), run()], []) == []

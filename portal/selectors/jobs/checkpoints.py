@@ -105,7 +105,9 @@ class ResumeChoice:
     dropped_gpu_s: float | None
 
 
-def resume_choice(rows: list[Checkpoint], name: str, job: Job, attempt: Attempt | None) -> ResumeChoice | None:
+def resume_choice(
+    rows: list[Checkpoint], name: str, job: Job, attempt: Attempt | None
+) -> ResumeChoice | None:
     """Return the valid checkpoint with the public id ``name``; None if there is none."""
     row = next((each for each in rows if each.public_id == name), None)
     if row is None or row.validity != Validity.VALID or row.removal_requested_at is not None:

@@ -95,7 +95,9 @@ class RankOverview:
         known = [row.parts for row in self.rows if row.parts and not row.is_straggler]
         if not known:
             return None
-        return StepParts(median_low([each.own_s for each in known]), median_low([each.wait_s for each in known]))
+        return StepParts(
+            median_low([each.own_s for each in known]), median_low([each.wait_s for each in known])
+        )
 
     def lost_gpu_s(self, until: dt.datetime) -> float:
         """Return the GPU-seconds in which the other ranks waited for the slow one, since it is slow."""

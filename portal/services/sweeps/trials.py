@@ -76,9 +76,9 @@ def do_repeat_trial(user: User, sweep: Sweep, number: int) -> Trial:
         trial = _get_trial(sweep, number)
         if TrialState(trial.state) not in REPEATABLE_TRIAL_STATES:
             raise Conflict(
-                _("Trial {number} is {state}; only failed, stopped and pruned trials can be repeated.").format(
-                    number=number, state=trial.state.lower()
-                ),
+                _(
+                    "Trial {number} is {state}; only failed, stopped and pruned trials can be repeated."
+                ).format(number=number, state=trial.state.lower()),
                 code="trial_not_repeatable",
             )
         count = sweep.trials.count()
@@ -117,5 +117,6 @@ def _get_trial(sweep: Sweep, number: int) -> Trial:
 def _require_running(sweep: Sweep) -> None:
     if sweep.state != SweepState.RUNNING:
         raise Conflict(
-            _("The sweep is {state}, not running.").format(state=sweep.state.lower()), code="sweep_not_running"
+            _("The sweep is {state}, not running.").format(state=sweep.state.lower()),
+            code="sweep_not_running",
         )

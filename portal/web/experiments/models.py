@@ -73,9 +73,7 @@ class ServiceCard:
     versions: list[ModelService]
 
 
-def _registry_context(
-    user: User, project: Project, model: str, version: str, stage: str
-) -> dict[str, Any]:
+def _registry_context(user: User, project: Project, model: str, version: str, stage: str) -> dict[str, Any]:
     listed = selectors.list_models(project)
     chosen = next(
         (each for each in listed if each.name == model), listed[0] if listed and not model else None
@@ -142,7 +140,7 @@ def _version_origin(
     runs: dict[str, Run],
     served: list[ModelService],
 ) -> dict[str, Any]:
-    """Return the version with its run, the job of that and its code, as far as they exist and the user may see them."""
+    """Return the version with its run, and the job of that, as far as they exist and the user may see them."""
     run = runs.get(version.run) or _run_outside_list(project, version.run)
     found = selectors.jobs_of_runs(user, [run] if run else []).get(run.job if run else "")
     before = next((each for each in versions if int(each.version) < int(version.version)), None)
