@@ -129,10 +129,11 @@ def node_traffic(stages: Sequence[Mapping[str, Any]], gpus_per_node: int) -> Nod
 
 def link_bytes(stages: Sequence[Mapping[str, Any]], gpus_per_node: int, node: int) -> float:
     """Return the bytes of a micro-batch between a node (from 0) and the next one, in both directions."""
-    return sum(
+    sent: float = sum(
         2 * sender["output_bytes"] * _crossing(sender["ranks"], receiver["ranks"], gpus_per_node, node)
         for sender, receiver in pairwise(stages)
     )
+    return sent
 
 
 def _gradient_bytes(stage: Mapping[str, Any], gpus_per_node: int) -> float:

@@ -103,8 +103,9 @@ def test_without_step_times_the_page_shows_what_the_gpus_did(gang: dict[str, Any
     gpus = list(gang["node"].gpus.order_by("index"))
     for minutes in (1, 2):
         NodeMetricsMinute.objects.create(
-            node=gang["node"], minute=timezone.now() - dt.timedelta(minutes=minutes), gpu_uuids=[g.uuid for g in gpus],
-            samples=60, utilisation_percent=[90.0, 10.0, None, 50.0], power_watts=[300.0] * 4,
+            node=gang["node"], minute=timezone.now() - dt.timedelta(minutes=minutes), samples=60,
+            gpu_uuids=[gpu.uuid for gpu in gpus], utilisation_percent=[90.0, 10.0, None, 50.0],
+            power_watts=[300.0] * 4,
             memory_used_mib=[gpu.memory_mib / 2 for gpu in gpus], temperature_c=[60.0] * 4, energy_joules=[0.0] * 4,
         )  # fmt: skip
     page = page_of(gang)

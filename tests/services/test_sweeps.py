@@ -377,6 +377,7 @@ def test_the_use_of_trials_counts_from_their_first_start(dataset: dict[str, Any]
     assert first.runtime_s is None and first.rungs == () and second.gpu_hours == 0.0
     job = sweep.trials.get(number=0).job
     record_reports(job.pk, [(1.0, 0.1)])
+    advanced(sweep)
     end(dataset, job)
     Job.objects.filter(pk=job.pk).update(started_at=timezone.now() - dt.timedelta(hours=1))
     first, *_ = trial_uses(advanced(sweep))

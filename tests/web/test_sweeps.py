@@ -159,7 +159,9 @@ def test_trials_are_sorted_filtered_and_paged(sweep: Sweep, client_of: Any) -> N
 
     def numbers(query: str) -> list[int]:
         page = page_of(client, f"{address}?{query}")
-        return [int(each) for each in re.findall(r'<tr>\s*<td class="fw-num">(\d+)</td>', page)]
+        return [
+            int(each) for each in re.findall(r'<td class="fw-num">(\d+)</td><td><span class="fw-state', page)
+        ]
 
     assert numbers("") == list(range(20)) and numbers("page=2") == list(range(20, 25))
     assert numbers("order=value")[:3] == [0, 2, 4] and numbers("order=-value")[:2] == [24, 22]

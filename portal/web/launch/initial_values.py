@@ -163,8 +163,9 @@ def initial_from_sweep(user: User, public_id: str, *, narrow: bool) -> dict[str,
     searched = _initial_sweep(spec | {"parameters": sweep.parameters, "points": sweep.points})
     if narrow:
         space = read_parameters(sweep.parameters)
-        ended = sweep.trials.filter(state=TrialState.COMPLETED.value, value__isnull=False)
-        region = best_region(space, list(ended.values_list("parameters", "value")), sweep.direction)
+        ended = sweep.trials.filter(state=TrialState.COMPLETED.value).values_list("parameters", "value")
+        known = [(values, value) for values, value in ended if value is not None]
+        region = best_region(space, known, sweep.direction)
         searched["sweep_parameters"] = _parameter_lines(space | region)
     return {
         "kind": JobKind.TRAINING.value,
