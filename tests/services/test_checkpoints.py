@@ -223,6 +223,7 @@ def test_the_page_offers_both_ways_to_resume(attempt: Attempt) -> None:
     client = Client()
     client.force_login(attempt.job.owner)
     address = reverse("job-checkpoints", args=[attempt.job.public_id])
+    Attempt.objects.filter(pk=attempt.pk).update(created_at=timezone.now() - 3620 * SECOND)
     page = client.get(address).content.decode()
     assert "next about" in page or "expected about" in page
     assert "Check now" in page and "In place of this one" not in page and "Its starts took" in page

@@ -287,8 +287,8 @@ def test_the_page_shows_what_goes_between_nodes(profile, client_of):
     client, address = client_of("member"), reverse("plan", args=[plan.public_id])
     page = words(client.get(address, {"choice": "straight", "m": "4"}))
     # 1 MB of activations in both directions; 111 minibatches per second, of which the bubble leaves 4 of 5
-    assert "1.9 MiB a micro-batch" in page and "22.9 MiB of gradients a step" in page
-    assert "0.18 GB/s of activations between them, 18 % of 1 GB/s" in page
+    assert "2 MiB a micro-batch" in page and "23 MiB of gradients a step" in page
+    assert "0.178 GB/s of activations between them, 18 % of 1 GB/s" in page
     rows = client.get(address, {"sort": "memory"}).context["rows"]
     amounts = [one.memory_mib for one in rows if one.plan]
     assert amounts == sorted(amounts)
