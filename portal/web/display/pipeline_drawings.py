@@ -14,6 +14,7 @@ STAGE_COLOURS = 4
 BUBBLE_SIZES = (8, 16, 32, 64)
 """Numbers of micro-batches whose bubbles are compared."""
 TICKS = 4
+MIN_LABEL_PERCENT = 2.2
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,11 @@ class DrawnPass:
     is_forward: bool
     start_percent: float
     width_percent: float
+
+    @property
+    def has_room(self) -> bool:
+        """True if it is wide enough for its number."""
+        return self.width_percent >= MIN_LABEL_PERCENT
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ class Difference:
 
     @property
     def differs(self) -> bool:
-        return len(set(self.values)) > 1
+        """True if two values differ; a run whose fact is unknown does not count."""
+        return len({value for value in self.values if self.is_parameter or value is not None}) > 1
 
     @property
     def cells(self) -> list[tuple[str | None, bool]]:
@@ -55,11 +56,11 @@ def compare_runs(runs: Sequence[Run], jobs: Mapping[str, RunJob]) -> list[Differ
 
 
 def _difference(name: str, values: list[str | None], *, is_parameter: bool = True) -> Difference:
-    (most, count), *others = Counter(values).most_common(2)
+    known = [value for value in values if is_parameter or value is not None]
+    (most, count), *others = Counter(known).most_common(2)
     usual = count > others[0][1] if others else True
-    return Difference(
-        name, values, [bool(others) and (not usual or value != most) for value in values], is_parameter
-    )
+    odd = [bool(others) and value in known and (not usual or value != most) for value in values]
+    return Difference(name, values, odd, is_parameter)
 
 
 def _facts(runs: Sequence[Run], jobs: Mapping[str, RunJob]) -> list[tuple[str, list[str | None]]]:
@@ -85,12 +86,18 @@ def gpus_text(found: RunJob) -> str:
     return f"{gpu_amount(job.total_milli)} × {short_gpu_model(model) if model else 'GPU'}"
 
 
+def _are_unlike(one: str | None, other: str | None) -> bool:
+    return one is not None and other is not None and one != other
+
+
 def cautions(runs: Sequence[Run], rows: Sequence[Difference]) -> list[Caution]:
     """Return for which of the runs, lettered from A, a comparison with the first one misleads."""
     found = []
     for index, run in enumerate(runs):
         letter = "ABCD"[index]
-        facts = [row.name for row in rows if not row.is_parameter and row.values[index] != row.values[0]]
+        facts = [
+            row.name for row in rows if not row.is_parameter and _are_unlike(row.values[0], row.values[index])
+        ]
         changed = sum(row.is_parameter and row.values[index] != row.values[0] for row in rows)
         if facts:
             text = _("Compared with A, it differs in: {names}.").format(names=", ".join(facts))
