@@ -226,7 +226,7 @@ def test_the_page_offers_both_ways_to_resume(attempt: Attempt) -> None:
     Attempt.objects.filter(pk=attempt.pk).update(created_at=timezone.now() - 3620 * SECOND)
     page = client.get(address).content.decode()
     assert "next about" in page or "expected about" in page
-    assert "Check now" in page and "In place of this one" not in page and "Its starts took" in page
+    assert "Check now" in page and "In place of this one" not in page and "Its start took" in page
     page = client.get(f"{address}?from={row.public_id}").content.decode()
     assert "Resume from step 100" in page and "In place of this one" in page
     client.post(reverse("checkpoint-resume", args=[row.public_id]), {"in_place": "1"})

@@ -64,6 +64,10 @@ class RankRow:
     def gpus(self) -> list[Gpu]:
         return [allocation.gpu for allocation in self.task.allocations.all()]
 
+    @property
+    def has_gpu_problem(self) -> bool:
+        return any(gpu.health_reason or gpu.ecc_uncorrected for gpu in self.gpus)
+
 
 @dataclass(frozen=True)
 class RankOverview:

@@ -65,7 +65,7 @@ def checkpoints(request: HttpRequest, user: User, public_id: str) -> HttpRespons
             "loss": loss,
             "next_at": next_at,
             "next_percent": _passed_percent(loss, next_at),
-            "start_span": start_span_s(context["attempts"]),
+            "start_text": _start_text(context["attempts"]),
             "choice": resume_choice(rows, request.GET.get("from", ""), found, last),
             "may_check": last is not None
             and last.state == AttemptState.RUNNING
@@ -83,6 +83,15 @@ def _passed_percent(loss: LossNow | None, next_at: dt.datetime | None) -> int | 
     if loss is None or next_at is None or next_at <= loss.since:
         return None
     return min(100, round(100 * ((timezone.now() - loss.since) / (next_at - loss.since))))
+
+
+def _start_text(attempts: list[Attempt]) -> tuple[str, str] | None:
+    """Return how long the starts of a job took: shortest and longest, blank where these are alike."""
+    span = start_span_s(attempts)
+    if span is None:
+        return None
+    low, high = duration(span[0]), duration(span[1])
+    return low, high if high != low else ""
 
 
 @dataclass(frozen=True)
