@@ -49,7 +49,7 @@ def sweep(dataset: Dataset) -> Sweep:
         parameters=space, searcher="asha", metric="abs_rel", max_trials=40, max_parallel=8, max_steps=27,
         reduction_factor=3, seed=1,
     )  # fmt: skip
-    dice = random.Random(7)  # noqa: S311 - no secret
+    dice = random.Random(7)
     states = ["COMPLETED"] * 9 + ["PRUNED"] * 13 + ["RUNNING"] * 5 + ["FAILED", "PAUSED"]
     for number, state in enumerate(states):
         values = {
