@@ -228,7 +228,7 @@ def _forecast(spec: SweepSpec, trials: Sequence[TrialUse], gpu_hours: float) -> 
     waits += max(0, (spec.max_trials or 0) - len(trials))
     if len(ended) < MIN_ENDED or not running:
         return None
-    rng = random.Random(spec.seed)
+    rng = random.Random(spec.seed)  # noqa: S311 - no secret
     draws = max(MIN_DRAWS, min(MAX_DRAWS, DRAWN_TRIALS // (waits + len(running))))
     ends, used = zip(*(_draw(ended, running, waits, rng) for _ in range(draws)), strict=True)
     low_s, high_s = _p10_p90(ends)

@@ -61,9 +61,10 @@ def sweep(dataset: Dataset) -> Sweep:
         steps = 27 if state == "COMPLETED" else dice.choice(RUNGS[1:]) if state != "FAILED" else 0
         curve = [0.05 + dice.uniform(0, 0.02) + start * math.exp(-step / 7) for step in range(1, steps + 1)]
         waits = number == 26
+        job_state = ("PENDING" if waits else "RUNNING") if state == "RUNNING" else "COMPLETED"
         job = Job.objects.create(
             name=f"depth-lr-search-{number}", owner=owner, project=project, command=["true"],
-            environment=found.environment, state={"RUNNING": "PENDING" if waits else "RUNNING"}.get(state, "COMPLETED"),
+            environment=found.environment, state=job_state,
             started_at=None if waits else now - dt.timedelta(minutes=100 - 2 * number),
         )  # fmt: skip
         trial = Trial.objects.create(
