@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 from django import forms
 from django.contrib import messages
 from django.core.paginator import Paginator
-from django.http import FileResponse, HttpRequest, HttpResponse
+from django.http import FileResponse, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils.translation import gettext as _
@@ -355,6 +355,15 @@ def plan(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
         "memory_mib": row.memory_bytes / MIB if row.memory_bytes else None,
     }
     return render(request, "plan/plan.html", context)
+
+
+@page(AccessPolicy.SIGNED_IN)
+def plan_json(request: HttpRequest, user: User, public_id: str) -> JsonResponse:
+    """Download the best plan and its alternatives, as the planner computed them."""
+    row = get_plan(user, public_id)
+    return JsonResponse(
+        row.answer, headers={"Content-Disposition": f'attachment; filename="plan-{row.public_id}.json"'}
+    )
 
 
 def _plan_row(row: PipelinePlan, choice: str, micro_batches: int, schedule: str) -> PlanRow:

@@ -243,7 +243,7 @@ def _importances(row: Sweep, trials: list[Trial]) -> list[tuple[str, int]]:
 
 
 def _act(
-    request: HttpRequest, user: User, public_id: str, act: Callable[[User, Sweep], Sweep | Trial]
+    request: HttpRequest, user: User, public_id: str, act: Callable[[User, Sweep], Sweep]
 ) -> HttpResponse:
     row = get_sweep(user, public_id)
     with refusals_as_messages(request):
@@ -269,7 +269,13 @@ def resume(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
 def _act_on_trial(
     request: HttpRequest, user: User, public_id: str, number: int, act: Callable[[User, Sweep, int], Trial]
 ) -> HttpResponse:
-    return _act(request, user, public_id, lambda who, row: act(who, row, number))
+    """Act on a trial, and return to the trials as they were listed."""
+    row = get_sweep(user, public_id)
+    with refusals_as_messages(request):
+        act(user, row, number)
+    return redirect(
+        f"{reverse('sweep', args=[public_id])}?{request.POST.get('query', '')[:300]}#sweep-trials"
+    )
 
 
 @action(AccessPolicy.SIGNED_IN)

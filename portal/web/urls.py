@@ -184,6 +184,7 @@ urlpatterns = [
     path("plan/profiles/<slug:public_id>/delete/", plan.delete_profile, name="delete-profile"),
     path("plan/programs/<str:name>", plan.program, name="plan-program"),
     path("plan/<slug:public_id>/", plan.plan, name="plan"),
+    path("plan/<slug:public_id>/plan.json", plan.plan_json, name="plan-json"),
     path("services/", services.services, name="services"),
     path("services/<slug:public_id>/", services.service, name="service"),
     path("services/<slug:public_id>/open/", services.open_service, name="open-service"),

@@ -91,6 +91,7 @@ PAGES = [
     ),
     Page("plans", "get", "/plan/", EVERYBODY),
     Page("plan", "get", "/plan/{plan}/", INSIDE),
+    Page("plan-json", "get", "/plan/{plan}/plan.json", INSIDE),
     Page("plan-program", "get", "/plan/programs/train_pipeline.py", EVERYBODY),
     # no scheduler answers here
     Page("create-plan", "post", "/plan/new/", EVERYBODY, {"plan-nodes": "1"}, 400, writes=False),

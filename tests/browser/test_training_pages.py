@@ -34,7 +34,7 @@ __all__ = ["tracking_server"]
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 RUNGS = (1, 3, 9)
-VIEWS = [(False, 1280), (True, 1280), (False, 360)]
+VIEWS = [(False, 360), *(pytest.param(dark, 1280, marks=pytest.mark.long) for dark in (False, True))]
 
 
 @pytest.fixture

@@ -278,6 +278,7 @@ def test_the_page_draws_one_step_and_the_bubbles_of_other_sizes(profile, client_
     assert "64 micro-batches 1.5 % bubble" in page and "Between nodes" not in page
     many = words(client.get(address, {"choice": "straight", "m": "40"}))
     assert "Drawn with 16 of 40 micro-batches" in many
+    assert client.get(reverse("plan-json", args=[plan.public_id])).json() == plan.answer
     for query in ({"choice": "data_parallel"}, {"choice": "straight", "schedule": "pipedream"}):
         assert "Timeline of one step" not in words(client.get(address, query))
 
