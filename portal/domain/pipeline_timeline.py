@@ -12,7 +12,7 @@ from portal.domain.pipeline_plans import WITHOUT_FLUSH
 
 FORWARD_PART = 1 / 3
 """Part of a stage's time that is its forward pass, where the profile does not say."""
-MAX_DRAWN = 16
+MAX_SHOWN = 16
 """Most stages, and micro-batches, of a timeline."""
 
 
@@ -158,6 +158,6 @@ def _crossing(
     return sum({one, other} == {node, node + 1} for one, other in pairs) / count
 
 
-def can_draw(stages: int, schedule: str) -> bool:
+def has_timeline(stages: int, schedule: str) -> bool:
     """Return whether a step has a timeline: it ends with a flush, and has not too many stages."""
-    return schedule != WITHOUT_FLUSH and 1 < stages <= MAX_DRAWN
+    return schedule != WITHOUT_FLUSH and 1 < stages <= MAX_SHOWN

@@ -59,7 +59,7 @@ from portal.services.jobs.pipeline_plans import (
     do_delete_profile,
 )
 from portal.web.display.formatting import parse_whole_number
-from portal.web.display.pipeline_drawings import STAGE_COLOURS, NodeLinkUse, draw_timeline, link_uses
+from portal.web.display.pipeline_charts import STAGE_COLOURS, NodeLinkUse, link_uses, timeline_chart
 from portal.web.form_fields import select_input, text_input
 from portal.web.launch.form import launchable_projects
 from portal.web.views import action, page, refusals_as_messages
@@ -343,7 +343,7 @@ def plan(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
         "nodes": _planned_nodes(
             row, division, memory, free, link_uses(row, division["stages"], minibatches_per_s)
         ),
-        "timeline": draw_timeline(row, division, micro_batches, schedule),
+        "timeline": timeline_chart(row, division, micro_batches, schedule),
         "sorts": SORTS.items(),
         "sort": sort,
         "missing_nodes": row.nodes - len(free),

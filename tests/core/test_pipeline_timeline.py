@@ -10,7 +10,7 @@ import pytest
 from portal.domain.pipeline_plans import bubble_fraction
 from portal.domain.pipeline_timeline import (
     PassTime,
-    can_draw,
+    has_timeline,
     link_bytes,
     node_traffic,
     pass_times,
@@ -91,5 +91,5 @@ def test_the_traffic_of_a_link_is_between_its_two_nodes() -> None:
 
 
 def test_only_steps_with_a_flush_and_few_stages_are_drawn() -> None:
-    assert can_draw(4, "1f1b") and can_draw(16, "gpipe")
-    assert not can_draw(4, "pipedream") and not can_draw(1, "1f1b") and not can_draw(17, "gpipe")
+    assert has_timeline(4, "1f1b") and has_timeline(16, "gpipe")
+    assert not has_timeline(4, "pipedream") and not has_timeline(1, "1f1b") and not has_timeline(17, "gpipe")

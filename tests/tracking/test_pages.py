@@ -99,7 +99,7 @@ def test_a_comparison_says_what_makes_runs_unlike(tracking: TrackingWorld, runs:
     page = browser(tracking.viewer).get(at).content.decode().replace("\xa0", " ")
     assert "B is not like for like" in page and "Compared with A, it differs in: " in page
     assert "B did not complete" in page and "C has not ended" in page and "1 × GPU" in page
-    assert "1 equal row" in page and 'data-axis="gpu_hours"' in page
+    assert "equal row" in page and 'data-axis="gpu_hours"' in page
 
 
 def test_curves_have_the_steps_and_values_of_each_run(tracking: TrackingWorld, runs: list[str]) -> None:

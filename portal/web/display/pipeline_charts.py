@@ -1,4 +1,4 @@
-"""Drawings of a pipeline plan: the timeline of one step, and what its nodes send to each other."""
+"""Charts of a pipeline plan: the timeline of one step, and what its nodes send to each other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from portal.domain.pipeline_plans import bubble_fraction
-from portal.domain.pipeline_timeline import MAX_DRAWN, can_draw, link_bytes, pass_times, step_timeline
+from portal.domain.pipeline_timeline import MAX_SHOWN, has_timeline, link_bytes, pass_times, step_timeline
 from portal.models import PipelinePlan
 
 STAGE_COLOURS = 4
@@ -18,7 +18,7 @@ MIN_LABEL_PERCENT = 2.2
 
 
 @dataclass(frozen=True)
-class DrawnPass:
+class PassBar:
     """A pass of a micro-batch (from 1) in percent of the step."""
 
     number: int
@@ -27,7 +27,7 @@ class DrawnPass:
     width_percent: float
 
     @property
-    def has_room(self) -> bool:
+    def shows_number(self) -> bool:
         """True if it is wide enough for its number."""
         return self.width_percent >= MIN_LABEL_PERCENT
 
@@ -37,11 +37,11 @@ class StageLane:
     number: int
     colour: int
     gpus: int
-    passes: list[DrawnPass]
+    passes: list[PassBar]
 
 
 @dataclass(frozen=True)
-class TimelineDrawing:
+class TimelineChart:
     """The timeline of a step with ``micro_batches``, which may be fewer than the plan has."""
 
     lanes: list[StageLane]
@@ -63,15 +63,15 @@ class NodeLinkUse:
     used_percent: float | None
 
 
-def draw_timeline(
+def timeline_chart(
     row: PipelinePlan, division: Mapping[str, Any], micro_batches: int, schedule: str
-) -> TimelineDrawing | None:
-    """Return the timeline of a step, with at most ``MAX_DRAWN`` micro-batches; None if it has none."""
+) -> TimelineChart | None:
+    """Return the timeline of a step, with at most ``MAX_SHOWN`` micro-batches; None if it has none."""
     stages = division["stages"]
-    if not can_draw(len(stages), schedule):
+    if not has_timeline(len(stages), schedule):
         return None
-    drawn = min(micro_batches, MAX_DRAWN)
-    found = step_timeline(pass_times(row.profile.layers, stages), drawn, schedule)
+    shown = min(micro_batches, MAX_SHOWN)
+    found = step_timeline(pass_times(row.profile.layers, stages), shown, schedule)
     if not found.step_s:
         return None
     lanes = [
@@ -80,7 +80,7 @@ def draw_timeline(
             index % STAGE_COLOURS + 1,
             stages[index]["replicas"],
             [
-                DrawnPass(
+                PassBar(
                     each.micro_batch + 1,
                     each.is_forward,
                     100 * each.start_s / found.step_s,
@@ -92,13 +92,13 @@ def draw_timeline(
         for index, passes in enumerate(found.stages)
     ]
     step_ms = 1000 * found.step_s
-    return TimelineDrawing(
+    return TimelineChart(
         lanes,
-        drawn,
+        shown,
         step_ms,
         [(round(100 * tick / TICKS), step_ms * tick / TICKS) for tick in range(TICKS + 1)],
         100 * found.idle_fraction,
-        drawn == micro_batches,
+        shown == micro_batches,
         [(size, 100 * bubble_fraction(dict(division), size, schedule)) for size in BUBBLE_SIZES],
     )
 
