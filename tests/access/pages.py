@@ -151,7 +151,6 @@ PAGES = [
         {"rank": "0"},
         302,
         302,
-        writes=False,
     ),
     Page("job-checkpoints", "get", "/jobs/{running}/checkpoints/", INSIDE),
     Page(
