@@ -25,6 +25,7 @@ from portal.models import (
 )
 from portal.tracking.client import call
 from scheduler.plan_query import answer_plan_query
+from tests.browser.conftest import elsewhere
 from tests.browser.test_accessibility import look_here
 from tests.factories import layer_profile, pipeline_plan
 from tests.tracking.conftest import tracking_server
@@ -204,3 +205,17 @@ def test_curves_are_drawn_over_hours(open_as, runs: list[str]) -> None:
     page.get_by_role("button", name="Hours", exact=True).click()
     plot.hover()
     page.get_by_text("after", exact=False).first.wait_for()
+
+
+def test_the_page_of_a_sweep_follows_its_trials(open_as, sweep: Sweep) -> None:
+    page = open_as("m-okafor")
+    page.goto(f"/sweeps/{sweep.public_id}/?state=FAILED")
+    page.get_by_text("Rungs as a table").click()
+    elsewhere(
+        lambda: Trial.objects.filter(sweep=sweep, number__in=(22, 23)).update(
+            state="FAILED", message="Lost its node."
+        )
+    )
+    page.get_by_text("3 failed", exact=True).wait_for()
+    page.get_by_role("cell", name="Lost its node.").first.wait_for()
+    assert page.get_by_role("columnheader", name="Cut now").is_visible()
