@@ -120,9 +120,7 @@ urlpatterns = [
     path("jobs/<slug:public_id>/scheduling/", history.scheduling, name="job-scheduling"),
     path("jobs/<slug:public_id>/audit/", history.audit, name="job-audit"),
     path("jobs/<slug:public_id>/ranks/", ranks.ranks, name="job-ranks"),
-    path(
-        "jobs/<slug:public_id>/restart-elsewhere/", ranks.restart_without_node, name="job-restart-elsewhere"
-    ),
+    path("jobs/<slug:public_id>/restart-elsewhere/", ranks.restart_elsewhere, name="job-restart-elsewhere"),
     path("jobs/<slug:public_id>/checkpoints/", checkpoints.checkpoints, name="job-checkpoints"),
     path("jobs/<slug:public_id>/checkpoints/check/", checkpoints.check, name="job-checkpoints-check"),
     path("checkpoints/<slug:public_id>/pin/", checkpoints.pin, name="checkpoint-pin"),

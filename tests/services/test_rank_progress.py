@@ -15,7 +15,7 @@ from portal.errors import Forbidden
 from portal.models import Attempt, Job, Membership, NodeMetricsMinute, RankProgress, User
 from portal.selectors.jobs.jobs import list_attempts
 from portal.selectors.jobs.ranks import rank_overview
-from portal.services.jobs.retries import do_restart_without_node
+from portal.services.jobs.retries import do_restart_elsewhere
 from portal.services.jobs.task_reports import record_rank_progress
 from tests import factories
 from tests.services.test_lifecycle import place, run
@@ -121,7 +121,8 @@ def test_the_job_restarts_without_the_node_of_a_rank(gang: dict[str, Any]) -> No
     client = Client()
     client.force_login(gang["owner"])
     where = reverse("job-restart-elsewhere", args=[gang["job"].public_id])
-    assert client.post(where, {"rank": "9"}).status_code == 404
+    assert client.post(where, {"rank": "x"}).status_code == 404
+    assert "There is no such rank." in client.post(where, {"rank": "9"}, follow=True).content.decode()
     refused = client.post(where, {"rank": "2"}, follow=True)
     assert "The other nodes are too few to run it." in refused.content.decode()
     factories.node(gang["pool"], gpus=4)
@@ -133,7 +134,7 @@ def test_the_job_restarts_without_the_node_of_a_rank(gang: dict[str, Any]) -> No
     assert attempt.stop_reason == "suspended"
     assert attempt.message == f"Restarted by {gang['owner'].username} without the node {gang['node'].name}."
     with pytest.raises(Forbidden):
-        do_restart_without_node(member_of(gang), job, gang["node"])
+        do_restart_elsewhere(member_of(gang), job, 2)
 
 
 def member_of(gang: dict[str, Any]) -> User:

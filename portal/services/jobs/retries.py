@@ -20,6 +20,7 @@ from portal.domain.stored_texts import stored_text
 from portal.errors import Conflict, FairwayError
 from portal.models import Attempt, Job, Node, Task, User
 from portal.selectors.failure_rules import identified_failure, more_memory_mib
+from portal.selectors.lookup import get_first
 from portal.services.audit import record_action, record_change
 from portal.services.jobs.submission import (
     JobRequest,
@@ -52,12 +53,14 @@ def enough_other_nodes(job: Job, node: Node) -> bool:
     return sum(milli // each if each else job.tasks for milli in node_milli) >= job.required_tasks
 
 
-def do_restart_without_node(user: User, job: Job, node: Node) -> Job:
-    """Restart a running job elsewhere: it is suspended, and resumed with the node excluded.
+def do_restart_elsewhere(user: User, job: Job, rank: int) -> Node:
+    """Restart a running job without the node of a rank: it is suspended, and resumed with the node excluded.
 
-    Raise Conflict if no other nodes can run it, or if it cannot be suspended.
+    Return the node. Raise Conflict if no other nodes can run the job, or if it cannot be suspended.
     """
     require_permission(user, Permission.CONTROL, job)
+    tasks = Task.objects.filter(attempt__job=job, attempt__number=job.attempt_count, rank=rank)
+    node = get_first(tasks.select_related("node"), _("There is no such rank.")).node
     if not enough_other_nodes(job, node):
         raise Conflict(_("The other nodes are too few to run it."), code="no_other_node")
     with transaction.atomic():
@@ -65,8 +68,8 @@ def do_restart_without_node(user: User, job: Job, node: Node) -> Job:
         job = suspension.suspend_job(job.pk, actor=user.username, message=message)
         job.avoid_nodes.add(node)
         job = suspension.resume_job(job.pk, actor=user.username)
-        record_action(user, "job.restart_without_node", job, after={"node": node.name})
-    return job
+        record_action(user, "job.restart_elsewhere", job, after={"node": node.name})
+    return node
 
 
 def do_retry_with_fix(user: User, job: Job) -> Job:

@@ -21,10 +21,11 @@ from portal.domain.stragglers import SLOW_RATIO
 from portal.errors import NotFound
 from portal.models import Attempt, User
 from portal.selectors.jobs.checkpoints import loss_now
-from portal.selectors.jobs.jobs import get_attempt, get_job, job_events
+from portal.selectors.jobs.jobs import get_job, job_events
 from portal.selectors.jobs.ranks import RankOverview, RankRow, rank_overview
-from portal.services.jobs.retries import do_restart_without_node
+from portal.services.jobs.retries import do_restart_elsewhere
 from portal.services.lifecycle.work_ledger import last_saved_at
+from portal.web.display.formatting import parse_whole_number
 from portal.web.display.job_rows import ATTEMPT_ICONS, state_label
 from portal.web.job.overview import dedupe_events, job_page_context
 from portal.web.views import action, page, refusals_as_messages
@@ -102,20 +103,15 @@ def ranks(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
 
 
 @action(AccessPolicy.SIGNED_IN)
-def restart_without_node(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+def restart_elsewhere(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     """Restart the job without the node of a rank."""
-    found = get_job(user, public_id)
-    rank = request.POST.get("rank", "")
-    tasks = get_attempt(found).task_rows.select_related("node")
-    task = tasks.filter(rank=int(rank)).first() if rank.isdecimal() and len(rank) < 7 else None
-    if task is None:
+    job = get_job(user, public_id)
+    rank = parse_whole_number(request.POST.get("rank", ""))
+    if rank is None:
         raise NotFound(_("There is no such rank."))
     with refusals_as_messages(request):
-        do_restart_without_node(user, found, task.node)
-        messages.success(
-            request,
-            _("{name} restarts without {node}.").format(name=found.name, node=task.node.name),
-        )
+        node = do_restart_elsewhere(user, job, rank)
+        messages.success(request, _("{name} restarts without {node}.").format(name=job.name, node=node.name))
     return redirect("job", public_id)
 
 
