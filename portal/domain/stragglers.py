@@ -42,6 +42,30 @@ def step_times(reports: Sequence[RankReport]) -> list[StepTime]:
     return found
 
 
+class StepParts(NamedTuple):
+    """Where a step of a rank goes, in seconds: its own work, and waiting for the other ranks."""
+
+    own_s: float
+    wait_s: float
+
+    @property
+    def step_s(self) -> float:
+        return self.own_s + self.wait_s
+
+
+def step_parts(reports: Sequence[RankReport]) -> StepParts | None:
+    """Return the parts of a step over all reports; None unless the rank reports its own work."""
+    known = [each for each in reports if each.busy_s is not None]
+    if len(known) < 2:
+        return None
+    first, last = known[0], known[-1]
+    units = last.units - first.units
+    if units <= 0:
+        return None
+    own_s = max(0.0, (last.busy_s or 0.0) - (first.busy_s or 0.0)) / units
+    return StepParts(own_s, max(0.0, (last.at_s - first.at_s) / units - own_s))
+
+
 @dataclass(frozen=True)
 class Straggler:
     """A slow rank; ``seconds`` is its median step time, ``median_s`` that of the median of the other ranks."""
@@ -55,6 +79,11 @@ class Straggler:
     def slower_percent(self) -> int:
         return round(100 * (self.seconds / self.median_s - 1))
 
+    @property
+    def waiting_fraction(self) -> float:
+        """The part of a step in which the other ranks wait for it."""
+        return max(0.0, 1 - self.median_s / self.seconds)
+
 
 def find_straggler(times: Mapping[int, Sequence[StepTime]]) -> Straggler | None:
     """Return the slowest rank that was slow in all its latest intervals for ``MIN_SPAN_S``, or None."""
@@ -66,6 +95,11 @@ def find_straggler(times: Mapping[int, Sequence[StepTime]]) -> Straggler | None:
         if slow and slow[0].at_s - slow[-1].at_s >= MIN_SPAN_S:
             found.append(Straggler(rank, median(each.seconds for each in slow), usual, slow[-1].at_s))
     return max(found, key=lambda each: (each.seconds, -each.rank), default=None)
+
+
+def slow_count(known: Sequence[StepTime], median_s: float) -> int:
+    """Return in how many intervals a rank was slow, if the median rank takes ``median_s``."""
+    return sum(each.seconds >= median_s * SLOW_RATIO for each in known)
 
 
 def _latest_slow(known: Sequence[StepTime], limit_s: float) -> list[StepTime]:

@@ -78,6 +78,7 @@ class TrialState(StrEnum):
 
 ACTIVE_TRIAL_STATES = frozenset({TrialState.WAITING, TrialState.RUNNING})
 LIVE_TRIAL_STATES = ACTIVE_TRIAL_STATES | {TrialState.PAUSED}
+REPEATABLE_TRIAL_STATES = frozenset({TrialState.FAILED, TrialState.STOPPED, TrialState.PRUNED})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+from django.db.models import OuterRef, Subquery
 from django.utils.translation import gettext as _
 
-from portal.access import visible_projects
+from portal.access import visible_jobs, visible_projects
 from portal.domain.tracking import JOB_TAG, NOTE_TAG, RUN_NAME_TAG, USER_TAG
 from portal.errors import NotFound
-from portal.models import Job, Project, User
+from portal.models import Attempt, EnvironmentRecord, Job, Project, User
+from portal.selectors.jobs.gpu_hours import job_gpu_hours
 from portal.selectors.lookup import get_first
 from portal.tracking.client import call
 
@@ -126,6 +128,17 @@ def get_run(project: Project, run: str) -> Run:
     return _run(call(project.public_id, "GET", "runs/get", run_id=run)["run"])
 
 
+def runs_by_id(project: Project, ids: Sequence[str]) -> dict[str, Run]:
+    """Return those of the runs that exist in the project, by id."""
+    wanted = list(dict.fromkeys(ids))
+    if not wanted:
+        return {}
+    experiments = [each.id for each in list_experiments(project)]
+    text = f"attributes.run_id IN ({', '.join(map(quoted, wanted))})"
+    found = search_runs(project, experiments, filter_text=text, limit=len(wanted))
+    return {run.id: run for run in found.runs}
+
+
 def list_job_runs(job: Job, limit: int = 10) -> list[Run]:
     """Return the runs that a job created, newest first."""
     experiments = [each.id for each in list_experiments(job.project)]
@@ -134,8 +147,16 @@ def list_job_runs(job: Job, limit: int = 10) -> list[Run]:
     ).runs
 
 
-def read_metric_series(project: Project, runs: Sequence[str], key: str) -> dict[str, list[tuple[int, float]]]:
-    """Return (step, value) of one metric by run, in the order of steps."""
+class SeriesPoint(NamedTuple):
+    """A value of a metric. ``at_s`` is the Unix time at which it was logged."""
+
+    step: int
+    value: float
+    at_s: float
+
+
+def read_metric_series(project: Project, runs: Sequence[str], key: str) -> dict[str, list[SeriesPoint]]:
+    """Return the points of one metric by run, in the order of steps."""
     found = call(
         project.public_id,
         "GET",
@@ -144,11 +165,46 @@ def read_metric_series(project: Project, runs: Sequence[str], key: str) -> dict[
         metric_key=key,
         max_results=SERIES_POINTS,
     )
-    series: dict[str, list[tuple[int, float]]] = {}
+    series: dict[str, list[SeriesPoint]] = {}
     for point in found.get("metrics", []):
         if isinstance(point["value"], int | float):  # not "NaN" or "Infinity"
-            series.setdefault(point["run_id"], []).append((int(point.get("step", 0)), float(point["value"])))
+            at_s = float(point.get("timestamp", 0)) / 1000
+            series.setdefault(point["run_id"], []).append(
+                SeriesPoint(int(point.get("step", 0)), float(point["value"]), at_s)
+            )
     return {run: sorted(points) for run, points in series.items()}
+
+
+@dataclass(frozen=True)
+class RunJob:
+    """The job that logged a run, with what a comparison of runs needs. ``commit`` is blank if unknown."""
+
+    job: Job
+    gpu_hours: float
+    commit: str
+
+    @property
+    def gpus(self) -> int:
+        return self.job.total_gpus
+
+
+def jobs_of_runs(user: User, runs: Sequence[Run]) -> dict[str, RunJob]:
+    """Return the visible jobs of runs by public id, in one query; none without jobs."""
+    wanted = {run.job for run in runs if run.job}
+    if not wanted:
+        return {}
+    checked_out = Attempt.objects.filter(job=OuterRef("pk")).exclude(code_commit="").order_by("-number")
+    rows = visible_jobs(user).filter(public_id__in=wanted).select_related("environment", "environment_record")
+    rows = rows.annotate(
+        gpu_hours=job_gpu_hours(job=OuterRef("pk")),
+        checked_out=Subquery(checked_out.values("code_commit")[:1]),
+    )
+    found = {}
+    for job in rows:
+        record: EnvironmentRecord | None = getattr(job, "environment_record", None)
+        commit = job.checked_out or (record.git_commit if record else "")
+        found[job.public_id] = RunJob(job, job.gpu_hours, commit)
+    return found
 
 
 def quoted(text: str) -> str:

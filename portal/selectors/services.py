@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from django.db.models import Count, Exists, OuterRef, Q, QuerySet, Subquery
 from django.utils.translation import gettext as _
@@ -107,13 +108,28 @@ def service_of_job(requester: Requester, job: Job) -> Service | None:
     return visible_services(requester).filter(versions__replica_rows__job=job).first()
 
 
-def services_of_model(requester: Requester, project: Project, name: str, version: str) -> QuerySet[Service]:
-    """Return the active services whose current version serves this version of a model."""
+@dataclass(frozen=True)
+class ModelService:
+    """A service (a row of ``list_services``) and a version of it that serves a model."""
+
+    service: Service
+    version: ServiceVersion
+
+    @property
+    def is_rolling(self) -> bool:
+        """True while its replicas are being started beside those of the version before it."""
+        return self.version.state == VersionState.ROLLING.value
+
+
+def services_of_models(requester: Requester, project: Project) -> dict[str, list[ModelService]]:
+    """Return the active services of a project that serve a registered model now, by its name, in two queries."""
+    rows = list_services(requester).filter(project=project, state=ServiceState.ACTIVE.value)
+    services = {row.pk: row for row in rows}
     serving = ServiceVersion.objects.filter(
-        model_name=name,
-        model_version=version,
-        state__in=(VersionState.ACTIVE.value, VersionState.ROLLING.value),
-    )
-    rows = visible_services(requester).filter(project=project, state=ServiceState.ACTIVE.value)
-    rows = rows.filter(pk__in=serving.values("service_id")).select_related("owner")
-    return rows.order_by("name")
+        service__in=services, state__in=(VersionState.ACTIVE.value, VersionState.ROLLING.value)
+    ).exclude(model_name="")
+    found: dict[str, list[ModelService]] = {}
+    for version in serving.order_by("service__name", "-number") if services else ():
+        known = found.setdefault(version.model_name, [])
+        known.append(ModelService(services[version.service_id], version))
+    return found

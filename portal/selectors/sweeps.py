@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from django.db.models import (
-    Count,
-    DurationField,
-    ExpressionWrapper,
-    F,
-    FloatField,
-    Max,
-    Min,
-    OuterRef,
-    Q,
-    QuerySet,
-    Subquery,
-    Sum,
-)
-from django.db.models.functions import Coalesce, Extract, Now
+from django.db.models import Count, F, Max, Min, OuterRef, Q, QuerySet
+from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from portal.access import Requester, visible_sweeps
-from portal.domain.sweeps import ACTIVE_TRIAL_STATES, LIVE_TRIAL_STATES, Direction
-from portal.models import Sweep, Trial, TrialReport, UsageInterval
+from portal.domain.sweep_progress import TrialUse
+from portal.domain.sweeps import ACTIVE_TRIAL_STATES, LIVE_TRIAL_STATES, Direction, TrialState
+from portal.models import Sweep, Trial, TrialReport
+from portal.selectors.jobs.gpu_hours import job_gpu_hours
 from portal.selectors.lookup import get_first
 
 TRIAL_ORDERS = ("number", "state", "value", "step", "gpu_hours")
@@ -63,28 +51,31 @@ def list_trials(sweep: Sweep, order: str = "number", *, descending: bool = False
     """Return the trials in an order of ``TRIAL_ORDERS``; trials without a value come last."""
     key = F(order if order in TRIAL_ORDERS else "number")
     ordered = key.desc(nulls_last=True) if descending else key.asc(nulls_last=True)
-    rows = sweep.trials.select_related("job", "parent").annotate(gpu_hours=_gpu_hours(job=OuterRef("job")))
+    rows = sweep.trials.select_related("job__verdict", "parent").annotate(
+        gpu_hours=job_gpu_hours(job=OuterRef("job"))
+    )
     return rows.order_by(ordered, "number")
 
 
-def sweep_gpu_hours(sweep: Sweep) -> float:
-    """Return the GPU-hours of all trials; those that run count up to now."""
-    used = _usage(job__trial__sweep=sweep).aggregate(sum=Sum("used"))["sum"]
-    return float((used or dt.timedelta()) / dt.timedelta(hours=1))
-
-
-def _gpu_hours(**where: Any) -> Coalesce:
-    """Return the expression of the GPU-hours of a job; 0 before it has used any."""
-    per_job = _usage(**where).order_by().values("job").annotate(sum=Sum("used"))
-    seconds = Extract(Subquery(per_job.values("sum")), "epoch", output_field=FloatField())
-    return Coalesce(seconds / 3600.0, 0.0)
-
-
-def _usage(**where: Any) -> QuerySet[UsageInterval]:
-    """Return the periods in which jobs used GPUs, with the time of whole GPUs; open ones count up to now."""
-    span = Coalesce("ended_at", Now()) - F("started_at")
-    used = ExpressionWrapper(span * F("milli") / 1000.0, output_field=DurationField())
-    return UsageInterval.objects.filter(**where).annotate(used=used)
+def trial_uses(sweep: Sweep) -> list[TrialUse]:
+    """Return what each trial has used so far, in the order of their numbers, in one query."""
+    now = timezone.now()
+    rows = sweep.trials.order_by("number").annotate(gpu_hours=job_gpu_hours(job=OuterRef("job")))
+    found = rows.values_list(
+        "number", "state", "value", "step", "gpu_hours", "job__started_at", "ended_at", "search_state__rungs"
+    )
+    return [
+        TrialUse(
+            number,
+            TrialState(state),
+            value,
+            step,
+            hours,
+            max(0.0, ((ended_at or now) - started_at).total_seconds()) if started_at else None,
+            rungs or (),
+        )
+        for number, state, value, step, hours, started_at, ended_at, rungs in found
+    ]
 
 
 def learning_curves(trials: Sequence[Trial]) -> dict[int, list[MetricPoint]]:

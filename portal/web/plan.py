@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 from urllib.parse import urlencode
 
 from django import forms
 from django.contrib import messages
 from django.core.paginator import Paginator
-from django.http import FileResponse, HttpRequest, HttpResponse
+from django.http import FileResponse, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils.translation import gettext as _
@@ -34,6 +35,7 @@ from portal.domain.pipeline_plans import (
     predicted_rate,
     stage_memory_bytes,
 )
+from portal.domain.pipeline_timeline import NodeTraffic, node_traffic
 from portal.domain.scaling import launcher_rates
 from portal.errors import FairwayError, NotFound
 from portal.models import NodePool, PipelinePlan, User
@@ -57,6 +59,7 @@ from portal.services.jobs.pipeline_plans import (
     do_delete_profile,
 )
 from portal.web.display.formatting import parse_whole_number
+from portal.web.display.pipeline_charts import STAGE_COLOURS, NodeLinkUse, link_uses, timeline_chart
 from portal.web.form_fields import select_input, text_input
 from portal.web.launch.form import launchable_projects
 from portal.web.views import action, page, refusals_as_messages
@@ -64,7 +67,7 @@ from portal.web.views import action, page, refusals_as_messages
 GB = 1e9
 MAX_PROFILE_BYTES = 256 * 1024
 ROWS_PER_PAGE = 20
-STAGE_COLOURS = 4
+SORTS = {"speed": gettext_lazy("Fastest"), "memory": gettext_lazy("Least memory")}
 PROGRAMS = (PROFILE_PROGRAM, PIPELINE_PROGRAM)
 
 
@@ -265,6 +268,12 @@ class PlanRow:
     linear_percent: float | None
     memory_mib: float
     bubble_percent: float
+    traffic: NodeTraffic | None = None
+    """Between nodes; None on one node."""
+
+    def sort_key(self, sort: str) -> tuple[bool, float]:
+        """Return what orders plans by a key of ``SORTS``; impossible ones come last."""
+        return self.plan is None, self.memory_mib if sort == "memory" else -(self.rate or 0.0)
 
     @property
     def stage_ms(self) -> float | None:
@@ -289,6 +298,8 @@ class PlannedNode:
     number: int
     node: FreeNode | None
     stages: list[StagePlacement]
+    link: NodeLinkUse | None
+    """To the next node; None for the last one."""
 
 
 @page(AccessPolicy.SIGNED_IN)
@@ -308,9 +319,17 @@ def plan(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     chosen = next((one for one in rows if one.choice == asked and one.plan), rows[0])
     division = chosen.plan or row.answer
     free, gpus = plan_nodes(user, row), row.nodes * row.gpus_per_node
+    memory = stage_memory_bytes(division, micro_batches, schedule)
+    bubble = bubble_fraction(division, micro_batches, schedule)
+    minibatches_per_s = (division["minibatches_per_s"] or 0.0) * (1 - bubble)
+    sort = request.GET.get("sort", "")
+    sort = sort if sort in SORTS else "speed"
+    errors = [abs(each.error_percent) for each in runs if each.error_percent is not None]
     context = {
         "plan": row,
-        "rows": rows,
+        "rows": sorted(rows, key=lambda one: one.sort_key(sort)),
+        "median_error_percent": median(errors) if len(errors) > 1 else None,
+        "compared_runs": len(errors),
         "chosen": chosen,
         "micro_batches": micro_batches,
         "schedule": schedule,
@@ -321,7 +340,12 @@ def plan(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
         "unit": _("samples") if row.profile.batch_size else _("minibatches"),
         "gpus": gpus,
         "chart": _layer_chart(row, division),
-        "nodes": _planned_nodes(row, division, stage_memory_bytes(division, micro_batches, schedule), free),
+        "nodes": _planned_nodes(
+            row, division, memory, free, link_uses(row, division["stages"], minibatches_per_s)
+        ),
+        "timeline": timeline_chart(row, division, micro_batches, schedule),
+        "sorts": SORTS.items(),
+        "sort": sort,
         "missing_nodes": row.nodes - len(free),
         "runs": runs,
         "launcher_rates": launcher_rates(
@@ -331,6 +355,15 @@ def plan(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
         "memory_mib": row.memory_bytes / MIB if row.memory_bytes else None,
     }
     return render(request, "plan/plan.html", context)
+
+
+@page(AccessPolicy.SIGNED_IN)
+def plan_json(request: HttpRequest, user: User, public_id: str) -> JsonResponse:
+    """Download the best plan and its alternatives, as the planner computed them."""
+    row = get_plan(user, public_id)
+    return JsonResponse(
+        row.answer, headers={"Content-Disposition": f'attachment; filename="plan-{row.public_id}.json"'}
+    )
 
 
 def _plan_row(row: PipelinePlan, choice: str, micro_batches: int, schedule: str) -> PlanRow:
@@ -345,6 +378,7 @@ def _plan_row(row: PipelinePlan, choice: str, micro_batches: int, schedule: str)
         choice, _(CHOICES[choice]), found, "", predicted_rate(found, micro_batches, schedule),
         100 * speedup * (1 - bubble) / gpus if speedup else None,
         max(stage_memory_bytes(found, micro_batches, schedule)) / MIB, 100 * bubble,
+        node_traffic(found["stages"], row.gpus_per_node) if row.nodes > 1 else None,
     )  # fmt: skip
 
 
@@ -395,7 +429,11 @@ def _layer_chart(row: PipelinePlan, chosen: dict[str, Any]) -> dict[str, Any]:
 
 
 def _planned_nodes(
-    row: PipelinePlan, chosen: dict[str, Any], memory_bytes: list[float], free: list[FreeNode]
+    row: PipelinePlan,
+    chosen: dict[str, Any],
+    memory_bytes: list[float],
+    free: list[FreeNode],
+    links: list[NodeLinkUse],
 ) -> list[PlannedNode]:
     """Return the stages by node: GPUs are numbered node by node."""
     nodes = []
@@ -409,5 +447,7 @@ def _planned_nodes(
                 layers = stage["layers"][1] - stage["layers"][0]
                 memory_mib = memory_bytes[index] / MIB
                 stages.append(StagePlacement(index + 1, index % STAGE_COLOURS + 1, gpus, layers, memory_mib))
-        nodes.append(PlannedNode(number + 1, free[number] if number < len(free) else None, stages))
+        node = free[number] if number < len(free) else None
+        link = links[number] if number < len(links) else None
+        nodes.append(PlannedNode(number + 1, node, stages, link))
     return nodes

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
+import datetime as dt
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from django import forms
@@ -14,30 +14,33 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
+from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, gettext_noop
 
 from portal.access import AccessPolicy, Permission, can, visible_environments
+from portal.domain.sweep_progress import SweepProgress, TrialUse, best_region, sweep_progress
 from portal.domain.sweeps import (
     ARRAY_SEARCHERS,
-    LIVE_TRIAL_STATES,
+    SEARCHER_LABELS,
+    Searcher,
     SweepState,
     TrialState,
-    Value,
     describe_parameter,
-    format_value,
     read_parameters,
 )
 from portal.errors import FairwayError
 from portal.models import Environment, NodePool, Project, Sweep, Trial, User
+from portal.selectors.projects.quota_usage import project_quota_usage
 from portal.selectors.sweeps import (
     TRIAL_ORDERS,
+    best_so_far,
     best_value,
     get_sweep,
     learning_curves,
     list_sweeps,
     list_trials,
-    sweep_gpu_hours,
+    trial_uses,
 )
 from portal.services.sweeps.determined import read_experiment
 from portal.services.sweeps.sweeps import (
@@ -48,9 +51,13 @@ from portal.services.sweeps.sweeps import (
     do_stop_sweep,
     sweep_spec,
 )
+from portal.services.sweeps.trial_jobs import base_request
+from portal.services.sweeps.trials import do_repeat_trial, do_resume_trial, do_stop_trial
 from portal.services.yaml_input import MAX_BYTES
 from portal.web.display.csv_download import csv_response
+from portal.web.display.quota_bars import QuotaBar
 from portal.web.display.sweep_charts import best_chart, curves_chart, parallel_coordinates
+from portal.web.display.trial_rows import TRIAL_DISPLAY, trial_context, trial_row
 from portal.web.form_fields import select_input, text_area
 from portal.web.launch.form import PublicIdChoiceField, launchable_projects
 from portal.web.sign_in import add_service_errors
@@ -59,6 +66,14 @@ from portal.web.views import action, form_page, page, refusals_as_messages, rend
 PAGE_SIZE = 20
 MAX_CHARTED = 200
 """Newest trials that the charts show."""
+BAR_STATES = (
+    TrialState.COMPLETED,
+    TrialState.PRUNED,
+    TrialState.RUNNING,
+    TrialState.PAUSED,
+    TrialState.FAILED,
+    TrialState.STOPPED,
+)
 VIEWS = {"": gettext_lazy("All"), "active": gettext_lazy("Active"), "ended": gettext_lazy("Ended")}
 ACTIVE_STATES = (SweepState.RUNNING.value, SweepState.PAUSED.value)
 STATE_DISPLAY = {
@@ -66,15 +81,6 @@ STATE_DISPLAY = {
     SweepState.PAUSED: ("stopped", gettext_noop("Paused")),
     SweepState.COMPLETED: ("done", gettext_noop("Completed")),
     SweepState.STOPPED: ("stopped", gettext_noop("Stopped")),
-}
-TRIAL_DISPLAY = {
-    TrialState.WAITING: ("waiting", gettext_noop("Next")),
-    TrialState.RUNNING: ("running", gettext_noop("Active")),
-    TrialState.PAUSED: ("stopped", gettext_noop("Paused")),
-    TrialState.COMPLETED: ("done", gettext_noop("Completed")),
-    TrialState.PRUNED: ("stopped", gettext_noop("Pruned")),
-    TrialState.FAILED: ("failed", gettext_noop("Failed")),
-    TrialState.STOPPED: ("stopped", gettext_noop("Stopped")),
 }
 
 
@@ -102,42 +108,101 @@ def sweep(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     row = get_sweep(user, public_id)
     order, state = request.GET.get("order", "number"), request.GET.get("state", "")
     trials = list_trials(row, order.removeprefix("-"), descending=order.startswith("-"))
-    counts = Counter(row.trials.values_list("state", flat=True))
+    uses = trial_uses(row)
+    progress = sweep_progress(sweep_spec(row), uses, is_running=row.state == SweepState.RUNNING)
     if state in TrialState.__members__:
         trials = trials.filter(state=state)
     listed = _listed(request, trials)
     names = list(row.points[0] if row.points else row.parameters)
-    charted = list(row.trials.order_by("-number")[:MAX_CHARTED])[::-1]
-    parameters = read_parameters(row.parameters)
-    best = best_value(row)
+    shown = trial_context(row, names, progress, uses)
     context: dict[str, Any] = {
         "sweep": row,
         "symbol": STATE_DISPLAY[SweepState(row.state)],
         "is_live": row.state in ACTIVE_STATES,
         "is_array": row.searcher in ARRAY_SEARCHERS,
         "may_control": can(user, Permission.CONTROL, row),
-        "best": best,
-        "gpu_hours": sweep_gpu_hours(row),
+        "progress": progress,
+        "ends": _end_interval(progress),
+        "parts": _parts(row, progress),
         "counts": [
-            (each.value, (TRIAL_DISPLAY[each][0], _(TRIAL_DISPLAY[each][1])), counts[each])
+            (each.value, (TRIAL_DISPLAY[each][0], _(TRIAL_DISPLAY[each][1])), progress.counts[each])
             for each in TrialState
-            if counts[each]
+            if progress.counts[each]
         ],
-        "live_count": sum(counts[each] for each in LIVE_TRIAL_STATES),
-        "ended_count": sum(counts.values()) - sum(counts[each] for each in LIVE_TRIAL_STATES),
         "names": names,
-        "trials": [_trial_row(each, names, best) for each in listed.object_list],
+        "trials": [trial_row(each, shown) for each in listed.object_list],
         "listed": listed,
         "order": order,
         "orders": TRIAL_ORDERS,
         "state": state,
-        "space": [(name, describe_parameter(each)) for name, each in parameters.items()],
-        "best_chart": best_chart(row, charted) if row.metric else None,
-        "curves": curves_chart(charted, learning_curves(charted)) if row.metric else None,
-        "parallel": parallel_coordinates(row, parameters, charted) if row.metric else None,
-        "importances": _importances(row, charted) if row.metric else [],
     }
+    context |= _charts(row, progress) if row.metric else {}
+    if not request.headers.get("HX-Request"):
+        context |= _side_context(user, row, uses, progress)
     return render_live(request, "sweeps/page.html", "sweeps/live.html", context)
+
+
+def _end_interval(progress: SweepProgress) -> tuple[dt.datetime, dt.datetime] | None:
+    if progress.forecast is None:
+        return None
+    low_s, high_s = progress.forecast.low_s, progress.forecast.high_s
+    now = timezone.now()
+    return now + dt.timedelta(seconds=low_s), now + dt.timedelta(seconds=high_s)
+
+
+def _parts(row: Sweep, progress: SweepProgress) -> list[tuple[str, str, int]]:
+    """Return kind, label and number of the parts of the bar of trials; those that wait or are to come are last."""
+    found = [(each.lower(), _(TRIAL_DISPLAY[each][1]), progress.counts[each]) for each in BAR_STATES]
+    ahead = row.max_trials - sum(each[2] for each in found)
+    if row.state in ACTIVE_STATES:
+        found.append(("waiting", _("To come"), ahead))
+    return [each for each in found if each[2] > 0]
+
+
+def _charts(row: Sweep, progress: SweepProgress) -> dict[str, Any]:
+    charted = list(row.trials.order_by("-number")[:MAX_CHARTED])[::-1]
+    parameters = read_parameters(row.parameters)
+    best = progress.best.number if progress.best else None
+    completed = [
+        (each.parameters, each.value)
+        for each in charted
+        if each.state == TrialState.COMPLETED and each.value is not None
+    ]
+    region = best_region(parameters, completed, row.direction)
+    return {
+        "best_chart": best_chart(row, charted),
+        "improvements": best_so_far(charted, row.direction),
+        "curves": curves_chart(
+            charted, learning_curves(charted), best=best, rungs=[each.step for each in progress.rungs]
+        ),
+        "parallel": parallel_coordinates(row, parameters, charted),
+        "importances": _importances(row, charted),
+        "region": [(name, describe_parameter(each)) for name, each in region.items()],
+    }
+
+
+def _side_context(
+    user: User, row: Sweep, uses: Sequence[TrialUse], progress: SweepProgress
+) -> dict[str, Any]:
+    """Return what stands beside the living part: search space, GPUs of a trial, quota and budget."""
+    request = base_request(row)
+    running = sum(each.state is TrialState.RUNNING and each.runtime_s is not None for each in uses)
+    more = max(0, min(row.max_parallel, running + row.max_trials - len(uses)) - running)
+    is_live = row.state in ACTIVE_STATES and request.total_milli > 0
+    shares = project_quota_usage([row.project], user) if is_live else []
+    return {
+        "space": [(name, describe_parameter(each)) for name, each in read_parameters(row.parameters).items()],
+        "searcher": _(SEARCHER_LABELS[Searcher(row.searcher)]).partition(":")[0],
+        "trial_milli": request.total_milli,
+        "gpu_model": request.gpu_model,
+        "running": running,
+        "unpruned_gpu_hours": row.max_trials * (progress.median_gpu_hours or 0.0),
+        "quota_bars": [
+            QuotaBar(share, share.pool.name, more * request.total_milli)
+            for share in shares
+            if row.pool_id in (None, share.pool.pk)
+        ],
+    }
 
 
 @page(AccessPolicy.SIGNED_IN)
@@ -159,19 +224,6 @@ def _trial_cells(trial: Trial, names: list[str]) -> tuple[object, ...]:
 
 def _listed(request: HttpRequest, rows: QuerySet[Any]) -> Any:
     return Paginator(rows, PAGE_SIZE).get_page(request.GET.get("page"))
-
-
-def _trial_row(trial: Trial, names: list[str], best: float | None) -> dict[str, Any]:
-    return {
-        "trial": trial,
-        "symbol": TRIAL_DISPLAY[TrialState(trial.state)],
-        "values": [(name, _short(trial.parameters[name])) for name in names],
-        "is_best": best is not None and trial.value == best,
-    }
-
-
-def _short(value: Value) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else format_value(value)
 
 
 def _importances(row: Sweep, trials: list[Trial]) -> list[tuple[str, int]]:
@@ -212,6 +264,33 @@ def pause(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
 @action(AccessPolicy.SIGNED_IN)
 def resume(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     return _act(request, user, public_id, do_resume_sweep)
+
+
+def _act_on_trial(
+    request: HttpRequest, user: User, public_id: str, number: int, act: Callable[[User, Sweep, int], Trial]
+) -> HttpResponse:
+    """Act on a trial, and return to the trials as they were listed."""
+    row = get_sweep(user, public_id)
+    with refusals_as_messages(request):
+        act(user, row, number)
+    return redirect(
+        f"{reverse('sweep', args=[public_id])}?{request.POST.get('query', '')[:300]}#sweep-trials"
+    )
+
+
+@action(AccessPolicy.SIGNED_IN)
+def stop_trial(request: HttpRequest, user: User, public_id: str, number: int) -> HttpResponse:
+    return _act_on_trial(request, user, public_id, number, do_stop_trial)
+
+
+@action(AccessPolicy.SIGNED_IN)
+def resume_trial(request: HttpRequest, user: User, public_id: str, number: int) -> HttpResponse:
+    return _act_on_trial(request, user, public_id, number, do_resume_trial)
+
+
+@action(AccessPolicy.SIGNED_IN)
+def repeat_trial(request: HttpRequest, user: User, public_id: str, number: int) -> HttpResponse:
+    return _act_on_trial(request, user, public_id, number, do_repeat_trial)
 
 
 @action(AccessPolicy.SIGNED_IN)

@@ -1,4 +1,4 @@
-// Curves of runs with uPlot: a panel for each metric, one axis of steps, a readout table below with best and last values.
+// Curves of runs with uPlot: a panel for each metric, one axis of steps or time, a readout table below with best and last values.
 import uPlot from "uplot";
 import { translated } from "./translations.js";
 
@@ -51,7 +51,20 @@ function readout(runs, curves, alone) {
   return { sheet, cells, at };
 }
 
-function draw(panel, name, runs, curves) {
+const AXES = { // positions of a curve of a run, and how the readout names one
+  steps: { places: (run, curve) => curve.steps, at: (step) => translated("at step {step}", { step }) },
+  hours: { places: (run, curve) => curve.hours, at: (hours) => translated("after {hours} h", { hours }) },
+  gpu_hours: { places: (run, curve) => curve.hours.map((hours) => hours * run.gpus), at: (hours) => translated("after {hours} GPU-h", { hours }) },
+};
+
+function points(run, curve, axis) { // of equal places the last one
+  const known = new Map();
+  if (curve) AXES[axis].places(run, curve).forEach((place, i) => known.set(place, curve.values[i]));
+  const ordered = [...known].sort((a, b) => a[0] - b[0]);
+  return [ordered.map(([place]) => place), ordered.map(([, value]) => value)];
+}
+
+function draw(panel, name, runs, curves, axis) {
   const alone = runs.length === 1;
   const host = panel.querySelector(".fw-plot");
   const body = panel.querySelector(".fw-panel__body");
@@ -60,13 +73,13 @@ function draw(panel, name, runs, curves) {
   body.querySelector("table")?.remove();
   const { sheet, cells, at } = readout(runs, curves, alone);
   body.append(sheet);
-  const tables = runs.map((run) => [curves[run.id]?.steps ?? [], curves[run.id]?.values ?? []]);
+  const tables = runs.map((run) => points(run, curves[run.id], axis));
   const data = uPlot.join(tables);
   const ink = colour("--fw-ink-3");
   const font = "11px system-ui, sans-serif";
   const follow = (u) => {
     const index = u.cursor.idx;
-    at.textContent = index === null || index === undefined ? translated("at the cursor") : translated("at step {step}", { step: shown(data[0][index]) });
+    at.textContent = index === null || index === undefined ? translated("at the cursor") : AXES[axis].at(shown(data[0][index]));
     cells.forEach((cell, i) => { cell.textContent = index === null || index === undefined ? "" : shown(data[i + 1][index]); });
   };
   panel.plot = new uPlot({
@@ -108,7 +121,7 @@ function panelFor(box, name) {
 
 function render(box) {
   const { runs, metrics } = box.fairwayData;
-  for (const [name, curves] of Object.entries(metrics)) draw((box.panels[name] ??= panelFor(box, name)), name, runs, curves);
+  for (const [name, curves] of Object.entries(metrics)) draw((box.panels[name] ??= panelFor(box, name)), name, runs, curves, box.axis);
 }
 
 async function fill(box) {
@@ -129,7 +142,16 @@ export function drawRunCharts(root) {
     if (box.dataset.started) continue;
     box.dataset.started = "1";
     box.panels = {};
+    box.axis = "steps";
     fill(box);
+    const choice = document.querySelector("[data-run-axis]");
+    for (const button of choice?.querySelectorAll("button") ?? []) {
+      button.addEventListener("click", () => {
+        box.axis = button.dataset.axis;
+        for (const other of choice.querySelectorAll("button")) other.setAttribute("aria-pressed", String(other === button));
+        if (box.fairwayData) render(box);
+      });
+    }
     const again = () => { if (box.fairwayData) render(box); };
     let width = box.clientWidth;
     let timer;

@@ -91,6 +91,7 @@ PAGES = [
     ),
     Page("plans", "get", "/plan/", EVERYBODY),
     Page("plan", "get", "/plan/{plan}/", INSIDE),
+    Page("plan-json", "get", "/plan/{plan}/plan.json", INSIDE),
     Page("plan-program", "get", "/plan/programs/train_pipeline.py", EVERYBODY),
     # no scheduler answers here
     Page("create-plan", "post", "/plan/new/", EVERYBODY, {"plan-nodes": "1"}, 400, writes=False),
@@ -142,7 +143,26 @@ PAGES = [
     Page("job-metrics", "get", "/jobs/{running}/metrics/", INSIDE),
     Page("job-series", "get", "/jobs/{running}/metrics/series/", INSIDE),
     Page("job-ranks", "get", "/jobs/{running}/ranks/", INSIDE),
+    Page(
+        "job-restart-elsewhere",
+        "post",
+        "/jobs/{running}/restart-elsewhere/",
+        CONTROLLERS,
+        {"rank": "0"},
+        302,
+        302,
+    ),
     Page("job-checkpoints", "get", "/jobs/{running}/checkpoints/", INSIDE),
+    Page(
+        "job-checkpoints-check",
+        "post",
+        "/jobs/{running}/checkpoints/check/",
+        CONTROLLERS,
+        None,
+        302,
+        302,
+        writes=False,
+    ),
     Page("checkpoint-pin", "post", "/checkpoints/{checkpoint}/pin/", CONTROLLERS, {"pinned": "1"}, 302, 302),
     Page("checkpoint-resume", "post", "/checkpoints/{checkpoint}/resume/", OWNER, None, 302, 302),
     Page("usage", "get", "/usage/", EVERYBODY),
@@ -236,6 +256,7 @@ PAGES = [
     Page("models", "get", "/models/", EVERYBODY),
     # there is no tracking server in this world
     Page("run-series", "get", f"/experiments/series/?project={{project}}&run={RUN}", INSIDE, None, 503),
+    Page("runs-csv", "get", "/experiments/runs.csv?project={project}", INSIDE, None, 503),
     Page("run", "get", f"/experiments/{{project}}/{RUN}/", INSIDE, None, 503),
     Page("run-file", "get", f"/experiments/{{project}}/{RUN}/file/?path=a", INSIDE, None, 503),
     Page(
@@ -335,6 +356,13 @@ PAGES = [
     Page("pause-sweep", "post", "/sweeps/{sweep}/pause/", CONTROLLERS, None, 302, 302),
     Page("resume-sweep", "post", "/sweeps/{sweep}/resume/", CONTROLLERS, None, 302, 302, writes=False),
     Page("change-sweep", "post", "/sweeps/{sweep}/change/", CONTROLLERS, {"max_parallel": "2"}, 302, 302),
+    Page("stop-trial", "post", "/sweeps/{sweep}/trials/0/stop/", CONTROLLERS, None, 302, 302),
+    Page(
+        "resume-trial", "post", "/sweeps/{sweep}/trials/0/resume/", CONTROLLERS, None, 302, 302, writes=False
+    ),
+    Page(
+        "repeat-trial", "post", "/sweeps/{sweep}/trials/0/repeat/", CONTROLLERS, None, 302, 302, writes=False
+    ),
     Page("queue", "get", "/queue/", EVERYBODY),
     Page("search", "get", "/search/?q=runs", EVERYBODY),
     Page("cluster", "get", "/cluster/", EVERYBODY),

@@ -247,6 +247,24 @@ ROWS = [
     Row("jobs_cancel", "post", "jobs/{job}/cancel/", CONTROLLERS, {}, scope=BY_KIND),
     Row("jobs_hold", "post", "jobs/{job}/hold/", CONTROLLERS, {}, scope=BY_KIND),
     Row("jobs_release", "post", "jobs/{job}/release/", CONTROLLERS, {}, scope=BY_KIND),
+    Row(
+        "jobs_restart_elsewhere",
+        "post",
+        "jobs/{running}/restart-elsewhere/",
+        CONTROLLERS,
+        {"rank": 0},
+        scope=BY_KIND,
+    ),
+    # it has reported no checkpoint
+    Row(
+        "jobs_check_checkpoints",
+        "post",
+        "jobs/{running}/check-checkpoints/",
+        CONTROLLERS,
+        {},
+        409,
+        scope=BY_KIND,
+    ),
     Row("jobs_suspend", "post", "jobs/{running}/suspend/", CONTROLLERS, {}, scope=BY_KIND),
     Row("jobs_resume", "post", "jobs/{job}/resume/", CONTROLLERS, {}, 409, scope=BY_KIND),
     # neither runs on a GPU; the acts themselves are in tests/scheduler/test_idle_pass.py
@@ -339,6 +357,26 @@ ROWS = [
     Row("sweeps_stop", "post", "sweeps/{sweep}/stop/", CONTROLLERS, {}, scope=JOBS),
     Row("sweeps_pause", "post", "sweeps/{sweep}/pause/", CONTROLLERS, {}, scope=JOBS),
     Row("sweeps_resume", "post", "sweeps/{sweep}/resume/", CONTROLLERS, {}, 409, scope=JOBS),
+    Row("sweeps_stop_trial", "post", "sweeps/{sweep}/trials/stop/", CONTROLLERS, {"number": 0}, scope=JOBS),
+    # it is running
+    Row(
+        "sweeps_resume_trial",
+        "post",
+        "sweeps/{sweep}/trials/resume/",
+        CONTROLLERS,
+        {"number": 0},
+        409,
+        scope=JOBS,
+    ),
+    Row(
+        "sweeps_repeat_trial",
+        "post",
+        "sweeps/{sweep}/trials/repeat/",
+        CONTROLLERS,
+        {"number": 0},
+        409,
+        scope=JOBS,
+    ),
     Row("jobs_environment", "get", "jobs/{running}/environment/", INSIDE),
     Row("jobs_rerun", "post", "jobs/{ended}/rerun/", CONTROLLERS, {"dry_run": True}, scope=BY_KIND),
     # its event files are in the home of its owner, and no environment has TensorBoard

@@ -45,6 +45,7 @@ def job(dataset: Dataset) -> Job:
 def test_the_pages_pass_axe(open_as, job: Job, dark: bool, width: int) -> None:
     page = open_as("m-okafor", dark=dark, width=width)
     addresses = [f"/jobs/{job.public_id}/checkpoints/", f"/jobs/{job.public_id}/ranks/", "/usage/"]
+    addresses += [f"{addresses[1]}?by=gpu"]
     assert look_at(page, addresses) == ""
     page.goto(addresses[1])
     assert page.get_by_role("heading", name="Rank 1 on h200-2 is 22 % slower.").is_visible()
@@ -62,5 +63,7 @@ def test_a_checkpoint_is_pinned_with_a_click(open_as, job: Job) -> None:
     page.get_by_role("button", name="Pin epoch=3-step=145000.ckpt").click()
     page.get_by_role("button", name="Unpin epoch=3-step=145000.ckpt").wait_for()
     assert page.get_by_text("pinned by m-okafor").count() == 1
-    broken = page.get_by_role("button", name="Resume from here epoch=3-step=147500.ckpt")
-    assert broken.is_disabled()
+    assert page.get_by_role("link", name="Resume from here epoch=3-step=147500.ckpt").count() == 0
+    page.get_by_role("link", name="Resume from here epoch=3-step=145000.ckpt").click()
+    page.get_by_role("radio", name="In place of this one").check()
+    page.get_by_role("heading", name="Resume from step 145,000").wait_for()

@@ -19,7 +19,8 @@ PUBLIC = [Page(name, "get", path, frozenset({"anonymous"})) for name, path in (
 NO_PAGES = {
     "api-docs", "api-docs-start", "help-section", "job-runs", "inbox-count", "job-environment-file", "job-files-list",
     "job-log-download", "job-log-lines", "job-log-search", "job-series", "job-terminal", "jobs-csv", "node-series",
-    "plan-program", "quota-replay", "search", "sweep-trials-csv", "terminal-state", "usage-csv",
+    "plan-json", "plan-program", "quota-replay", "runs-csv", "search", "sweep-trials-csv", "terminal-state",
+    "usage-csv",
 }  # fmt: skip
 """Fragments, JSON and downloads; the API explorer, which Swagger UI draws; and terminals, which need a node."""
 

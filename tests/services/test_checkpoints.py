@@ -11,15 +11,26 @@ from pathlib import Path
 
 import pytest
 from django.db import connection, transaction
+from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
 from django.utils import timezone
 
 from agents.engines.interface import ListedCheckpoint
 from portal.domain.reasons import EndReason
-from portal.models import Attempt, Job, JobEvent
+from portal.errors import Conflict
+from portal.models import Attempt, Checkpoint, Job, JobEvent
+from portal.selectors.jobs.checkpoints import next_checkpoint_at, resume_choice
+from portal.selectors.jobs.jobs import list_attempts
 from portal.services.cluster.demo import SCRIPT
-from portal.services.jobs.checkpoints import record_newest
-from portal.services.jobs.task_reports import MIN_UPDATE_INTERVAL, record_checkpoint
+from portal.services.jobs.checkpoints import (
+    do_check_checkpoints,
+    listing_is_due,
+    record_listing,
+    record_newest,
+)
+from portal.services.jobs.submission import do_resume_from_checkpoint
+from portal.services.jobs.task_reports import MIN_UPDATE_INTERVAL, record_checkpoint, record_progress
 from portal.services.lifecycle import job_control
 from portal.services.lifecycle.job_control import RankPlacement
 from tests import factories
@@ -145,3 +156,80 @@ def test_the_last_checkpoint_of_a_run_is_taken_from_the_listing_without_a_report
     for each in (listed(attempt, 60.0, 6), listed(attempt, -60.0, 9), None):
         record_newest(attempt, each)
         assert read(attempt).checkpoint_step == 8
+
+
+def saved(attempt: Attempt, *minutes_ago: float, step: int = 100) -> list[Checkpoint]:
+    """Valid checkpoints of the job, the newest first."""
+    return [
+        Checkpoint.objects.create(
+            job=attempt.job, name=f"step-{step - number}.pt", step=step - number, size_bytes=1, validity="valid",
+            saved_at=timezone.now() - 60 * ago * SECOND,
+        )
+        for number, ago in enumerate(minutes_ago)
+    ]  # fmt: skip
+
+
+def test_the_next_checkpoint_is_expected_after_the_median_interval(attempt: Attempt) -> None:
+    rows = saved(attempt, 5, 15, 25, 50)
+    found = next_checkpoint_at(rows, attempt)
+    assert found is not None and abs(found - rows[0].saved_at - 600 * SECOND) < SECOND
+    assert next_checkpoint_at(rows[:1], attempt) is None and next_checkpoint_at(rows, None) is None
+    Attempt.objects.filter(pk=attempt.pk).update(running_at=timezone.now() - 360 * SECOND)
+    assert next_checkpoint_at(rows, read(attempt)) is None  # the others are of an earlier attempt
+
+
+def test_a_checkpoint_to_resume_from_says_what_is_dropped(attempt: Attempt) -> None:
+    row, older = saved(attempt, 30, 90)
+    (shown,) = list_attempts(attempt.job)
+    choice = resume_choice([row, older], row.public_id, attempt.job, shown)
+    assert choice is not None and choice.is_live and choice.dropped_units is None
+    assert choice.dropped_gpu_s == pytest.approx(1800, abs=60)
+    assert record_progress(shown, 0, 120.0, 0.0, polled_at=timezone.now())
+    (shown,) = list_attempts(attempt.job)
+    choice = resume_choice([row, older], row.public_id, attempt.job, shown)
+    assert choice is not None and choice.dropped_units == 20.0
+    Checkpoint.objects.filter(pk=row.pk).update(validity="broken")
+    row.refresh_from_db()
+    assert resume_choice([row], row.public_id, attempt.job, shown) is None
+    assert resume_choice([row], "none", attempt.job, shown) is None
+
+
+def test_a_job_is_resumed_in_place_of_the_running_one(attempt: Attempt) -> None:
+    row, _ = saved(attempt, 30, 90)
+    owner = attempt.job.owner
+    beside = do_resume_from_checkpoint(owner, row)
+    assert beside.resume_from == row.public_id and read(attempt).stop_requested_at is None
+    again = do_resume_from_checkpoint(owner, row, in_place=True)
+    assert again.resume_from == row.public_id
+    assert Job.objects.get(pk=attempt.job_id).desired_state == "cancelled"
+    assert read(attempt).stop_reason == EndReason.CANCELLED_BY_USER
+
+
+def test_checkpoints_are_checked_again_on_request(attempt: Attempt) -> None:
+    owner, job = attempt.job.owner, attempt.job
+    with pytest.raises(Conflict, match="once it has reported one"):
+        do_check_checkpoints(owner, job)
+    record_checkpoint(attempt, 90.0, polled_at=timezone.now())
+    record_listing(read(attempt), [], "", asked_at=timezone.now())
+    shown = Attempt.objects.select_related("observation")
+    assert not listing_is_due(shown.get(pk=attempt.pk))
+    do_check_checkpoints(owner, job)
+    assert listing_is_due(shown.get(pk=attempt.pk))
+
+
+def test_the_page_offers_both_ways_to_resume(attempt: Attempt) -> None:
+    row, _ = saved(attempt, 10, 20)
+    record_checkpoint(attempt, 600.0, polled_at=timezone.now())
+    client = Client()
+    client.force_login(attempt.job.owner)
+    address = reverse("job-checkpoints", args=[attempt.job.public_id])
+    Attempt.objects.filter(pk=attempt.pk).update(created_at=timezone.now() - 3620 * SECOND)
+    page = client.get(address).content.decode()
+    assert "next about" in page or "expected about" in page
+    assert "Check now" in page and "In place of this one" not in page and "Its start took" in page
+    page = client.get(f"{address}?from={row.public_id}").content.decode()
+    assert "Resume from step 100" in page and "In place of this one" in page
+    client.post(reverse("checkpoint-resume", args=[row.public_id]), {"in_place": "1"})
+    assert Job.objects.get(pk=attempt.job_id).desired_state == "cancelled"
+    answer = client.post(reverse("job-checkpoints-check", args=[attempt.job.public_id]), follow=True)
+    assert answer.status_code == 200

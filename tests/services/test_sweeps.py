@@ -15,7 +15,14 @@ from portal.domain.states import JobState
 from portal.domain.sweeps import MAX_REPORTS, SweepSpec
 from portal.errors import Conflict, Forbidden, InvalidRequest, NotFound
 from portal.models import AuditEntry, Checkpoint, Job, Membership, OutboxMessage, Sweep, Trial, TrialReport
-from portal.selectors.sweeps import best_so_far, best_value, get_sweep, learning_curves, list_trials
+from portal.selectors.sweeps import (
+    best_so_far,
+    best_value,
+    get_sweep,
+    learning_curves,
+    list_trials,
+    trial_uses,
+)
 from portal.services.jobs.submission import (
     JobRequest,
     do_cancel_job,
@@ -33,6 +40,7 @@ from portal.services.sweeps.sweeps import (
     do_resume_sweep,
     do_stop_sweep,
 )
+from portal.services.sweeps.trials import do_repeat_trial, do_resume_trial, do_stop_trial
 from tests import factories
 from tests.failpoint_crash import crashes_at
 from tests.services.test_lifecycle import place, run
@@ -284,6 +292,97 @@ def test_a_trial_that_its_owner_cancels_is_stopped_and_the_next_one_starts(datas
     sweep = advanced(create(dataset))
     do_cancel_job(dataset["owner"], sweep.trials.get(number=0).job)
     assert states(advanced(sweep)) == {"STOPPED": 1, "RUNNING": 3}
+
+
+def test_one_trial_is_stopped_and_the_next_one_starts(dataset: dict[str, Any]) -> None:
+    sweep = advanced(create(dataset))
+    for _ in range(2):
+        assert do_stop_trial(dataset["owner"], sweep, 1).state == "STOPPED"
+    assert states(advanced(sweep)) == {"STOPPED": 1, "RUNNING": 3}
+    assert sweep.trials.get(number=1).job.state == JobState.CANCELLED
+    assert AuditEntry.objects.filter(action="sweep.stop_trial").count() == 1
+    with pytest.raises(NotFound, match="no such trial"):
+        do_stop_trial(dataset["owner"], sweep, 9)
+    with pytest.raises(NotFound):
+        do_stop_trial(factories.user(), sweep, 0)
+
+
+def test_a_failed_trial_is_repeated_with_its_values(dataset: dict[str, Any]) -> None:
+    spec = SweepSpec(searcher="random", max_trials=2, max_parallel=2, seed=1)
+    sweep = advanced(create(dataset, spec))
+    end(dataset, sweep.trials.get(number=0).job, exit_code=1)
+    sweep = advanced(sweep)
+    repeated = do_repeat_trial(dataset["owner"], sweep, 0)
+    assert (repeated.number, repeated.parent) == (2, None)
+    assert repeated.parameters == sweep.trials.get(number=0).parameters
+    sweep = advanced(sweep)
+    assert sweep.max_trials == 3 and states(sweep) == {"FAILED": 1, "RUNNING": 2}
+    assert sweep.trials.get(number=2).job.command == sweep.trials.get(number=0).job.command
+    with pytest.raises(Conflict, match="only failed, stopped and pruned"):
+        do_repeat_trial(dataset["owner"], sweep, 2)
+
+
+def test_a_trial_of_an_array_is_repeated_once_all_trials_exist(dataset: dict[str, Any]) -> None:
+    sweep = advanced(create(dataset))
+    do_stop_trial(dataset["owner"], sweep, 0)
+    with pytest.raises(Conflict, match="once all have been created"):
+        do_repeat_trial(dataset["owner"], sweep, 0)
+    sweep = advanced(sweep)
+    do_repeat_trial(dataset["owner"], sweep, 0)
+    sweep = advanced(sweep)
+    assert states(sweep) == {"STOPPED": 1, "RUNNING": 4}
+    do_stop_sweep(dataset["owner"], sweep)
+    with pytest.raises(Conflict, match="stopped, not running"):
+        do_repeat_trial(dataset["owner"], sweep, 0)
+
+
+def test_a_pruned_trial_goes_on_from_its_checkpoint_after_its_rung(dataset: dict[str, Any]) -> None:
+    sweep = advanced(create(dataset, ASHA, {"lr": {"low": 0.1, "high": 0.9}, "layers": [1]}))
+    good, bad = (trial.job for trial in sweep.trials.select_related("job").order_by("number"))
+    record_reports(good.pk, [(1.0, 0.1)])
+    record_reports(bad.pk, [(1.0, 0.5)])
+    Checkpoint.objects.create(
+        job=bad, name="step-1.pt", saved_at=timezone.now(), validity="valid", size_bytes=1
+    )
+    sweep = advanced(sweep)
+    assert sweep.trials.get(job=bad).state == "PRUNED"
+    repeated = do_repeat_trial(dataset["owner"], sweep, 1)
+    assert repeated.parent.number == 1 and repeated.search_state == {"rungs": [0.5], "judged": 1.0}
+    sweep = advanced(sweep)
+    job = sweep.trials.get(pk=repeated.pk).job
+    assert job.resume_from == Checkpoint.objects.get().public_id
+    record_reports(job.pk, [(2.0, 0.6)])
+    assert sweep.trials.get(pk=repeated.pk).state == "RUNNING"  # it is judged at step 3 again
+    advanced(sweep)
+    assert sweep.trials.get(pk=repeated.pk).state == "RUNNING"
+
+
+def test_a_paused_trial_is_resumed_before_it_passes_its_rung(dataset: dict[str, Any]) -> None:
+    spec = replace(ASHA, pause_pruned=True)
+    sweep = advanced(create(dataset, spec, {"lr": {"low": 0.1, "high": 0.9}, "layers": [1]}))
+    for number, value in ((0, 0.1), (1, 0.5)):
+        record_reports(sweep.trials.get(number=number).job_id, [(1.0, value)])
+    sweep = advanced(sweep)
+    assert sweep.trials.get(number=1).state == "PAUSED"
+    do_resume_trial(dataset["owner"], sweep, 1)
+    assert sweep.trials.get(number=1).state == "RUNNING"
+    assert advanced(sweep).trials.get(number=1).state == "RUNNING"
+    with pytest.raises(Conflict, match="running, not paused"):
+        do_resume_trial(dataset["owner"], sweep, 1)
+
+
+def test_the_use_of_trials_counts_from_their_first_start(dataset: dict[str, Any]) -> None:
+    sweep = advanced(create(dataset, ASHA, {"lr": {"low": 0.1, "high": 0.9}, "layers": [1]}))
+    first, second = trial_uses(sweep)
+    assert first.runtime_s is None and first.rungs == () and second.gpu_hours == 0.0
+    job = sweep.trials.get(number=0).job
+    record_reports(job.pk, [(1.0, 0.1)])
+    advanced(sweep)
+    end(dataset, job)
+    Job.objects.filter(pk=job.pk).update(started_at=timezone.now() - dt.timedelta(hours=1))
+    first, *_ = trial_uses(advanced(sweep))
+    assert (first.state, first.value, first.step) == ("COMPLETED", 0.1, 1.0)
+    assert first.runtime_s == pytest.approx(3600, abs=60) and first.rungs == [0.1]
 
 
 def test_a_sweep_whose_owner_may_submit_no_more_pauses_with_the_cause(dataset: dict[str, Any]) -> None:

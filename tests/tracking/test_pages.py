@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,7 +14,7 @@ from mlflow.entities import Metric
 
 from portal.domain.tracking import JOB_TAG, NOTE_TAG
 from portal.errors import NotFound
-from portal.models import AuditEntry, User
+from portal.models import AuditEntry, Service, ServiceVersion, User
 from portal.services import experiments
 from portal.services.jobs.tracking import tracking_url
 from portal.tracking import client as tracking_client
@@ -64,6 +65,43 @@ def test_the_list_filters_compares_and_pages(tracking: TrackingWorld, runs: list
     )
 
 
+def test_the_list_shows_own_and_running_runs_and_is_downloaded(
+    tracking: TrackingWorld, runs: list[str]
+) -> None:
+    tracking.client().set_terminated(runs[0])
+    at = f"/experiments/?project={tracking.project.public_id}"
+    member, viewer = browser(tracking.member), browser(tracking.viewer)
+    running = member.get(f"{at}&running=1&q=vit").content.decode()
+    assert "vit-2" in running and "vit-1" not in running and "2 running" in running
+    assert "vit-2" in member.get(f"{at}&mine=1").content.decode()
+    assert "No runs match" in viewer.get(f"{at}&mine=1").content.decode()
+    answer = member.get(f"/experiments/runs.csv?project={tracking.project.public_id}&q=vit-3")
+    (row,) = csv.DictReader(b"".join(answer.streaming_content).decode().splitlines())
+    assert (row["name"], row["status"], row["params.lr"], row["metrics.loss"]) == (
+        "vit-3",
+        "RUNNING",
+        "0.3",
+        "0.005",
+    )
+
+
+def test_a_comparison_says_what_makes_runs_unlike(tracking: TrackingWorld, runs: list[str]) -> None:
+    factories.node(factories.pool(), gpus=4)
+    for number, run in enumerate(runs[:2], start=1):
+        job = factories.job(
+            tracking.member, tracking.project, factories.environment(tool=False), gpus_per_task=number
+        )
+        tag = {"run_id": run, "key": JOB_TAG, "value": job.public_id}
+        tracking_client.call(tracking.project.public_id, "POST", "runs/set-tag", tag)
+    tracking.client().set_terminated(runs[0])
+    tracking.client().set_terminated(runs[1], "FAILED")
+    at = f"/experiments/?project={tracking.project.public_id}&run={runs[0]}&run={runs[1]}&run={runs[2]}"
+    page = browser(tracking.viewer).get(at).content.decode().replace("\xa0", " ")
+    assert "B is not like for like" in page and "Compared with A, it differs in: " in page
+    assert "B did not complete" in page and "C has not ended" in page and "1 × GPU" in page
+    assert "equal row" in page and 'data-axis="gpu_hours"' in page
+
+
 def test_curves_have_the_steps_and_values_of_each_run(tracking: TrackingWorld, runs: list[str]) -> None:
     page = browser(tracking.viewer)
     found = page.get(
@@ -71,6 +109,7 @@ def test_curves_have_the_steps_and_values_of_each_run(tracking: TrackingWorld, r
     ).json()
     curve = found["metrics"]["loss"][runs[1]]
     assert [each["name"] for each in found["runs"]] == ["vit-1", "vit-2"]
+    assert len(curve["hours"]) == len(curve["steps"]) and found["runs"][0]["gpus"] == 0
     assert curve["steps"][0] == 0 and curve["steps"][-1] == 599 and len(curve["steps"]) <= 800
     assert all(value == 2 / (step + 1) for step, value in zip(curve["steps"], curve["values"], strict=True))
 
@@ -129,6 +168,39 @@ def test_models_show_versions_stages_and_lineage(tracking: TrackingWorld, runs: 
     assert "One of None, Staging" in refused.content.decode()
     assert "vit-1" in member.get(f"{at}&model=depth%27s&version=1").content.decode()
     assert member.get(f"{at}&model=other").status_code == 404
+
+
+def test_versions_show_metrics_runs_and_what_changed(tracking: TrackingWorld, runs: list[str]) -> None:
+    client = tracking.client()
+    client.create_registered_model("depth")
+    for run in runs[:2]:
+        client.create_model_version("depth", "s3://bucket/model", run)
+    member, at = browser(tracking.member), f"/models/?project={tracking.project.public_id}"
+    text = member.get(at).content.decode()
+    assert '<th class="fw-num">loss</th>' in text and "vit-1" in text and "vit-2" in text
+    assert "Parameters that differ from those of v1: lr." in text and "not served" in text
+    assert f"run={runs[1]}&amp;run={runs[0]}" in text or f"run={runs[1]}&run={runs[0]}" in text
+    change = f"/models/{tracking.project.public_id}/version/"
+    assert "To Staging" in text and "Promote" not in text
+    member.post(change, {"model": "depth", "version": "1", "stage": "Staging"})
+    staged = member.get(f"{at}&stage=Staging").content.decode()
+    assert "Promote" in staged and "vit-2</a></td>" not in staged
+    assert "No version of this model has this stage." in member.get(f"{at}&stage=Archived").content.decode()
+    assert "Deploy" not in browser(tracking.viewer).get(at).content.decode()
+
+
+def test_a_model_shows_the_service_that_serves_it(tracking: TrackingWorld, runs: list[str]) -> None:
+    client = tracking.client()
+    client.create_registered_model("depth")
+    client.create_model_version("depth", "s3://bucket/model", runs[0])
+    service = Service.objects.create(name="depth-api", owner=tracking.member, project=tracking.project)
+    fields = {"environment": factories.environment(tool=False), "created_by": tracking.member, "job": {}}
+    ServiceVersion.objects.create(
+        service=service, number=1, model_name="depth", model_version="1", state="ACTIVE", **fields
+    )
+    text = browser(tracking.viewer).get(f"/models/?project={tracking.project.public_id}").content.decode()
+    assert "Service depth-api" in text and "served by depth-api" in text and "Replicas and rollout" in text
+    assert f"svc-{service.public_id}." in text
 
 
 def test_an_artifact_is_registered_on_the_page_of_its_run(tracking: TrackingWorld, runs: list[str]) -> None:

@@ -268,6 +268,33 @@ def test_memory_and_bubble_are_those_of_the_schedule(
     assert f'"schedule":"{chosen}"' in launch.context["form"].initial["env"]
 
 
+def test_the_page_draws_one_step_and_the_bubbles_of_other_sizes(profile, client_of):
+    plan, client = pipeline_plan(profile), client_of("member")
+    address = reverse("plan", args=[plan.public_id])
+    page = words(client.get(address, {"choice": "straight", "m": "4"}))
+    assert (
+        "Timeline of one step" in page and "4 micro-batches: the stages are idle 20.0 % of the step." in page
+    )
+    assert "64 micro-batches 1.5 % bubble" in page and "Between nodes" not in page
+    many = words(client.get(address, {"choice": "straight", "m": "40"}))
+    assert "Drawn with 16 of 40 micro-batches" in many
+    assert client.get(reverse("plan-json", args=[plan.public_id])).json() == plan.answer
+    for query in ({"choice": "data_parallel"}, {"choice": "straight", "schedule": "pipedream"}):
+        assert "Timeline of one step" not in words(client.get(address, query))
+
+
+def test_the_page_shows_what_goes_between_nodes(profile, client_of):
+    plan = pipeline_plan(profile, nodes=2, gpus_per_node=1, link_bandwidth=1e9)
+    client, address = client_of("member"), reverse("plan", args=[plan.public_id])
+    page = words(client.get(address, {"choice": "straight", "m": "4"}))
+    # 1 MB of activations in both directions; 111 minibatches per second, of which the bubble leaves 4 of 5
+    assert "2 MiB a micro-batch" in page and "23 MiB of gradients a step" in page
+    assert "0.178 GB/s of activations between them, 18 % of 1 GB/s" in page
+    rows = client.get(address, {"sort": "memory"}).context["rows"]
+    amounts = [one.memory_mib for one in rows if one.plan]
+    assert amounts == sorted(amounts)
+
+
 def test_a_plan_with_unequal_replicas_is_launched(profile, client_of):
     profile.content["nodes"][0]["fwd_ms"] = 10.0
     plan, client = pipeline_plan(profile, gpus_per_node=3), client_of("member")

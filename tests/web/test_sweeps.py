@@ -101,7 +101,7 @@ def test_a_form_without_a_searcher_submits_one_job(client_of: Any, typed: dict[s
 
 def test_the_page_shows_trials_charts_and_importance(sweep: Sweep, client_of: Any) -> None:
     page = page_of(client_of("member"), reverse("sweep", args=[sweep.public_id]))
-    assert "5 of 30 ended" in page and "20 of at most 25" in page
+    assert re.search(r"5 <span[^>]*>of 30 ended", page) and "20 of at most 25" in page
     for heading in ("Best so far", "Learning curves", "Parameters and loss", "Importance", "Page 1 of 2"):
         assert heading in page
     assert len(re.findall(r'class="dot"><title>Trial \d+: 0\.', page)) == 13
@@ -109,12 +109,59 @@ def test_the_page_shows_trials_charts_and_importance(sweep: Sweep, client_of: An
     assert "Its loss is not among the best." in page and "best so far" in page
 
 
+def test_the_page_shows_the_best_trial_rungs_and_the_bar_of_trials(sweep: Sweep, client_of: Any) -> None:
+    page = page_of(client_of("member"), reverse("sweep", args=[sweep.public_id])).replace("\xa0", " ")
+    assert "Best, trial 0" in page and "No better since" in page and "Saved by pruning" in page
+    assert "4 completed" in page and "1 pruned" in page and "5 to come" in page and "0 of 30 started" in page
+    assert "rung 1" in page and "Rungs as a table" in page and "known once three trials have ended" in page
+    assert "second best" in page and "third best" in page and "GPUs and quota" in page
+    assert "ASHA: minimize" in page and "2 × GPU a trial" in page
+
+
+def test_the_end_is_forecast_once_trials_have_ended(sweep: Sweep, client_of: Any) -> None:
+    hour = timezone.now() - dt.timedelta(hours=1)
+    Job.objects.filter(trial__number__in=(0, 2, 4, 10)).update(started_at=hour)
+    page = page_of(client_of("member"), reverse("sweep", args=[sweep.public_id]))
+    assert "known once three trials have ended" not in page and "4 of 30 started" in page
+    assert "Forecasts are p10 to p90" in page
+
+
+def test_a_trial_is_stopped_and_repeated_on_the_page(sweep: Sweep, client_of: Any) -> None:
+    client, address = client_of("member"), reverse("sweep", args=[sweep.public_id])
+    page = page_of(client, address)
+    assert "Use values" in page and "Cancel" in page and "Resume" in page
+    client.post(reverse("stop-trial", args=[sweep.public_id, 1]))
+    assert sweep.trials.get(number=1).state == "STOPPED" and "Retry" in page_of(client, address)
+    client.post(reverse("repeat-trial", args=[sweep.public_id, 1]))
+    assert sweep.trials.get(number=25).parameters == sweep.trials.get(number=1).parameters
+    answer = client.post(reverse("resume-trial", args=[sweep.public_id, 0]), follow=True)
+    assert "Trial 0 is completed, not paused." in html.unescape(answer.content.decode())
+    assert "Stopping trial" not in page_of(client_of("admin"), f"{address}?state=COMPLETED")
+
+
+def test_a_similar_sweep_is_launched_and_only_in_the_best_region(sweep: Sweep, client_of: Any) -> None:
+    Trial.objects.filter(number__in=(10, 12)).update(state="COMPLETED")
+    for number, lr in ((0, 0.0012), (2, 0.0034), (4, 0.0021), (6, 0.05), (10, 0.06), (12, 0.07)):
+        Trial.objects.filter(number=number).update(parameters={"lr": lr, "opt": "sgd"})
+    client = client_of("member")
+    page = page_of(client, reverse("sweep", args=[sweep.public_id]))
+    assert "0.0012..0.0034 log" in page and "Search only there" in page
+    where = f"{reverse('launch')}?kind=training&from_sweep={sweep.public_id}"
+    similar = page_of(client, where)
+    assert "lr = 0.0001..0.1 log" in similar and "train --lr {lr} --opt {opt}" in similar
+    narrow = page_of(client, f"{where}&narrow=1")
+    assert "lr = 0.0012..0.0034 log\nopt = sgd" in narrow
+    assert client_of("stranger").get(where).status_code == 404
+
+
 def test_trials_are_sorted_filtered_and_paged(sweep: Sweep, client_of: Any) -> None:
     address, client = reverse("sweep", args=[sweep.public_id]), client_of("member")
 
     def numbers(query: str) -> list[int]:
         page = page_of(client, f"{address}?{query}")
-        return [int(each) for each in re.findall(r'<tr>\s*<td class="fw-num">(\d+)</td>', page)]
+        return [
+            int(each) for each in re.findall(r'<td class="fw-num">(\d+)</td><td><span class="fw-state', page)
+        ]
 
     assert numbers("") == list(range(20)) and numbers("page=2") == list(range(20, 25))
     assert numbers("order=value")[:3] == [0, 2, 4] and numbers("order=-value")[:2] == [24, 22]
@@ -197,7 +244,7 @@ def test_trials_show_their_gpu_hours_and_are_downloaded_as_a_table(sweep: Sweep,
     Trial.objects.filter(number=8).update(message="=HYPERLINK(1)")
     client, address = client_of("member"), reverse("sweep", args=[sweep.public_id])
     shown = page_of(client, f"{address}?order=-gpu_hours")
-    assert "1.50 GPU-hours" in shown.replace("\xa0", " ")
+    assert "1.5 GPU-h" in shown.replace("\xa0", " ")
     assert re.search(r'<tbody><tr>\s*<td class="fw-num">2</td>', shown)
     answer = client.get(reverse("sweep-trials-csv", args=[sweep.public_id]))
     assert answer["Content-Disposition"] == f'attachment; filename="{sweep.public_id}-trials.csv"'

@@ -11,7 +11,7 @@ from rest_framework import serializers
 from rest_framework.request import Request
 
 from portal.access import Permission, require_permission
-from portal.api.framework.request_parsing import StrictCharField, StrictSerializer
+from portal.api.framework.request_parsing import StrictCharField, StrictIntegerField, StrictSerializer
 from portal.api.framework.row_actions import action_route
 from portal.api.framework.views import SignedInView, operation
 from portal.api.jobs.job_requests import ID_OR_NAME, JobChangeBody, get_referenced_row, resolve_changes
@@ -28,6 +28,7 @@ from portal.selectors.jobs.idle import active_exemptions, get_exemption
 from portal.selectors.jobs.jobs import get_job
 from portal.services.accounts.tokens import Scope
 from portal.services.jobs.changes import build_changed_request, preview_change
+from portal.services.jobs.checkpoints import do_check_checkpoints
 from portal.services.jobs.gpu_switch import do_switch_gpus
 from portal.services.jobs.idle import (
     MIN_REASON_LENGTH,
@@ -36,7 +37,7 @@ from portal.services.jobs.idle import (
     do_snooze,
 )
 from portal.services.jobs.queue_order import MOVES, do_move_job
-from portal.services.jobs.retries import do_retry_with_fix
+from portal.services.jobs.retries import do_restart_elsewhere, do_retry_with_fix
 from portal.services.jobs.signals import do_send_signal
 from portal.services.jobs.submission import (
     JobRequest,
@@ -53,6 +54,12 @@ class SignalBody(StrictSerializer):
     """The signal to send."""
 
     signal = serializers.ChoiceField(list(SIGNALS))
+
+
+class RankBody(StrictSerializer):
+    """A rank of the newest attempt."""
+
+    rank = StrictIntegerField(min_value=0)
 
 
 class IdleExemptionBody(StrictSerializer):
@@ -176,6 +183,22 @@ ROUTES = [
         "Suspend a job",
         "The job is stopped after its termination grace period, and stays SUSPENDED until it is resumed. Idempotent.",
         do_suspend_job,
+    ),
+    _job_action(
+        "restart-elsewhere",
+        "jobs_restart_elsewhere",
+        "Restart a job without the node of a rank",
+        "The job is suspended, and resumed with the node excluded: it returns to the queue. Rejected with "
+        "`no_other_node` if the other nodes are too few.",
+        do_restart_elsewhere,
+        body=RankBody,
+    ),
+    _job_action(
+        "check-checkpoints",
+        "jobs_check_checkpoints",
+        "Check a job's checkpoints again",
+        "The node of a running job lists and checks them again, once the job has reported one.",
+        do_check_checkpoints,
     ),
     _job_action(
         "resume",

@@ -9,6 +9,7 @@ from django.urls import path
 from rest_framework.request import Request
 
 from portal.api.framework.pagination import Order
+from portal.api.framework.request_parsing import StrictBooleanField, StrictSerializer
 from portal.api.framework.row_actions import action_route
 from portal.api.framework.views import SignedInView, operation
 from portal.api.jobs.jobs import represent_current_job
@@ -36,6 +37,16 @@ class JobCheckpointsView(SignedInView):
     def get(self, request: Request, job: str) -> HttpResponse:
         rows = job_checkpoints(get_job(self.user, job))
         return self.paginated_response(rows, Checkpoint.represent, _BY_TIME)
+
+
+class ResumeBody(StrictSerializer):
+    """Whether the new job takes the place of the one that saved the checkpoint."""
+
+    in_place = StrictBooleanField(
+        required=False,
+        default=False,
+        help_text="Stop the job of the checkpoint once the new one is submitted.",
+    )
 
 
 _checkpoint_action = partial(
@@ -72,6 +83,7 @@ ROUTES = [
         "Resume from a checkpoint",
         "Submits the request of its job as a new job whose first attempt starts from the checkpoint, and pins it.",
         do_resume_from_checkpoint,
+        body=ResumeBody,
         represent=lambda user, _row, job: represent_current_job(user, job),
         response=JobDetail,
         status=201,

@@ -16,6 +16,7 @@ from portal.api.framework.request_parsing import (
     StrictBooleanField,
     StrictCharField,
     StrictFloatField,
+    StrictIntegerField,
     StrictSerializer,
 )
 from portal.api.framework.responses import ResponseSerializer
@@ -42,6 +43,7 @@ from portal.services.sweeps.sweeps import (
     do_resume_sweep,
     do_stop_sweep,
 )
+from portal.services.sweeps.trials import do_repeat_trial, do_resume_trial, do_stop_trial
 from portal.services.yaml_input import MAX_BYTES
 from portal.valkey import rate_limits
 
@@ -169,6 +171,12 @@ class SweepChangeBody(StrictSerializer):
         return {
             name: build_body_field(job_fields(SweepSpec)[name]) for name in ("max_parallel", "max_trials")
         }
+
+
+class TrialBody(StrictSerializer):
+    """A trial of the sweep."""
+
+    number = StrictIntegerField(min_value=0)
 
 
 class ImportBody(StrictSerializer):
@@ -346,6 +354,12 @@ _sweep_action = partial(
     idempotent=False,
     error_statuses=[409],
 )
+_trial_action = partial(
+    _sweep_action,
+    represent=lambda _user, sweep, trial: Trial.represent(list_trials(sweep).get(pk=trial.pk)),
+    response=Trial,
+    body=TrialBody,
+)
 ROUTES = [
     path("sweeps/", SweepsView.as_view()),
     path("sweeps/import/", SweepImportView.as_view()),
@@ -357,4 +371,14 @@ ROUTES = [
         "pause", "sweeps_pause", "Pause a sweep", "Suspends the jobs of its trials.", do_pause_sweep
     ),
     _sweep_action("resume", "sweeps_resume", "Resume a paused sweep", "", do_resume_sweep),
+    _trial_action("trials/stop", "sweeps_stop_trial", "Stop a trial", "Repeatable.", do_stop_trial),
+    _trial_action("trials/resume", "sweeps_resume_trial", "Resume a paused trial", "", do_resume_trial),
+    _trial_action(
+        "trials/repeat",
+        "sweeps_repeat_trial",
+        "Repeat a trial that failed, was stopped or pruned",
+        "Adds a trial with its parameters and raises the budget by one. After a pruned trial it starts from the "
+        "newest valid checkpoint of that, and is judged at the next rung.",
+        do_repeat_trial,
+    ),
 ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime as dt
 import math
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
 
 from django.db.models import QuerySet
 from django.utils import timezone
@@ -12,9 +14,12 @@ from django.utils.translation import gettext as _
 
 from portal.access import Requester, visible_jobs
 from portal.domain.checkpoints import Validity, newest_valid
-from portal.domain.states import AttemptState
-from portal.models import Attempt, AttemptObservation, AttemptWork, Checkpoint, Job
+from portal.domain.states import TERMINAL_JOB_STATES, AttemptState, JobState
+from portal.models import Attempt, AttemptObservation, AttemptProgress, AttemptWork, Checkpoint, Job
 from portal.selectors.lookup import get_first
+
+INTERVALS_READ = 5
+"""Latest intervals between checkpoints from which the next one is predicted."""
 
 
 def attempt_observation(attempt: Attempt) -> AttemptObservation | None:
@@ -67,6 +72,53 @@ def kept_because(job: Job, rows: list[Checkpoint]) -> dict[str, str]:
         ]
         found[row.name] = "; ".join(filter(None, reasons))
     return found
+
+
+def next_checkpoint_at(rows: list[Checkpoint], attempt: Attempt | None) -> dt.datetime | None:
+    """Return when a running attempt will probably save the next checkpoint: after its median interval.
+
+    ``rows`` are newest first. None before the attempt has saved two.
+    """
+    if attempt is None or attempt.state != AttemptState.RUNNING or attempt.running_at is None:
+        return None
+    saved = [row.saved_at for row in rows if row.saved_at >= attempt.running_at][: INTERVALS_READ + 1]
+    if len(saved) < 2:
+        return None
+    interval_s = median((later - earlier).total_seconds() for later, earlier in pairwise(saved))
+    return saved[0] + dt.timedelta(seconds=interval_s)
+
+
+def start_span_s(attempts: list[Attempt]) -> tuple[float, float] | None:
+    """Return the shortest and the longest time that an attempt of the job took from its placement until it ran."""
+    known = [(each.running_at - each.created_at).total_seconds() for each in attempts if each.running_at]
+    known = [each for each in known if each >= 0]
+    return (min(known), max(known)) if known else None
+
+
+@dataclass(frozen=True)
+class ResumeChoice:
+    """A checkpoint from which a job could go on, and what its running attempt has done since."""
+
+    checkpoint: Checkpoint
+    is_live: bool
+    dropped_units: float | None
+    dropped_gpu_s: float | None
+
+
+def resume_choice(
+    rows: list[Checkpoint], name: str, job: Job, attempt: Attempt | None
+) -> ResumeChoice | None:
+    """Return the valid checkpoint with the public id ``name``; None if there is none."""
+    row = next((each for each in rows if each.public_id == name), None)
+    if row is None or row.validity != Validity.VALID or row.removal_requested_at is not None:
+        return None
+    is_live = JobState(job.state) not in TERMINAL_JOB_STATES
+    since = loss_now(job, attempt, row.saved_at)
+    progress: AttemptProgress | None = getattr(attempt, "progress", None) if since else None
+    units = None if progress is None or row.step is None else progress.completed_units - row.step
+    return ResumeChoice(
+        row, is_live, units if units is None or units >= 0 else None, since.gpu_seconds if since else None
+    )
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from portal.domain.checkpoints import (
     newest_valid,
     surplus,
 )
-from portal.domain.states import LIVE_ATTEMPT_STATES, JobKind
+from portal.domain.states import LIVE_ATTEMPT_STATES, AttemptState, JobKind
 from portal.domain.stored_texts import stored_text
 from portal.domain.volumes import VolumeKind, home_mount_path
 from portal.errors import Conflict
@@ -126,6 +126,22 @@ def do_pin_checkpoint(actor: User, row: Checkpoint, pinned: bool) -> Checkpoint:
             action = "checkpoint.pin" if pinned else "checkpoint.unpin"
             record_action(actor, action, locked.job, after={"checkpoint": locked.name})
     return locked
+
+
+def do_check_checkpoints(actor: User, job: Job) -> None:
+    """Let the node of a running job list and check its checkpoints again, after it has reported one."""
+    require_permission(actor, Permission.CONTROL, job)
+    with transaction.atomic():
+        running = Attempt.objects.filter(job=job, state=AttemptState.RUNNING.value)
+        attempt = running.filter(checkpoint_at__isnull=False).first()
+        if attempt is None:
+            raise Conflict(
+                _("Checkpoints are checked while the job runs, once it has reported one."),
+                code="no_checkpoint_reported",
+            )
+        AttemptObservation.objects.filter(attempt=attempt).update(checkpoints_listed_at=None)
+        nodes = attempt.task_rows.values_list("node__public_id", flat=True)
+        notify_nodes(dict.fromkeys(nodes, ("start", job.public_id)))
 
 
 def pin_for_resume(actor: User, checkpoint: str) -> None:

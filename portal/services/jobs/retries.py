@@ -1,9 +1,10 @@
-"""Retries failed jobs with the action of their failure rule, and keeps jobs off nodes that failed them."""
+"""Retries failed jobs with the action of their failure rule, and keeps jobs off nodes that failed or slow them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from django.db import transaction
 from django.db.models import Count
 from django.utils.translation import gettext as _
 
@@ -19,7 +20,8 @@ from portal.domain.stored_texts import stored_text
 from portal.errors import Conflict, FairwayError
 from portal.models import Attempt, Job, Node, Task, User
 from portal.selectors.failure_rules import identified_failure, more_memory_mib
-from portal.services.audit import record_change
+from portal.selectors.lookup import get_first
+from portal.services.audit import record_action, record_change
 from portal.services.jobs.submission import (
     JobRequest,
     check_resubmission,
@@ -27,6 +29,7 @@ from portal.services.jobs.submission import (
     request_from_job,
     validate_request,
 )
+from portal.services.lifecycle import suspension
 from portal.services.lifecycle.job_control import finish_failure_check
 
 
@@ -48,6 +51,25 @@ def enough_other_nodes(job: Job, node: Node) -> bool:
         return bool(node_milli) and sum(node_milli) >= job.total_milli
     each = job.task_milli
     return sum(milli // each if each else job.tasks for milli in node_milli) >= job.required_tasks
+
+
+def do_restart_elsewhere(user: User, job: Job, rank: int) -> Node:
+    """Restart a running job without the node of a rank: it is suspended, and resumed with the node excluded.
+
+    Return the node. Raise Conflict if no other nodes can run the job, or if it cannot be suspended.
+    """
+    require_permission(user, Permission.CONTROL, job)
+    tasks = Task.objects.filter(attempt__job=job, attempt__number=job.attempt_count, rank=rank)
+    node = get_first(tasks.select_related("node"), _("There is no such rank.")).node
+    if not enough_other_nodes(job, node):
+        raise Conflict(_("The other nodes are too few to run it."), code="no_other_node")
+    with transaction.atomic():
+        message = stored_text(f"Restarted by {user.username} without the node {node.name}.")
+        job = suspension.suspend_job(job.pk, actor=user.username, message=message)
+        job.avoid_nodes.add(node)
+        job = suspension.resume_job(job.pk, actor=user.username)
+        record_action(user, "job.restart_elsewhere", job, after={"node": node.name})
+    return node
 
 
 def do_retry_with_fix(user: User, job: Job) -> Job:

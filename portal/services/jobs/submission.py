@@ -384,14 +384,20 @@ def check_resubmission(user: User, job: Job) -> None:
         raise Forbidden(_("Only its owner can restart a workspace."))
 
 
-def do_resume_from_checkpoint(user: User, row: Checkpoint) -> Job:
-    """Submit the request of a checkpoint's job as a new job that starts from the checkpoint, which is pinned."""
+def do_resume_from_checkpoint(user: User, row: Checkpoint, *, in_place: bool = False) -> Job:
+    """Submit the request of a checkpoint's job as a new job that starts from the checkpoint, which is pinned.
+
+    ``in_place`` then stops the job of the checkpoint, if it has not ended.
+    """
     require_permission(user, Permission.CONTROL, row.job)
     if row.job.owner_id != user.pk and checkpoints.is_in_home(row.job):
         raise Forbidden(_("Only its owner can resume from it: it is kept in their home."))
     if row.job.is_placeholder:
         raise Conflict(_("It was adopted from a container and its command is unknown."), code="job_unknown")
-    return do_submit_job(user, replace(request_from_job(row.job), resume_from=row.public_id))
+    job = do_submit_job(user, replace(request_from_job(row.job), resume_from=row.public_id))
+    if in_place and is_live(row.job):
+        do_cancel_job(user, row.job)
+    return job
 
 
 def request_from_job(job: Job) -> JobRequest:

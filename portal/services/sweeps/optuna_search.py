@@ -23,6 +23,7 @@ from optuna.study import StudyDirection
 from optuna.trial import TrialState as OptunaState
 
 from portal.domain.stored_texts import stored_text
+from portal.domain.sweep_progress import passing_count, rung_cut
 from portal.domain.sweeps import (
     ACTIVE_TRIAL_STATES,
     Direction,
@@ -112,7 +113,7 @@ class OptunaSearch:
         rivals = sum(
             f"{_RUNG}{len(rungs) - 1}" in each.system_attrs for each in self._study.get_trials(deepcopy=False)
         )
-        best = max(1, rivals // self._spec.reduction_factor)
+        best = passing_count(rivals, self._spec.reduction_factor)
         return (
             stored_text(
                 f"Its {self._spec.metric} of {value:.6g} at step {step:g} is not among the best {best} of {rivals}."
@@ -126,12 +127,13 @@ class OptunaSearch:
         if not rungs:
             return True
         key, sign = f"{_RUNG}{len(rungs) - 1}", 1 if self._spec.direction == Direction.MINIMIZE else -1
-        rivals = sorted(
-            sign * each.system_attrs[key]
+        rivals = [
+            each.system_attrs[key]
             for each in self._study.get_trials(deepcopy=False)
             if key in each.system_attrs
-        )
-        return bool(sign * rungs[-1] <= rivals[max(1, len(rivals) // self._spec.reduction_factor) - 1])
+        ]
+        cut = rung_cut(rivals, self._spec.reduction_factor, self._spec.direction)
+        return bool(sign * rungs[-1] <= sign * cut)
 
     def importances(self) -> dict[str, float]:
         """Return the share of each parameter in the differences of the metric (PED-ANOVA), greatest first.

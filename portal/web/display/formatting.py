@@ -155,6 +155,11 @@ def gpu_hours(hours: float) -> str:
     return gpu_time(hours * 3600)
 
 
+def signed_percent(percent: float) -> str:
+    """Format as +7 % or −11 %."""
+    return f"{'−' if percent < 0 else '+'}{abs(percent):.0f}{NBSP}%"
+
+
 def money(value: float, currency: str) -> str:
     """Format as 0.40 EUR, 12.30 EUR or 1,598 EUR."""
     return f"{value:,.0f}{NBSP}{currency}" if value >= 100 else f"{value:.2f}{NBSP}{currency}"

@@ -62,6 +62,18 @@ STATE_LABELS: dict[str, str] = {state.value: label for state, (_icon, label) in 
 }
 """Labels of the states of jobs, attempts and tasks."""
 
+ATTEMPT_ICONS = {
+    AttemptState.CONFIGURING: "starting",
+    AttemptState.RUNNING: "running",
+    AttemptState.COMPLETING: "starting",
+    AttemptState.COMPLETED: "done",
+    AttemptState.FAILED: "failed",
+    AttemptState.OUT_OF_MEMORY: "failed",
+    AttemptState.NODE_FAIL: "failed",
+    AttemptState.TIMEOUT: "warning",
+}
+"""Icons of the states of attempts and tasks; the others are "stopped"."""
+
 
 _TERMINAL_STATES = frozenset(state.value for state in TERMINAL_JOB_STATES)
 

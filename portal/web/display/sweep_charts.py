@@ -26,12 +26,21 @@ class TrialLine:
 
 
 @dataclass(frozen=True)
+class Mark:
+    """A vertical line at ``x`` of 1000 with a label."""
+
+    x: int
+    label: str
+
+
+@dataclass(frozen=True)
 class Chart:
     lines: list[TrialLine]
     x_low: str
     x_high: str
     y_low: str
     y_high: str
+    marks: Sequence[Mark] = ()
 
 
 @dataclass(frozen=True)
@@ -79,8 +88,17 @@ def best_chart(sweep: Sweep, trials: Sequence[Trial]) -> Chart | None:
     )
 
 
-def curves_chart(trials: Sequence[Trial], curves: Mapping[int, Sequence[MetricPoint]]) -> Chart | None:
-    """Return the reported values of each trial over its steps; pruned ones end in a dot."""
+def curves_chart(
+    trials: Sequence[Trial],
+    curves: Mapping[int, Sequence[MetricPoint]],
+    *,
+    best: int | None = None,
+    rungs: Sequence[int] = (),
+) -> Chart | None:
+    """Return the reported values of each trial over its steps; pruned ones end in a dot.
+
+    ``best`` is the number of the best trial, ``rungs`` are the steps at which trials are compared.
+    """
     known = {
         number: [(each.step, each.value) for each in points if each.value is not None]
         for number, points in curves.items()
@@ -90,19 +108,22 @@ def curves_chart(trials: Sequence[Trial], curves: Mapping[int, Sequence[MetricPo
         return None
     scale, last = _Scale(values), max(1.0, max(step for points in known.values() for step, _ in points))
     lines = []
-    for trial in trials:
+    for trial in sorted(trials, key=lambda each: each.number == best):
         if points := known.get(trial.number):
             drawn = [(step / last, scale(value)) for step, value in points]
             end = _dot(*drawn[-1]) if trial.state == TrialState.PRUNED else ""
             lines.append(
                 TrialLine(
                     _path(drawn),
-                    _kind(trial),
+                    "best" if trial.number == best else _kind(trial),
                     _("Trial {number}: {points:.6g}").format(number=trial.number, points=points[-1][1]),
                     end,
                 )
             )
-    return Chart(lines, "0", _("step {last:g}").format(last=last), scale.low_text, scale.high_text)
+    marks = [
+        Mark(round(step / last * SIZE), _("rung {step}").format(step=step)) for step in rungs if step <= last
+    ]
+    return Chart(lines, "0", _("step {last:g}").format(last=last), scale.low_text, scale.high_text, marks)
 
 
 def parallel_coordinates(

@@ -53,6 +53,7 @@ for _name in (
     "gpu_amount",
     "gpu_time",
     "gpu_hours",
+    "signed_percent",
     "short_gpu_model",
     "cores",
     "spaced",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -16,6 +17,7 @@ from django.utils.translation import gettext_noop
 
 from portal.access import AccessPolicy, Permission, can, visible_jobs, visible_projects
 from portal.artifact_download import artifact_response
+from portal.domain.tracking import USER_TAG
 from portal.errors import InvalidRequest, NotFound
 from portal.models import Job, Project, User
 from portal.selectors import experiments as selectors
@@ -25,7 +27,9 @@ from portal.services.experiments import do_delete_tag, do_set_note, do_set_tag
 from portal.services.jobs.reruns import record_of
 from portal.tracking.client import TrackingUnavailable, send
 from portal.tracking.endpoints import ARTIFACT_TIMEOUT_S
+from portal.web.display.csv_download import csv_response
 from portal.web.display.formatting import duration
+from portal.web.experiments.comparison import cautions, compare_runs, gpus_text
 from portal.web.experiments.parallel import build_parallel_coordinates
 from portal.web.views import action, page, posted_values, refusals_as_messages
 
@@ -35,6 +39,7 @@ MAX_COLUMNS = 4
 """Parameters, and metrics, shown as columns of the list."""
 MAX_NUMBER_LENGTH = 8
 MAX_CHARTS = 8
+MAX_CSV_RUNS = 1000
 MAX_PROJECTS = 200
 RUN_STATES = {
     "RUNNING": ("running", gettext_noop("Running")),
@@ -56,6 +61,7 @@ class RunRow:
     params: list[str | None]
     metrics: list[tuple[str, float | None]]
     number: int = 0
+    gpus: str = ""
 
     @property
     def letter(self) -> str:
@@ -74,7 +80,7 @@ def experiments(request: HttpRequest, user: User) -> HttpResponse:
     }
     if project is not None:
         try:
-            context |= _list_context(request, project, context["search"])
+            context |= _list_context(request, user, project, context["search"])
         except TrackingUnavailable as away:
             context["problem"] = away.message
         except InvalidRequest as refusal:
@@ -95,15 +101,16 @@ def default_project(user: User, projects: list[Project]) -> Project | None:
     return next((row for row in projects if row.pk == newest), projects[0] if projects else None)
 
 
-def _list_context(request: HttpRequest, project: Project, search: str) -> dict[str, Any]:
+def _list_context(request: HttpRequest, user: User, project: Project, search: str) -> dict[str, Any]:
     listed = selectors.list_experiments(project)
     experiment = request.GET.get("experiment", "")
     chosen = [each for each in listed if each.id == experiment]
     context: dict[str, Any] = {"experiments": listed, "experiment": experiment if chosen else ""}
+    mine, running = "mine" in request.GET, "running" in request.GET
     found = selectors.search_runs(
         project,
         [each.id for each in chosen or listed],
-        filter_text=run_filter(search),
+        filter_text=list_filter(search, user if mine else None, running=running),
         limit=PAGE_SIZE,
         page_token=request.GET.get("after", "")[:2000],
     )
@@ -114,14 +121,23 @@ def _list_context(request: HttpRequest, project: Project, search: str) -> dict[s
     params, metrics = common_names(found.runs)
     older = request.GET.copy()
     older["after"] = found.next_token
+    jobs = selectors.jobs_of_runs(user, [*found.runs, *runs])
+    differences = compare_runs(runs, jobs)
     return context | {
+        "mine": mine,
+        "running": running,
+        "running_count": sum(run.is_running for run in found.runs),
+        "gpu_hours": sum(jobs[job].gpu_hours for job in {run.job for run in found.runs} & jobs.keys()),
         "params": params,
         "metrics": metrics,
-        "rows": [run_row(run, params, metrics, numbers.get(run.id, 0)) for run in found.runs],
+        "rows": [run_row(run, params, metrics, numbers.get(run.id, 0), jobs) for run in found.runs],
         "older": f"?{older.urlencode()}" if found.next_token else "",
         "compared": [run_row(run, params, metrics, number) for number, run in enumerate(runs, start=1)],
         "compared_jobs": list(dict.fromkeys(run.job for run in runs if run.job)),
-        "differences": parameter_differences(runs),
+        "compared_gpus": any(jobs[run.job].gpus for run in runs if run.job in jobs),
+        "differences": [row for row in differences if row.differs],
+        "equal_rows": [row for row in differences if not row.differs],
+        "cautions": cautions(runs, differences),
         "chart_query": _chart_query(project, runs),
         "parallel": build_parallel_coordinates(found.runs, numbers, metrics) if runs else None,
     }
@@ -132,6 +148,13 @@ def run_filter(search: str) -> str:
     if not search or _OPERATOR.search(search):
         return search
     return f"attributes.run_name ILIKE {selectors.quoted(f'%{search}%')}"
+
+
+def list_filter(search: str, owner: User | None, *, running: bool) -> str:
+    """Return MLflow's filter of a list: the search, and the runs of ``owner``, and those that have not ended."""
+    mine = f"tags.`{USER_TAG}` = {selectors.quoted(owner.username)}" if owner else ""
+    parts = [run_filter(search), mine, "attributes.status = 'RUNNING'" if running else ""]
+    return " and ".join(filter(None, parts))
 
 
 def common_names(runs: list[Run]) -> tuple[list[str], list[str]]:
@@ -147,7 +170,14 @@ def common_names(runs: list[Run]) -> tuple[list[str], list[str]]:
     return params, sorted(counts, key=lambda name: (-counts[name], name))[:MAX_COLUMNS]
 
 
-def run_row(run: Run, params: list[str], metrics: list[str], number: int = 0) -> RunRow:
+def run_row(
+    run: Run,
+    params: list[str],
+    metrics: list[str],
+    number: int = 0,
+    jobs: Mapping[str, selectors.RunJob] | None = None,
+) -> RunRow:
+    job = (jobs or {}).get(run.job)
     ended = run.ended_at
     took = duration((ended - run.started_at).total_seconds()) if ended and run.started_at else ""
     return RunRow(
@@ -157,6 +187,7 @@ def run_row(run: Run, params: list[str], metrics: list[str], number: int = 0) ->
         [short_parameter(run.params.get(name)) for name in params],
         [(name, run.metrics.get(name)) for name in metrics],
         number,
+        gpus_text(job) if job else "",
     )
 
 
@@ -168,15 +199,6 @@ def short_parameter(value: str | None) -> str | None:
         return f"{float(value):.4g}"
     except ValueError:
         return value
-
-
-def parameter_differences(runs: list[Run]) -> list[tuple[str, list[str | None], bool]]:
-    """Return (parameter, value by run, whether they differ), differing ones first."""
-    names = {name for run in runs for name in run.params}
-    rows = [(name, [run.params.get(name) for run in runs]) for name in names]
-    return sorted(
-        ((name, values, len(set(values)) > 1) for name, values in rows), key=lambda row: (not row[2], row[0])
-    )
 
 
 def _chart_query(project: Project, runs: list[Run]) -> str:
@@ -193,16 +215,66 @@ def series(request: HttpRequest, user: User) -> JsonResponse:
     _, names = common_names(runs)
     others = sorted({name for run in runs for name in run.metrics} - set(names))
     curves = {}
+    jobs = selectors.jobs_of_runs(user, runs)
+    starts_s = {run.id: run.started_at.timestamp() for run in runs if run.started_at}
     for name in [*names, *others][:MAX_CHARTS]:
         found = selectors.read_metric_series(project, ids, name)
         curves[name] = {
-            run: {"steps": [step for step, _ in points], "values": [value for _, value in points]}
+            run: {
+                "steps": [each.step for each in points],
+                "hours": [max(0.0, each.at_s - starts_s.get(run, each.at_s)) / 3600 for each in points],
+                "values": [each.value for each in points],
+            }
             for run, points in found.items()
         }
-    shown = [{"id": run.id, "name": run.name, "running": run.is_running} for run in runs]
+    shown = [
+        {
+            "id": run.id,
+            "name": run.name,
+            "running": run.is_running,
+            "gpus": jobs[run.job].gpus if run.job in jobs else 0,
+        }
+        for run in runs
+    ]
     return JsonResponse(
         {"runs": shown, "metrics": curves, "omitted": max(0, len(names) + len(others) - MAX_CHARTS)}
     )
+
+
+@page(AccessPolicy.SIGNED_IN)
+def runs_csv(request: HttpRequest, user: User) -> HttpResponseBase:
+    """Download the runs of a project that a filter finds, at most ``MAX_CSV_RUNS``."""
+    project = selectors.get_visible_project(user, request.GET.get("project", ""))
+    listed = [each.id for each in selectors.list_experiments(project)]
+    experiment = request.GET.get("experiment", "")
+    text = list_filter(
+        request.GET.get("q", "").strip()[:500],
+        user if "mine" in request.GET else None,
+        running="running" in request.GET,
+    )
+    chosen = [experiment] if experiment in listed else listed
+    runs = selectors.search_runs(project, chosen, filter_text=text, limit=MAX_CSV_RUNS).runs
+    jobs = selectors.jobs_of_runs(user, runs)
+    params = sorted({name for run in runs for name in run.params})
+    metrics = sorted({name for run in runs for name in run.metrics})
+    columns = ("run", "name", "status", "user", "started_at", "ended_at", "job", "gpu_hours")
+    named = [*(f"params.{name}" for name in params), *(f"metrics.{name}" for name in metrics)]
+    rows = (
+        (
+            run.id,
+            run.name,
+            run.status,
+            run.user,
+            run.started_at.isoformat(timespec="seconds") if run.started_at else "",
+            run.ended_at.isoformat(timespec="seconds") if run.ended_at else "",
+            run.job,
+            f"{jobs[run.job].gpu_hours:.4f}" if run.job in jobs else "",
+            *(run.params.get(name) for name in params),
+            *(run.metrics.get(name) for name in metrics),
+        )
+        for run in runs
+    )
+    return csv_response(f"{project.name}-runs.csv", (*columns, *named), rows)
 
 
 @page(AccessPolicy.SIGNED_IN)

@@ -24,7 +24,15 @@ from portal.domain.pipeline_plans import (
 from portal.domain.project_tree import path_to_root
 from portal.domain.services import ServiceSpec, mlflow_command
 from portal.domain.states import JobKind
-from portal.domain.sweeps import describe_parameter, format_value, read_parameters
+from portal.domain.sweep_progress import best_region
+from portal.domain.sweeps import (
+    Parameter,
+    SweepSpec,
+    TrialState,
+    describe_parameter,
+    format_value,
+    read_parameters,
+)
 from portal.domain.template_parameters import (
     FILLED_AS_TEXT,
     field_parameters,
@@ -36,6 +44,7 @@ from portal.selectors.data_sets import get_version
 from portal.selectors.jobs.pipeline_plans import list_plans
 from portal.selectors.nodes.free_nodes import plan_nodes
 from portal.selectors.services import get_service
+from portal.selectors.sweeps import get_sweep
 from portal.selectors.templates import list_templates
 from portal.services.serving.services import next_deployment
 from portal.visibility import private_fields
@@ -130,14 +139,42 @@ def _initial_sweep(sweep: dict[str, Any]) -> dict[str, Any]:
     """Return the sweep of a template as form values."""
     found = {name: value for name, value in sweep.items() if name not in ("parameters", "points")}
     if space := sweep.get("parameters"):
-        lines = [f"{name} = {describe_parameter(each)}" for name, each in read_parameters(space).items()]
-        found["sweep_parameters"] = "\n".join(lines)
+        found["sweep_parameters"] = _parameter_lines(read_parameters(space))
     elif points := sweep.get("points"):
         lines = [
             " ".join(f"{name}={format_value(value)}" for name, value in point.items()) for point in points
         ]
         found["sweep_parameters"] = "\n".join(lines)
     return found
+
+
+def _parameter_lines(parameters: Mapping[str, Parameter]) -> str:
+    return "\n".join(f"{name} = {describe_parameter(each)}" for name, each in parameters.items())
+
+
+def initial_from_sweep(user: User, public_id: str, *, narrow: bool) -> dict[str, Any]:
+    """Return what a sweep runs and searches as form values. Raise NotFound or Forbidden.
+
+    ``narrow`` restricts the search to the region of its best completed trials.
+    """
+    sweep = get_sweep(user, public_id)
+    require_permission(user, Permission.CONTROL, sweep)  # because its variables are copied
+    spec = {name: getattr(sweep, name) for name in job_fields(SweepSpec) if name != "seed"}
+    searched = _initial_sweep(spec | {"parameters": sweep.parameters, "points": sweep.points})
+    if narrow:
+        space = read_parameters(sweep.parameters)
+        ended = sweep.trials.filter(state=TrialState.COMPLETED.value).values_list("parameters", "value")
+        known = [(values, value) for values, value in ended if value is not None]
+        region = best_region(space, known, sweep.direction)
+        searched["sweep_parameters"] = _parameter_lines(space | region)
+    return {
+        "kind": JobKind.TRAINING.value,
+        "project": sweep.project.public_id,
+        "environment": sweep.environment.public_id,
+        "pool": sweep.pool.public_id if sweep.pool else "",
+        **initial_from_api_fields(sweep.job),
+        **searched,
+    }
 
 
 def initial_from_api_fields(fields: dict[str, Any]) -> dict[str, Any]:

@@ -78,6 +78,7 @@ from portal.web.launch.initial_values import (
     initial_from_plan,
     initial_from_profile,
     initial_from_service,
+    initial_from_sweep,
     initial_from_template,
 )
 from portal.web.launch.preview import (
@@ -237,6 +238,8 @@ def _initial(
         found = list_templates(user).filter(public_id=query["template"]).first()
         start |= initial_from_template(found) if found else {}
         start |= {name: value for name, value in query.items() if name.startswith(parameter_field_name(""))}
+    elif query.get("from_sweep"):
+        start |= initial_from_sweep(user, query["from_sweep"], narrow="narrow" in query)
     elif query.get("service"):
         start |= initial_from_service(user, query["service"])
     if start["kind"] == JobKind.SERVICE.value and query.get("model"):

@@ -1,0 +1,36 @@
+"""What differs between compared runs: odd values, and notes for their reader."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+from portal.selectors.experiments import Run
+from portal.web.experiments.comparison import cautions, compare_runs
+
+
+def run(status: str = "FINISHED", **params: str) -> Run:
+    at = dt.datetime(2026, 5, 12, tzinfo=dt.UTC)
+    return Run("r", "r", "1", status, "ada", at, at, params, {}, {}, "", "")
+
+
+def test_values_that_most_runs_do_not_have_are_odd() -> None:
+    runs = [
+        run(lr="1", wd="0", bs="64"),
+        run(lr="1", wd="1", bs="64"),
+        run(lr="2", wd="2", bs="64"),
+        run(lr="1", bs="64"),
+    ]
+    rows = {row.name: row for row in compare_runs(runs, {})}
+    assert rows["lr"].odd == [False, False, True, False]
+    assert rows["wd"].odd == [True] * 4  # no value is that of most runs
+    assert rows["bs"].odd == [False] * 4 and not rows["bs"].differs
+    assert [row.name for row in compare_runs(runs, {})] == ["lr", "wd", "bs"]
+
+
+def test_runs_that_run_or_failed_are_noted() -> None:
+    runs = [run(), run("RUNNING"), run("FAILED")]
+    assert [each.title for each in cautions(runs, compare_runs(runs, {}))] == [
+        "B has not ended",
+        "C did not complete",
+    ]
+    assert cautions([run(), run()], []) == []
