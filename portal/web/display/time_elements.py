@@ -27,9 +27,11 @@ def clock_element(at: dt.datetime, zone: dt.tzinfo, now: dt.datetime) -> SafeStr
 
 
 def clock_span_element(low: dt.datetime, high: dt.datetime, zone: dt.tzinfo, now: dt.datetime) -> SafeString:
-    """Render two times of day; a common day appears once."""
-    later = high.astimezone(zone)
-    is_same_day = low.astimezone(zone).date() == later.date()
+    """Render two times of day; a common day appears once, and so does a common minute."""
+    earlier, later = low.astimezone(zone), high.astimezone(zone)
+    is_same_day = earlier.date() == later.date()
+    if is_same_day and f"{earlier:%H:%M}" == f"{later:%H:%M}":
+        return clock_element(high, zone, now)
     last = time_element(high, zone, f"{later:%H:%M}") if is_same_day else clock_element(high, zone, now)
     return SafeString(f"{clock_element(low, zone, now)} – {last}")
 
