@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -204,6 +204,26 @@ class Parameter:
         """Return the value of the parameter's type, within its range."""
         bounded = min(self.high, max(self.low, value))
         return round(bounded) if self.is_integer else float(f"{bounded:.12g}")
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """A trial as the search sees it. ``reports``: those (step, value) that are not judged yet, oldest first.
+
+    A value of None is not a number. ``search_state`` is what earlier decisions remembered.
+    """
+
+    number: int
+    parameters: Mapping[str, Value]
+    state: TrialState
+    step: float | None = None
+    value: float | None = None
+    search_state: Mapping[str, Any] = field(default_factory=dict)
+    reports: Sequence[tuple[float, float | None]] = ()
+
+    @property
+    def is_active(self) -> bool:
+        return self.state in ACTIVE_TRIAL_STATES
 
 
 def read_parameters(given: Any) -> dict[str, Parameter]:

@@ -25,6 +25,7 @@ from portal.domain.sweeps import (
     SEARCHER_LABELS,
     Searcher,
     SweepState,
+    TrialRecord,
     TrialState,
     describe_parameter,
     read_parameters,
@@ -229,7 +230,7 @@ def _listed(request: HttpRequest, rows: QuerySet[Any]) -> Any:
 def _importances(row: Sweep, trials: list[Trial]) -> list[tuple[str, int]]:
     """Return the percentage of each parameter; empty until enough trials have ended."""
     # here, so that a web process loads Optuna only for the first page of a sweep
-    from portal.services.sweeps.optuna_search import OptunaSearch, TrialRecord
+    from portal.services.sweeps.optuna_search import OptunaSearch
 
     if row.searcher in ARRAY_SEARCHERS:
         return []

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from portal.domain.sweeps import SweepSpec, TrialState, read_parameters
-from portal.services.sweeps.optuna_search import OptunaSearch, TrialRecord
+from portal.domain.sweeps import SweepSpec, TrialRecord, TrialState, read_parameters
+from portal.services.sweeps.optuna_search import OptunaSearch
 from portal.services.sweeps.search import decide
 from tests.sweep_simulation import EPOCHS, SPACE, simulate
 

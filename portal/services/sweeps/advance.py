@@ -21,6 +21,7 @@ from portal.domain.sweeps import (
     LIVE_TRIAL_STATES,
     PRUNING_SEARCHERS,
     SweepState,
+    TrialRecord,
     TrialState,
     read_parameters,
 )
@@ -29,7 +30,6 @@ from portal.failpoints import failpoint
 from portal.models import Job, Sweep, Trial, TrialReport
 from portal.services.jobs.submission import JobRequest, create_jobs, validate_request, value_errors
 from portal.services.lifecycle import job_control
-from portal.services.sweeps.optuna_search import TrialRecord
 from portal.services.sweeps.search import AT_RUNG, SearchDecision, decide, needs_history
 from portal.services.sweeps.sweeps import (
     end_sweep,

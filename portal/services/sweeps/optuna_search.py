@@ -1,6 +1,7 @@
 """Sampling, pruning and importance by Optuna, on a study that is rebuilt from our trials: they alone are stored.
 
-Pure: the same trials and seed give the same answers. The only module that imports Optuna.
+Pure: the same trials and seed give the same answers. The only module that imports Optuna, and itself imported only
+where a study is needed: Optuna adds a tenth to the start of a worker.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ import copy
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import optuna
@@ -25,11 +25,11 @@ from optuna.trial import TrialState as OptunaState
 from portal.domain.stored_texts import stored_text
 from portal.domain.sweep_progress import passing_count, rung_cut
 from portal.domain.sweeps import (
-    ACTIVE_TRIAL_STATES,
     Direction,
     Parameter,
     Searcher,
     SweepSpec,
+    TrialRecord,
     TrialState,
     Value,
 )
@@ -38,26 +38,6 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 _RUNG = "completed_rung_"
 """Prefix of Optuna's trial attributes that hold the value at a rung."""
-
-
-@dataclass(frozen=True)
-class TrialRecord:
-    """A trial as the search sees it. ``reports``: those (step, value) that are not judged yet, oldest first.
-
-    A value of None is not a number. ``search_state`` is what earlier decisions remembered.
-    """
-
-    number: int
-    parameters: Mapping[str, Value]
-    state: TrialState
-    step: float | None = None
-    value: float | None = None
-    search_state: Mapping[str, Any] = field(default_factory=dict)
-    reports: Sequence[tuple[float, float | None]] = ()
-
-    @property
-    def is_active(self) -> bool:
-        return self.state in ACTIVE_TRIAL_STATES
 
 
 class OptunaSearch:

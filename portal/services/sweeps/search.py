@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from portal.domain.sweeps import (
     ARRAY_SEARCHERS,
@@ -16,11 +16,14 @@ from portal.domain.sweeps import (
     Parameter,
     Searcher,
     SweepSpec,
+    TrialRecord,
     TrialState,
     Value,
     grid_points,
 )
-from portal.services.sweeps.optuna_search import OptunaSearch, TrialRecord
+
+if TYPE_CHECKING:
+    from portal.services.sweeps.optuna_search import OptunaSearch
 
 AT_RUNG = "at_rung"
 """Key of the search state of a trial that is paused until it passes its rung."""
@@ -66,6 +69,8 @@ def decide(
     decision = SearchDecision()
     search = None
     if spec.searcher not in ARRAY_SEARCHERS:
+        from portal.services.sweeps.optuna_search import OptunaSearch
+
         search = OptunaSearch(spec, parameters, trials if needs_history(spec) else ())
     active = 0
     for trial in trials:
