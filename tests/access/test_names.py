@@ -180,6 +180,7 @@ OTHERS: dict[str, str] = {
     "QuotaChange": "before after",
     "RankProgress": "reports",
     "RegistryLogin": "encrypted_password",
+    "ReportDayRow": "grouping",
     "Rendezvous": "address network devices adapters interfaces",
     "Secret": "encrypted_value",
     "JobSignal": "signal",

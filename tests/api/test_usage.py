@@ -143,7 +143,9 @@ def test_every_sum_is_the_sum_of_its_spans(ledger: list[UsageInterval], data: st
     jobs: dict[str, set[int]] = defaultdict(set)
     for row in ledger:
         began, ended = max(row.started_at, start), min(row.ended_at or now, end)
-        if ended < began or row.started_at >= end or (row.ended_at is not None and row.ended_at <= start):
+        if ended < began or row.started_at >= end:
+            continue
+        if row.ended_at is not None and row.ended_at <= start and row.started_at < start:
             continue
         keys = [row.project.public_id, row.user.public_id, row.pool.public_id]
         day = began.astimezone(dt.UTC).replace(hour=0, minute=0, second=0, microsecond=0)

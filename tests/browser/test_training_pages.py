@@ -23,6 +23,7 @@ from portal.models import (
     TrialReport,
     UsageInterval,
 )
+from portal.models.public_id import new_public_id
 from portal.tracking.client import call
 from scheduler.plan_query import answer_plan_query
 from tests.browser.conftest import elsewhere
@@ -116,6 +117,9 @@ def runs(dataset: Dataset, tracking_server: Path, monkeypatch: pytest.MonkeyPatc
     """Four runs with curves, two of them versions of a model that a service serves."""
     monkeypatch.setenv("FAIRWAY_TRACKING_SOCKET", str(tracking_server / "tracking.sock"))
     owner, project = dataset.people["m-okafor"], dataset.projects["vision"]
+    # MLflow's rows outlive a test, and the project of the data set has the same id in each.
+    project.public_id = new_public_id()
+    project.save(update_fields=["public_id"])
     now_ms = round(timezone.now().timestamp() * 1000)
 
     def post(path: str, body: dict[str, Any]) -> dict[str, Any]:
