@@ -152,7 +152,7 @@ def test_a_process_reports_by_its_own_file(node: LoneNode) -> None:
 def test_a_process_cannot_replace_its_file(node: LoneNode) -> None:
     link = node.open()
     script = 'f=$FAIRWAY_CHECKPOINT_FILE; rm -f "$f"; ln -sf /etc/passwd "$f"; mv ~ "$f"; ls -ld "$f"; echo finished'
-    start(link, node.spec("jodd", "sh", "-c", f"{script} 2>&1; sleep 600"))
+    start(link, node.spec("jodd", "sh", "-c", f"{{ {script}; }} 2>&1; sleep 600"))
     listed = log_with(link, "jodd", "finished").splitlines()[-2]
     assert listed.startswith("-rw-------")
     assert reported(link, "jodd") is None
