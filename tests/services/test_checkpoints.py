@@ -203,6 +203,9 @@ def test_a_job_is_resumed_in_place_of_the_running_one(attempt: Attempt) -> None:
     assert again.resume_from == row.public_id
     assert Job.objects.get(pk=attempt.job_id).desired_state == "cancelled"
     assert read(attempt).stop_reason == EndReason.CANCELLED_BY_USER
+    with pytest.raises(Conflict, match="being stopped"):
+        do_resume_from_checkpoint(owner, row, in_place=True)
+    assert Job.objects.filter(resume_from=row.public_id).count() == 2
 
 
 def test_checkpoints_are_checked_again_on_request(attempt: Attempt) -> None:

@@ -315,6 +315,8 @@ def test_a_failed_trial_is_repeated_with_its_values(dataset: dict[str, Any]) -> 
     repeated = do_repeat_trial(dataset["owner"], sweep, 0)
     assert (repeated.number, repeated.parent) == (2, None)
     assert repeated.parameters == sweep.trials.get(number=0).parameters
+    with pytest.raises(Conflict, match="Trial 2 has the same parameters"):
+        do_repeat_trial(dataset["owner"], sweep, 0)
     sweep = advanced(sweep)
     assert sweep.max_trials == 3 and states(sweep) == {"FAILED": 1, "RUNNING": 2}
     assert sweep.trials.get(number=2).job.command == sweep.trials.get(number=0).job.command

@@ -67,6 +67,7 @@ def do_resume_trial(user: User, sweep: Sweep, number: int) -> Trial:
 def do_repeat_trial(user: User, sweep: Sweep, number: int) -> Trial:
     """Add a trial with the parameters of one that has failed, was stopped or pruned; the budget grows by one.
 
+    Raise Conflict while a trial with these parameters has not ended, so a request sent twice adds one.
     After a pruned trial it starts from the newest valid checkpoint of that, and is judged at the next rung.
     """
     require_permission(user, Permission.CONTROL, sweep)
@@ -80,6 +81,12 @@ def do_repeat_trial(user: User, sweep: Sweep, number: int) -> Trial:
                     "Trial {number} is {state}; only failed, stopped and pruned trials can be repeated."
                 ).format(number=number, state=trial.state.lower()),
                 code="trial_not_repeatable",
+            )
+        live = sweep.trials.filter(state__in=[each.value for each in LIVE_TRIAL_STATES])
+        if (same := live.filter(parameters=trial.parameters).first()) is not None:
+            raise Conflict(
+                _("Trial {number} has the same parameters and has not ended.").format(number=same.number),
+                code="trial_repeated",
             )
         count = sweep.trials.count()
         if sweep.searcher in ARRAY_SEARCHERS and count < sweep.max_trials:
