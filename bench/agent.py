@@ -1,10 +1,10 @@
 """Cost of the agent on its node: memory and CPU, idle and with eight GPUs at 1 Hz and eight tasks.
 
-    python -m bench agent [--seconds S] [--python PYTHON]
+    python -m bench agent [--seconds S] [--python PYTHON] [--real-gpus]
 
 The shipped agent runs over pipes with its two standing sessions: control (worker-nodes) and watch (the
 collector). GPUs are those of the fake NVML (``tests/fakes/nvml.c``), called through NVIDIA's own module, so
-only the driver's part of each query is missing. Tasks run under the runtime ``process``, one per GPU, and the
+only the driver's part of each query is missing; with ``--real-gpus`` they are those of this machine. Tasks run under the runtime ``process``, one per GPU, and the
 driver reports each as the process on it. CPU time is counted over the whole period, so other load has little
 effect.
 """
@@ -41,14 +41,17 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="bench agent")
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--python", default=sys.executable, help="The Python that runs the agent.")
+    parser.add_argument("--real-gpus", action="store_true", help="Use this machine's GPUs and their driver.")
     wanted = parser.parse_args(arguments)
+    if wanted.real_gpus:
+        return _measure_real_gpus(wanted)
     if why := nvml.missing_compiler():
         print_figure("agent", skipped=why)
         return 0
     with _node() as (folder, driver):
-        with _sessions(folder, driver, wanted.python) as links:
+        with _sessions(folder, driver.environment, wanted.python) as links:
             _measure("idle", links, wanted.seconds)
-        with _sessions(folder, driver, wanted.python) as links:
+        with _sessions(folder, driver.environment, wanted.python) as links:
             pids = _start_tasks(links["control"], folder)
             driver.write(nvml.h200(number, f"process {pid} 4096") for number, pid in enumerate(pids))
             links["watch"].request("stats", timeout_s=10, subscribe=True)
@@ -64,6 +67,21 @@ def main(arguments: list[str]) -> int:
                 links["control"].request(
                     "stop", timeout_s=30, epoch=1, job=f"job{number}", attempt=1, grace_s=0
                 )
+    return 0
+
+
+def _measure_real_gpus(wanted: argparse.Namespace) -> int:
+    """Print memory and CPU time with this machine's GPUs, idle and sampled once a second."""
+    with _folder() as folder:
+        for what, subscribe in (("idle", False), ("1_hz", True)):
+            with _sessions(folder, {}, wanted.python) as links:
+                gpus = links["control"].hello.gpus
+                if not gpus:
+                    print_figure("agent_real_gpus", skipped="NVML finds no GPU on this machine")
+                    return 0
+                if subscribe:
+                    links["watch"].request("stats", timeout_s=10, subscribe=True)
+                _measure(f"{len(gpus)}_real_gpus_{what}", links, wanted.seconds)
     return 0
 
 
@@ -99,7 +117,14 @@ def _measure(what: str, links: dict[str, Link], seconds: int) -> None:
 
 @contextlib.contextmanager
 def _node() -> Iterator[tuple[Path, nvml.FakeDriver]]:
-    """Provide a machine with eight GPUs: a folder that all accounts can traverse, program and settings."""
+    """Provide a machine with eight GPUs of the fake driver."""
+    with _folder() as folder:
+        yield folder, nvml.FakeDriver(folder, [nvml.h200(number) for number in range(GPUS)])
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    """Provide a folder that all accounts can traverse, with the agent's program and settings."""
     folder = Path(tempfile.mkdtemp(prefix="fwa", dir="/var/tmp"))
     folder.chmod(0o755)
     try:
@@ -113,13 +138,13 @@ def _node() -> Iterator[tuple[Path, nvml.FakeDriver]]:
             "min_free_disk_mib": 16,
         }
         (folder / "node.json").write_text(json.dumps(settings))
-        yield folder, nvml.FakeDriver(folder, [nvml.h200(number) for number in range(GPUS)])
+        yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def _sessions(folder: Path, driver: nvml.FakeDriver, python: str) -> Iterator[dict[str, Link]]:
+def _sessions(folder: Path, environment: dict[str, str], python: str) -> Iterator[dict[str, Link]]:
     with contextlib.ExitStack() as stack:
         yield {
             role: stack.enter_context(
@@ -128,7 +153,7 @@ def _sessions(folder: Path, driver: nvml.FakeDriver, python: str) -> Iterator[di
                     role,
                     folder / "node.json",
                     cluster=CLUSTER,
-                    environment=driver.environment,
+                    environment=environment,
                     python=python,
                 )
             )

@@ -168,9 +168,13 @@ def cluster(harness: EngineHarness, request: pytest.FixtureRequest) -> GpuCluste
     [
         ("torch-ddp", {"strategy": "ddp"}),
         ("torch-ddp", {"strategy": "fsdp"}),
+        ("torch-elastic", {"epochs": 3}),
+        ("jax", {}),
         ("data-parallel", {}),
         ("llm-lora", {}),
         ("transfer", {}),
+        ("reinforcement", {"iterations": 20}),
+        ("semi-supervised", {}),
     ],
 )
 def test_a_template_trains_on_the_gpu(cluster: GpuCluster, template: str, values: dict[str, Any]) -> None:

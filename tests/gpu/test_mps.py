@@ -1,4 +1,4 @@
-"""A share of a real GPU: what NVIDIA's own MPS makes of the words that the stand-in only writes down."""
+"""Shares of a real GPU: the limits of memory and multiprocessors that NVIDIA's MPS sets for a task."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def begin(link: Link, job: str, uuid: str, milli: int) -> dict[str, Any]:
         "gpus": [{"uuid": uuid, "milli": milli}],
     }
     assert link.request("start", timeout_s=90, epoch=1, spec=spec)["state"] == "running"
-    return json.loads(wait_for(f"{job}'s words", lambda: log_of(link, job).strip()))
+    return json.loads(wait_for(f"{job}'s output", lambda: log_of(link, job).strip()))
 
 
 def test_memory_and_multiprocessors_are_those_of_the_share(link: Link) -> None:

@@ -1,4 +1,4 @@
-"""The same visibility on real GPUs: what the stand-in taught us to read, read from NVIDIA's own driver."""
+"""GPU facts, readings, links, events and processes of the agent, read from NVIDIA's own driver."""
 
 from __future__ import annotations
 
