@@ -204,6 +204,10 @@ def test_two_halves_of_a_gpu_run_at_once_and_the_node_sees_both(cluster: GpuClus
     assert owners >= {job.public_id for job in halves}, row  # other processes may use the GPU, too
     for job in halves:
         cluster.reach(job, JobState.COMPLETED)
+    daemons = cluster.harness.folder
+    cluster.until(
+        lambda: not list(daemons.glob("*/state/mps/*/launch.json"))
+    )  # or it would outlive its agent
 
 
 def sample_of(cluster: GpuCluster, folder: Path) -> dict[str, Any]:
