@@ -24,6 +24,8 @@ CHECKOUT_TIMEOUT_S = 3.0
 """Default wait for a connection while all are in use."""
 PING_TIMEOUT_S = 3.0
 """Time limit for the check that a server answers; with the wait before it, below the request limit of 8 s."""
+CHECK_AFTER_S = 0.1
+"""A connection that was returned more recently is checked only if its socket has input, such as its end."""
 IDLE_TIMEOUT_S = 300.0
 """Connections idle for longer are closed when another one is returned."""
 
@@ -47,7 +49,7 @@ class ConnectionPool:
             self._turns.put(None)
 
     def check_out(self, name: str, connect: Callable[[], TimeoutConnection]) -> TimeoutConnection:
-        """Return a connection to the named database that has just answered.
+        """Return a connection to the named database that has answered within the last 0.1 s.
 
         Raise OperationalError if none is free within ``wait_s``, the server does not answer, or connecting
         fails.
@@ -96,14 +98,15 @@ class ConnectionPool:
             each.close()
 
     def _take_idle(self, name: str) -> TimeoutConnection | None:
-        """Return the connection that was returned last, if it answers."""
+        """Return the connection that was returned last, if it is usable."""
         with self._lock:
             if not self._idle:
                 return None
-            _, connection = self._idle.pop()
+            since_s, connection = self._idle.pop()
         try:
             if connection.info.dbname == name:
-                connection.ping(PING_TIMEOUT_S)
+                if time.monotonic() - since_s > CHECK_AFTER_S or connection.has_input():
+                    connection.ping(PING_TIMEOUT_S)
                 return connection
             connection.close()
         except psycopg.Error:

@@ -7,6 +7,7 @@ silence means that no answer will come.
 
 from __future__ import annotations
 
+import select
 import weakref
 from typing import Any
 
@@ -47,6 +48,12 @@ class TimeoutConnection(psycopg.Connection[Any]):
             raise psycopg.OperationalError(
                 f"the database has not responded for {patience_s:.0f} s"
             ) from silence
+
+    def has_input(self) -> bool:
+        """Return True if its socket can be read although no answer is due: the server closed it, or sent a notice."""
+        poll = select.poll()
+        poll.register(self.pgconn.socket, select.POLLIN)
+        return bool(poll.poll(0))
 
     def ping(self, timeout_s: float) -> None:
         """Return when the server has answered.

@@ -25,7 +25,7 @@ from portal.domain.stored_texts import stored_text
 from portal.errors import FairwayError
 from portal.failpoints import failpoint
 from portal.models import Attempt, ClusterSettings, EnvironmentRecord, Job, Node, Task
-from portal.selectors.jobs.rights import job_denial
+from portal.selectors.jobs.rights import Denial, denials_by_key, usage_of_job
 from portal.selectors.nodes.network_policy import network_policy, tracking_exceptions
 from portal.selectors.scheduling.settings import pool_settings
 from portal.services.images.pins import pin_job
@@ -82,9 +82,17 @@ _END_REASONS = {
 # -- start -----------------------------------------------------------------------------------------
 
 
-def start_task(connection: NodeConnection, task: Task, *, attempts_left: int) -> NextStep:
+def start_denials(tasks: Iterable[Task]) -> dict[int, Denial]:
+    """Return the right that the owner lacks now, for those of the tasks (by id) that may not start."""
+    return denials_by_key({task.pk: usage_of_job(task.attempt.job) for task in tasks})
+
+
+def start_task(
+    connection: NodeConnection, task: Task, *, attempts_left: int, denial: Denial | None = None
+) -> NextStep:
     """Start one task on its node; a task of a gang is prepared first, until all others are prepared too.
 
+    Nothing is opened or fetched for a task with a ``denial``; rights are read again when the start is recorded.
     Raise OutcomeUnknownError when no answer came, LeaseLostError when the lease is lost.
     """
     attempt, job = task.attempt, task.attempt.job
@@ -95,11 +103,10 @@ def start_task(connection: NodeConnection, task: Task, *, attempts_left: int) ->
         return NextStep.DONE
     step = "prepare" if prepares else "start"
     try:
+        if denial is not None:
+            raise job_control.OwnerNotPermittedError(str(denial))
         if not decide_resume(connection, task):
             return NextStep.RETRY  # the node of the lowest rank decides for all
-        # before anything is opened or fetched; checked again when the start is recorded
-        if denial := job_denial(job):
-            raise job_control.OwnerNotPermittedError(str(denial))
         spec = _spec(connection, task)
         if "code_archive" in spec:
             _send_code(connection, job)

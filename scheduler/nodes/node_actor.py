@@ -56,7 +56,7 @@ from scheduler.nodes.files import submit_requests
 from scheduler.nodes.image_pulls import ImagePuller, record_images
 from scheduler.nodes.node_connection import NodeConnection
 from scheduler.nodes.node_operations import run_due_operations
-from scheduler.nodes.node_queue import KeyedPool, NodeQueue
+from scheduler.nodes.node_queue import REQUEST_HINTS, KeyedPool, NodeQueue
 from scheduler.nodes.reconcile import collect_and_remove, on_connected, reconcile
 
 log = logging.getLogger(__name__)
@@ -193,7 +193,10 @@ class NodeActor(threading.Thread):
             reconcile(self._connection)
             self._last_contact_s = self._reconciled_s = time.monotonic()
             self._reconcile_at_s = self._last_contact_s + RECONCILE_EVERY_S * random.uniform(0.9, 1.1)  # noqa: S311
-            self._requested.add(READ_FILES_HINT)  # its notification may have reached another process
+            self._requested |= {
+                READ_FILES_HINT,
+                *REQUEST_HINTS,
+            }  # notifications may have reached another process
             due = True
         if IMAGES in self._requested:
             self._requested.discard(IMAGES)
@@ -213,7 +216,11 @@ class NodeActor(threading.Thread):
             submit_requests(self._connection, self._file_pool)
             submit_measurement(self._connection, self._file_pool)
         if due or now_s >= self._next_poll_s:
-            self._next_poll_s = time.monotonic() + self._queue.run_due(self._connection)
+            has_requests = bool(self._requested & REQUEST_HINTS)
+            self._requested -= REQUEST_HINTS
+            self._next_poll_s = time.monotonic() + self._queue.run_due(
+                self._connection, has_requests=has_requests
+            )
 
     def _process_inbox(self) -> bool:
         """Wait for a message or deadline and handle events; return True when notified."""

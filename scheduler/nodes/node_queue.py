@@ -6,7 +6,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from django.db import Error as DatabaseError
@@ -16,12 +16,13 @@ from agents.engines.interface import AgentError, OutcomeUnknownError, TaskKey
 from portal.domain.reasons import EndReason
 from portal.domain.states import AttemptState, JobKind, RuntimeKind
 from portal.models import ClusterSettings, Task
+from portal.selectors.jobs.rights import Denial
 from portal.services.jobs.checkpoints import listing_is_due
-from portal.services.jobs.notebooks import listings_to_make
+from portal.services.jobs.notebooks import LIST_NOTEBOOKS_HINT, listings_to_make
 from portal.services.lifecycle import job_control, readiness
 from portal.services.lifecycle.rendezvous_check import should_check_rendezvous
-from portal.services.saved_images import images_to_save
-from portal.services.workspaces.terminals import terminals_to_open
+from portal.services.saved_images import SAVE_IMAGE_HINT, images_to_save
+from portal.services.workspaces.terminals import OPEN_TERMINAL_HINT, terminals_to_open
 from scheduler.leases import LeaseLostError
 from scheduler.nodes import dispatch
 from scheduler.nodes.checkpoints import list_checkpoints, listing_applies
@@ -53,6 +54,9 @@ FIRST_RETRY_S, LAST_RETRY_S = 1.0, 8.0
 MAX_START_ATTEMPTS = 5
 NOTHING_DUE_S = 3600.0
 
+REQUEST_HINTS = frozenset({OPEN_TERMINAL_HINT, LIST_NOTEBOOKS_HINT, SAVE_IMAGE_HINT})
+"""Notifications of requests that ``run_due`` answers."""
+
 Key = tuple[str, int]
 _STORAGE: Key = ("storage", 0)
 
@@ -79,7 +83,7 @@ class KeyedPool:
         ``on_done`` causes the next read.
         """
         with self._lock:
-            if key in self._busy or self._ended_s.get(key, read_s) > read_s:
+            if not self._accepts(key, read_s):
                 return
             self._ended_s = {each: ended_s for each, ended_s in self._ended_s.items() if ended_s > read_s}
             self._busy.add(key)
@@ -88,6 +92,14 @@ class KeyedPool:
                 self._threads.append(thread)
                 thread.start()
         self._work.put((key, work))
+
+    def accepts(self, key: object, read_s: float) -> bool:
+        """Return True if ``submit`` would start work with this key now."""
+        with self._lock:
+            return self._accepts(key, read_s)
+
+    def _accepts(self, key: object, read_s: float) -> bool:
+        return key not in self._busy and self._ended_s.get(key, read_s) <= read_s
 
     def shut_down(self, within_s: float = 2.0) -> None:
         """Accept no more work; wait up to ``within_s`` for running work."""
@@ -123,11 +135,15 @@ class NodeQueue:
         self._due_s: dict[Key, float] = {_STORAGE: time.monotonic() + STORAGE_POLL_S}
         self._start_attempts: dict[int, int] = {}
         self._failed_probes: dict[int, int] = {}
+        self._has_requests = False
         self._needed_details = False
         """The last run found starts or probes: probably the next one does, too."""
 
-    def run_due(self, connection: NodeConnection) -> float:
-        """Submit what is due; return the seconds until the next due time."""
+    def run_due(self, connection: NodeConnection, *, has_requests: bool = True) -> float:
+        """Submit what is due; return the seconds until the next due time.
+
+        Requests of people (``REQUEST_HINTS``) are read if there may be new ones, or some are not answered.
+        """
         read_s = time.monotonic()
         read = dispatch.active_tasks_with_details if self._needed_details else dispatch.active_tasks
         tasks = read(connection.node)
@@ -136,6 +152,7 @@ class NodeQueue:
             tasks = dispatch.active_tasks_with_details(connection.node)
         self._needed_details = needs_details
         actions: dict[Key, Callable[[], None]] = {}
+        starts: dict[Key, Task] = {}
         next_s = NOTHING_DUE_S
         recovering: bool | None = None  # after a restore nothing starts, even if a start was recorded before
         for task in tasks:
@@ -151,7 +168,7 @@ class NodeQueue:
                 if recovering is None:
                     recovering = ClusterSettings.objects.get(id=1).recovery_mode
                 if not recovering:
-                    actions[("start", task.pk)] = partial(self._start, connection, task)
+                    starts["start", task.pk] = task
             elif _awaits_readiness(task):
                 actions[("probe", task.pk)] = partial(self._probe, connection, task)
             elif task.attempt.job.has_start_order and job_control.awaits_ports(task):
@@ -166,12 +183,11 @@ class NodeQueue:
                 actions[("checkpoints", task.attempt_id)] = partial(list_checkpoints, connection, task)
             if _is_ready_replica(task):
                 actions[("liveness", task.pk)] = partial(self._probe_liveness, connection, task)
-        for terminal in terminals_to_open(connection.node):
-            actions[("terminal", terminal.pk)] = partial(open_terminal, connection, terminal)
-        for listing in listings_to_make(connection.node):
-            actions[("notebooks", listing.pk)] = partial(list_notebooks, connection, listing)
-        for saved in images_to_save(connection.node):
-            actions[("save_image", saved.pk)] = partial(save_image, connection, saved)
+        actions |= self._start_actions(connection, starts, read_s)
+        if has_requests or self._has_requests:
+            requests = _requests(connection)
+            self._has_requests = bool(requests)
+            actions |= requests
         actions[_STORAGE] = partial(self._measure_storage, connection)
         self._due_s = {key: due_s for key, due_s in self._due_s.items() if key in actions}
         live = {task.pk for task in tasks}
@@ -190,7 +206,21 @@ class NodeQueue:
 
     # -- start -------------------------------------------------------------------------------------
 
-    def _start(self, connection: NodeConnection, task: Task) -> None:
+    def _start_actions(
+        self, connection: NodeConnection, starts: Mapping[Key, Task], read_s: float
+    ) -> dict[Key, Callable[[], None]]:
+        """Return the actions that start tasks; the rights of their owners are read for all of them at once."""
+        due = [
+            task
+            for key, task in starts.items()
+            if self._due_s.get(key, 0.0) <= time.monotonic() and self._pool.accepts(key, read_s)
+        ]
+        denials = dispatch.start_denials(due)
+        return {
+            key: partial(self._start, connection, task, denials.get(task.pk)) for key, task in starts.items()
+        }
+
+    def _start(self, connection: NodeConnection, task: Task, denial: Denial | None) -> None:
         if self._images.is_pulling(connection.node, task):
             self._schedule("start", task.pk, IMAGE_POLL_S)
             return
@@ -200,7 +230,9 @@ class NodeQueue:
             return
         attempts = self._start_attempts[task.pk] = self._start_attempts.get(task.pk, 0) + 1
         try:
-            next_step = dispatch.start_task(connection, task, attempts_left=MAX_START_ATTEMPTS - attempts)
+            next_step = dispatch.start_task(
+                connection, task, attempts_left=MAX_START_ATTEMPTS - attempts, denial=denial
+            )
         except (OutcomeUnknownError, LeaseLostError, DatabaseError):
             raise
         except Exception:  # one invalid task must not block the others on the node
@@ -270,6 +302,18 @@ class NodeQueue:
         self._schedule("listening", task.pk, PROBE_INTERVAL_S)
         if _ask(connection, task, _listens):
             job_control.record_task_listening(task.pk)
+
+
+def _requests(connection: NodeConnection) -> dict[Key, Callable[[], None]]:
+    """Return the actions that answer requests of people."""
+    actions: dict[Key, Callable[[], None]] = {}
+    for terminal in terminals_to_open(connection.node):
+        actions["terminal", terminal.pk] = partial(open_terminal, connection, terminal)
+    for listing in listings_to_make(connection.node):
+        actions["notebooks", listing.pk] = partial(list_notebooks, connection, listing)
+    for saved in images_to_save(connection.node):
+        actions["save_image", saved.pk] = partial(save_image, connection, saved)
+    return actions
 
 
 def _ask(

@@ -151,6 +151,7 @@ def test_the_dead_are_replaced_unnoticed(pool):
 def test_unresponsive_connections_are_dropped_and_later_restored(pool):
     silent = backend()
     release_connection()
+    time.sleep(2 * connection_pool.CHECK_AFTER_S)
     os.kill(silent, signal.SIGSTOP)
     try:
         with pytest.raises(OperationalError, match="has not responded"):

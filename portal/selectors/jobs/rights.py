@@ -247,8 +247,11 @@ def denials_by_key(usages: Mapping[Any, JobUsage]) -> dict[Any, Denial]:
 
 def job_denial(job: Job) -> Denial | None:
     """Return the right that the owner of a job lacks now, or None if the job may run."""
-    run = usage_from_columns({name: getattr(job, name) for name in USAGE_COLUMNS})
-    return denials_by_key({job.pk: run}).get(job.pk)
+    return denials_by_key({job.pk: usage_of_job(job)}).get(job.pk)
+
+
+def usage_of_job(job: Job) -> JobUsage:
+    return usage_from_columns({name: getattr(job, name) for name in USAGE_COLUMNS})
 
 
 def _ids_by_key(rows: Any, key: str) -> dict[int, frozenset[int]]:

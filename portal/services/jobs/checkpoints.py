@@ -220,7 +220,12 @@ def record_newest(attempt: Attempt, row: ListedCheckpoint | None) -> None:
 def record_event_files(attempt: Attempt, event_files: bool | None) -> None:
     """Store whether the node found event files of TensorBoard; None: it did not look."""
     if event_files is not None:
-        AttemptObservation.objects.update_or_create(attempt=attempt, defaults={"event_files": event_files})
+        AttemptObservation.objects.bulk_create(
+            [AttemptObservation(attempt=attempt, event_files=event_files)],
+            update_conflicts=True,
+            unique_fields=["attempt"],
+            update_fields=["event_files"],
+        )
 
 
 def record_listing_problem(attempt: Attempt, problem: str, *, asked_at: dt.datetime) -> None:

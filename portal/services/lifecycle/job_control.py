@@ -36,7 +36,7 @@ from portal.errors import Conflict
 from portal.live_events import publish_all_on_commit, publish_on_commit
 from portal.models import Attempt, Job, JobEvent, JobVerdict, Node, NodePool, Rendezvous, Task
 from portal.outbox import notify_nodes, trigger_cycle
-from portal.selectors.jobs.rights import USAGE_COLUMNS, job_denial
+from portal.selectors.jobs.rights import job_denial
 from portal.services.lifecycle import rendezvous
 from portal.services.lifecycle.allocations import allocate_gpus, create_allocations, release_gpus
 from portal.services.lifecycle.attempt_end import (
@@ -274,11 +274,12 @@ def mark_task_sent(task: Task) -> bool:
     sees the attempt as running.
     """
     with transaction.atomic():
-        attempt = Attempt.objects.select_for_update(no_key=True).get(pk=task.attempt_id)
+        locked = Attempt.objects.select_for_update(of=("self",), no_key=True).select_related("job")
+        attempt = locked.get(pk=task.attempt_id)
         task.refresh_from_db(fields=["state", "eviction_requested_at", "start_sent_at", "prepared_at"])
         if not should_start(task, attempt):
             return False
-        if denial := job_denial(Job.objects.only(*USAGE_COLUMNS).get(pk=attempt.job_id)):
+        if denial := job_denial(attempt.job):
             raise OwnerNotPermittedError(str(denial))
         if attempt.start_sent_at is None:
             attempt.start_sent_at = timezone.now()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
+from collections.abc import Iterable
 from itertools import takewhile
 
 from django.db import Error as DatabaseError
@@ -34,6 +35,7 @@ from portal.services.sweeps.search import AT_RUNG, SearchDecision, decide, needs
 from portal.services.sweeps.sweeps import (
     end_sweep,
     end_trial,
+    end_trials,
     lock_sweep,
     pause_sweep,
     resume_trial,
@@ -60,7 +62,7 @@ _JOB_HAS_CHANGED = (
     | Q(job__desired_state=DesiredState.SUSPENDED) & ~Q(state=TrialState.PAUSED)
     | ~Q(job__desired_state=DesiredState.SUSPENDED) & Q(state=TrialState.PAUSED)
 )
-"""Trials for which _follow_job has something to do."""
+"""Trials for which _follow_jobs has something to do."""
 
 
 def advance_active_sweeps() -> None:
@@ -82,14 +84,13 @@ def advance_sweep(public_id: str) -> None:
         sweep = lock_sweep(found.pk)
         spec = sweep_spec(sweep)
         trials = sweep.trials.select_related("job").order_by("number")
-        # of the columns of a job only those of _follow_job, since an array may have thousands
+        # of the columns of a job only those of _follow_jobs, since an array may have thousands
         trials = trials.defer(*(f"job__{name}" for name in _JOB_COLUMNS if name not in _FOLLOWED_COLUMNS))
         if not needs_history(spec):
             trials = trials.filter(state__in=LIVE_TRIAL_STATES)
         all_created = spec.searcher in ARRAY_SEARCHERS and sweep.trials.count() == spec.max_trials
         rows = list(trials.filter(_JOB_HAS_CHANGED) if all_created else trials)
-        for trial in rows:
-            _follow_job(trial)
+        _follow_jobs(rows)
         # an array whose trials all exist has nothing to decide before the last one has ended
         if sweep.state == SweepState.RUNNING and not (all_created and trials.exists()):
             _apply(sweep, rows, _decide(sweep, rows))
@@ -98,19 +99,22 @@ def advance_sweep(public_id: str) -> None:
         failpoint("sweep.job_created")
 
 
-def _follow_job(trial: Trial) -> None:
-    """Set the state of a trial that follows from its job."""
-    job = trial.job
-    if job is None or TrialState(trial.state) not in LIVE_TRIAL_STATES:
-        return
-    if ended := ENDED_STATES.get(JobState(job.state)):
-        end_trial(trial, ended, job.message)
-        return
-    is_suspended = job.desired_state == DesiredState.SUSPENDED
-    state = TrialState.PAUSED if is_suspended else TrialState.RUNNING
-    if trial.state != state:
-        trial.state = state.value
-        trial.save(update_fields=["state"])
+def _follow_jobs(trials: Iterable[Trial]) -> None:
+    """Set the states of trials that follow from their jobs."""
+    ends = []
+    for trial in trials:
+        job = trial.job
+        if job is None or TrialState(trial.state) not in LIVE_TRIAL_STATES:
+            continue
+        if ended := ENDED_STATES.get(JobState(job.state)):
+            ends.append((trial, ended, job.message))
+            continue
+        is_suspended = job.desired_state == DesiredState.SUSPENDED
+        state = TrialState.PAUSED if is_suspended else TrialState.RUNNING
+        if trial.state != state:
+            trial.state = state.value
+            trial.save(update_fields=["state"])
+    end_trials(ends)
 
 
 def _decide(sweep: Sweep, rows: list[Trial]) -> SearchDecision:

@@ -244,8 +244,15 @@ def end_sweep(sweep: Sweep, state: SweepState, message: str) -> None:
 
 
 def end_trial(trial: Trial, state: TrialState, message: str) -> None:
-    trial.state, trial.message, trial.ended_at = state.value, message[:500], timezone.now()
-    trial.save(update_fields=["state", "message", "ended_at"])
+    end_trials([(trial, state, message)])
+
+
+def end_trials(ends: Sequence[tuple[Trial, TrialState, str]]) -> None:
+    """Store that trials ended, each with its state and message, in one statement."""
+    now = timezone.now()
+    for trial, state, message in ends:
+        trial.state, trial.message, trial.ended_at = state.value, message[:500], now
+    Trial.objects.bulk_update([trial for trial, _, _ in ends], ["state", "message", "ended_at"])
 
 
 def suspend_trial(trial: Trial, actor: str, flags: Mapping[str, bool], message: str = "") -> None:
