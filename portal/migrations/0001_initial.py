@@ -475,7 +475,7 @@ class Migration(NewTables):
                 ('user', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='+', to=settings.AUTH_USER_MODEL)),
             ],
             options={
-                'indexes': [models.Index(fields=['day'], name='attempt_gpu_day_by_day'), models.Index(fields=['user', 'day'], name='attempt_gpu_day_by_user'), models.Index(fields=['project', 'day'], name='attempt_gpu_day_by_project'), models.Index(condition=models.Q(('is_continued', False)), fields=['job'], name='attempt_gpu_day_first')],
+                'indexes': [models.Index(fields=['day'], name='attempt_gpu_day_by_day'), models.Index(fields=['user', 'day'], name='attempt_gpu_day_by_user'), models.Index(fields=['project', 'day'], name='attempt_gpu_day_by_project'), models.Index(condition=models.Q(('is_continued', False)), fields=['job'], name='attempt_gpu_day_first'), models.Index(models.OrderBy(models.F('idle_gpu_s'), descending=True), models.F('day'), condition=models.Q(('is_continued', False)), name='attempt_gpu_day_idle'), models.Index(condition=models.Q(('is_continued', True)), fields=['day'], include=('job', 'idle_gpu_s'), name='attempt_gpu_day_continued')],
                 'constraints': [models.UniqueConstraint(fields=('attempt', 'day'), name='attempt_gpu_day_once')],
             },
         ),

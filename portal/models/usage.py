@@ -62,6 +62,16 @@ class AttemptGpuDay(models.Model):
             models.Index(fields=["user", "day"], name="attempt_gpu_day_by_user"),
             models.Index(fields=["project", "day"], name="attempt_gpu_day_by_project"),
             models.Index(fields=["job"], name="attempt_gpu_day_first", condition=Q(is_continued=False)),
+            # the most idle jobs of a period (portal.selectors.projects.idle_jobs)
+            models.Index(
+                F("idle_gpu_s").desc(), "day", name="attempt_gpu_day_idle", condition=Q(is_continued=False)
+            ),
+            models.Index(
+                fields=["day"],
+                name="attempt_gpu_day_continued",
+                condition=Q(is_continued=True),
+                include=["job", "idle_gpu_s"],
+            ),
         ]
 
 
