@@ -13,7 +13,7 @@ from portal.domain.node_breaker import MAX_CLOCK_SKEW_S, BreakerState, IncidentK
 from portal.domain.reasons import VerdictCode
 from portal.domain.states import LIVE_ATTEMPT_STATES, DesiredState, GpuHealth, JobState, NodeState
 from portal.models import Attempt, Cycle, Gpu, Job, Node, NodePool, SchedulerCounters
-from portal.selectors.nodes.cluster_overview import ACCEPTS_WORK
+from portal.selectors.nodes.node_groups import ACCEPTS_WORK
 from portal.selectors.scheduling.cycles import scheduler_alert
 from portal.selectors.scheduling.forecasts import ForecastAccuracy, forecast_accuracy
 from portal.valkey.sample_cache import CLUSTER_KEY, latest_frames

@@ -21,10 +21,10 @@ from portal.selectors.nodes.agent_version import bundled_agent_digest, has_newer
 from portal.selectors.nodes.cluster_overview import (
     GpuDisplayRow,
     GpuSquare,
-    accepts_work,
     build_square,
     gpu_display_rows,
 )
+from portal.selectors.nodes.node_groups import accepts_work
 from portal.visibility import HIDDEN_PROJECT_NAME, visibility_of
 
 

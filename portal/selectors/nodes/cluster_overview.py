@@ -3,38 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import starmap
 
-from django.db import connection
-from django.db.models import Count, Max, Q, QuerySet
+from django.db.models import QuerySet
 from django.utils.translation import gettext as _
 
 from portal.access import Requester, require_user, visible_nodes
-from portal.domain.node_breaker import BreakerState
 from portal.domain.states import AttemptState, GpuHealth, NodeState
 from portal.models import Allocation, Gpu, Node
+from portal.selectors.nodes.node_groups import NodeGroup, node_groups
 from portal.selectors.projects.quota_usage import QuotaUsage, user_quota_usage
 from portal.selectors.scheduling.reservations import nodes_reserved_for_others
-
-
-def accepts_work(gpu: str, node: str) -> Q:
-    """Select GPUs that accept work if they are not allocated; the arguments are prefixes of the columns."""
-    states = {
-        f"{gpu}health": GpuHealth.OK.value,
-        f"{gpu}foreign_process_owner": "",
-        f"{node}state": NodeState.READY.value,
-        f"{node}reachable": True,
-    }
-    probation = {
-        f"{node}breaker_state": BreakerState.PROBATION.value,
-        f"{node}probation_attempt__isnull": True,
-    }
-    return Q(Q(**{f"{node}breaker_state": BreakerState.HEALTHY.value}) | Q(**probation), **states)
-
-
-ACCEPTS_WORK = accepts_work(gpu="", node="node__")
 
 MAX_DRAWN_GPUS = 256
 """With more GPUs the summary shows numbers without squares; the cluster page draws all."""
@@ -166,10 +147,11 @@ def free_capacity(requester: Requester, shares: Sequence[QuotaUsage] | None = No
         shares = user_quota_usage(user)
     reserved = nodes_reserved_for_others(user, {share.project.pk for share in shares})
     allowed = _allowed_gpus(shares)
+    groups = [each for each in node_groups(requester, reserved) if each.state != NodeState.ENROLLING]
+    if sum(each.nodes * each.gpus for each in groups) > MAX_DRAWN_GPUS:
+        return _summarize(groups, allowed)
     visible = visible_nodes(requester).exclude(state=NodeState.ENROLLING.value)
     gpus = Gpu.objects.filter(node__in=visible, present=True)
-    if gpus.count() > MAX_DRAWN_GPUS:
-        return _summarize(gpus, reserved, allowed)
     nodes = {node.pk: node for node in visible}
     starting = set(
         Allocation.objects.filter(
@@ -257,26 +239,9 @@ def build_square(
     return GpuSquare(gpu.uuid if grid_index is None else "", look, level, overlay, title, grid_index)
 
 
-def _summarize(
-    gpus: QuerySet[Gpu], reserved: Collection[int], allowed: Mapping[int, int]
-) -> list[GpuModelSummary]:
-    usable = ACCEPTS_WORK & Q(used_milli=0) & ~Q(node__in=reserved)
-    of_nodes = (
-        gpus.order_by()
-        .values("model", "node_id", "node__pool_id")
-        .annotate(total=Count("pk"), free=Count("pk", filter=usable), memory=Max("memory_mib"))
-    )
-    query, values = of_nodes.query.sql_with_params()
+def _summarize(groups: Sequence[NodeGroup], allowed: Mapping[int, int]) -> list[GpuModelSummary]:
     strips: dict[str, GpuModelSummary] = {}
-    with connection.cursor() as cursor:  # few rows: most nodes are alike
-        cursor.execute(
-            f"""
-            SELECT model, max(memory), node__pool_id, total, free, count(*) FROM ({query}) node
-            GROUP BY 1, 3, 4, 5 ORDER BY 1, 3, 4, 5
-            """,  # noqa: S608 - only a query of Django is interpolated
-            values,
-        )
-        for model, memory_mib, pool, total, free, nodes in cursor.fetchall():
-            strip = strips.setdefault(model, GpuModelSummary(model, memory_mib))
-            strip.add_nodes(nodes, pool, total, free, allowed.get(pool))
+    for group in groups:
+        strip = strips.setdefault(group.model, GpuModelSummary(group.model, group.gpu_memory_mib))
+        strip.add_nodes(group.nodes, group.pool, group.gpus, group.free, allowed.get(group.pool))
     return sorted(strips.values(), key=lambda strip: (-strip.total, strip.model))

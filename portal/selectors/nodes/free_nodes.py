@@ -9,7 +9,7 @@ from itertools import takewhile
 from portal.access import Requester, visible_nodes
 from portal.domain.throughput import joined_models
 from portal.models import Gpu, GpuLink, Node, NodePool, PipelinePlan, Topology
-from portal.selectors.nodes.cluster_overview import ACCEPTS_WORK
+from portal.selectors.nodes.node_groups import ACCEPTS_WORK
 
 
 @dataclass(frozen=True)

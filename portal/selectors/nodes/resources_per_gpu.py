@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from django.db import connection
-from django.db.models import Count
-
-from portal.access import Requester, visible_nodes
+from portal.access import Requester
 from portal.domain.feasibility import accepts_gpu_model
 from portal.domain.states import NodeState
+from portal.selectors.nodes.node_groups import node_groups
 
 SHARED_MEMORY_PART = 8
 """Shared memory is this part of the memory of a task."""
@@ -28,24 +26,18 @@ class ResourcesPerGpu:
 
 def list_resources_per_gpu(requester: Requester) -> list[ResourcesPerGpu]:
     """Return them by pool (public id) and GPU model, in one query; nodes that take no jobs do not count."""
-    kinds = (
-        visible_nodes(requester)
-        .filter(state__in=[NodeState.READY.value, NodeState.CORDONED.value], gpus__present=True)
-        .order_by()
-        .values("pk", "pool__public_id", "gpus__model", "cpu_milli", "memory_mib")
-        .annotate(count=Count("gpus"))
-    )
-    query, values = kinds.query.sql_with_params()
-    with connection.cursor() as cursor:  # few rows: most nodes are alike
-        cursor.execute(
-            f"""
-            SELECT pool__public_id, gpus__model, min(cpu_milli / on_node), min(memory_mib / on_node)
-            FROM (SELECT *, (sum(count) OVER (PARTITION BY pk))::bigint AS on_node FROM ({query}) kind) node
-            GROUP BY 1, 2 ORDER BY 1, 2
-            """,  # noqa: S608 - only a query of Django is interpolated
-            values,
+    found: dict[tuple[str, str], ResourcesPerGpu] = {}
+    for group in node_groups(requester):
+        if group.state not in (NodeState.READY, NodeState.CORDONED):
+            continue
+        key = (group.pool_public_id, group.model)
+        least = found.get(key) or ResourcesPerGpu(*key, group.cpu_milli_per_gpu, group.memory_mib_per_gpu)
+        found[key] = ResourcesPerGpu(
+            *key,
+            min(least.cpu_milli, group.cpu_milli_per_gpu),
+            min(least.memory_mib, group.memory_mib_per_gpu),
         )
-        return [ResourcesPerGpu(*row) for row in cursor.fetchall() if min(row[2:]) > 0]
+    return [each for _, each in sorted(found.items()) if min(each.cpu_milli, each.memory_mib) > 0]
 
 
 def proportional_amounts(

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import difflib
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import starmap
+from itertools import accumulate, starmap
 from typing import Any, NamedTuple
 
 from django.db.models import Count
@@ -89,16 +90,26 @@ def unsatisfiable_reason(request: ResourceRequest) -> InfeasibleReason | None:
     pools: dict[int, list[EmptyNodeCapacity]] = defaultdict(list)
     for capacity in capacities:
         pools[capacity.node.pool_id].append(capacity)
+    possible = [
+        pool
+        for pool, held in pools.items()
+        if any(_holds_all_tasks(request, part) for part in _gang_nodes(request, held))
+    ]
+    if possible:
+        return _over_limit_reason(request, possible)
     placements = {
         pool: max(
             sum(capacity.task_count(request) for capacity in part) for part in _gang_nodes(request, held)
         )
         for pool, held in pools.items()
     }
-    possible = [pool for pool, count in placements.items() if count >= request.tasks]
-    if not possible:
-        return _too_large_reason(request, capacities, pools, placements)
-    return _over_limit_reason(request, possible)
+    return _too_large_reason(request, capacities, pools, placements)
+
+
+def _holds_all_tasks(request: ResourceRequest, nodes: Sequence[EmptyNodeCapacity]) -> bool:
+    """Return True once enough nodes are counted."""
+    counts = accumulate(node.task_count(request) for node in nodes)
+    return any(count >= request.tasks for count in counts)
 
 
 def known_gpu_models(requested: str) -> str:

@@ -16,7 +16,7 @@ from portal.access import own_notices, visible_jobs
 from portal.domain.states import LIVE_JOB_STATES, DesiredState, JobState, NodeState
 from portal.models import Gpu, Job, User
 from portal.selectors.nodes.alerts import open_alert_count
-from portal.selectors.nodes.cluster_overview import ACCEPTS_WORK
+from portal.selectors.nodes.node_groups import ACCEPTS_WORK
 from portal.selectors.nodes.recovery import recovery_status
 from portal.selectors.scheduling.cycles import scheduler_alert
 
