@@ -157,7 +157,7 @@ def _start(
     servers, workers = portal_processes(checkout, folder, options.listening, environment)
     for process in servers:
         supervisor.start(process)
-    _wait_until_ready(supervisor, options.listening, url)
+    _wait_until_ready(supervisor, options.listening, url, web_socket(folder))
     # started after the public processes answer: on two cores they would only slow them down
     for process in workers:
         supervisor.start(process)
@@ -212,14 +212,14 @@ def migrate_database() -> None:
         raise StartError(f"The database cannot be migrated: {trouble}") from trouble
 
 
-def _wait_until_ready(supervisor: Supervisor, listening: ListenOptions, url: str) -> None:
+def _wait_until_ready(supervisor: Supervisor, listening: ListenOptions, url: str, socket: Path) -> None:
     """Return when the portal answers on its public port; raise StartError for a process that keeps dying."""
     deadline = time.monotonic() + READY_TIMEOUT_S
     host = urlsplit(url).netloc
 
     def decided() -> bool:
         return (
-            _is_ready(listening, host)
+            (socket.exists() and _is_ready(listening, host))  # the gateway logs each request before
             or time.monotonic() > deadline
             or bool(crash_looping(supervisor.exit_counts()))
         )
