@@ -23,6 +23,7 @@ from portal.models import Attempt, Checkpoint, Job, JobEvent
 from portal.selectors.jobs.checkpoints import next_checkpoint_at, resume_choice
 from portal.selectors.jobs.jobs import list_attempts
 from portal.services.cluster.demo import SCRIPT
+from portal.services.jobs import submission
 from portal.services.jobs.checkpoints import (
     do_check_checkpoints,
     listing_is_due,
@@ -206,6 +207,19 @@ def test_a_job_is_resumed_in_place_of_the_running_one(attempt: Attempt) -> None:
     with pytest.raises(Conflict, match="being stopped"):
         do_resume_from_checkpoint(owner, row, in_place=True)
     assert Job.objects.filter(resume_from=row.public_id).count() == 2
+
+
+def test_a_resume_in_place_leaves_no_second_job_if_the_first_cannot_be_stopped(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError
+
+    row, _ = saved(attempt, 30, 90)
+    monkeypatch.setattr(submission, "do_cancel_job", fail)
+    with pytest.raises(RuntimeError):
+        do_resume_from_checkpoint(attempt.job.owner, row, in_place=True)
+    assert Job.objects.get().desired_state == "run"
 
 
 def test_checkpoints_are_checked_again_on_request(attempt: Attempt) -> None:

@@ -394,19 +394,25 @@ def check_resubmission(user: User, job: Job) -> None:
 def do_resume_from_checkpoint(user: User, row: Checkpoint, *, in_place: bool = False) -> Job:
     """Submit the request of a checkpoint's job as a new job that starts from the checkpoint, which is pinned.
 
-    ``in_place`` then stops the job of the checkpoint. Raise Conflict if it has ended or is being stopped.
+    ``in_place`` stops the job of the checkpoint in the same transaction. Raise Conflict if it has ended or is being
+    stopped.
     """
     require_permission(user, Permission.CONTROL, row.job)
     if row.job.owner_id != user.pk and checkpoints.is_in_home(row.job):
         raise Forbidden(_("Only its owner can resume from it: it is kept in their home."))
     if row.job.is_placeholder:
         raise Conflict(_("It was adopted from a container and its command is unknown."), code="job_unknown")
-    going_on = Job.objects.filter(pk=row.job_id).exclude(state__in=TERMINAL_JOB_STATES)
-    if in_place and not going_on.exclude(desired_state=DesiredState.CANCELLED.value).exists():
-        raise Conflict(_("It has ended or is being stopped; resume as a new job."), code="job_ended")
-    job = do_submit_job(user, replace(request_from_job(row.job), resume_from=row.public_id))
-    if in_place:
-        do_cancel_job(user, row.job)
+    request = replace(request_from_job(row.job), resume_from=row.public_id)
+    if not in_place:
+        return do_submit_job(user, request)
+    validate_request(user, request)
+    preview_start(user, request)
+    with transaction.atomic():
+        replaced = Job.objects.select_for_update(no_key=True).get(pk=row.job_id)
+        if replaced.state in TERMINAL_JOB_STATES or replaced.desired_state == DesiredState.CANCELLED:
+            raise Conflict(_("It has ended or is being stopped; resume as a new job."), code="job_ended")
+        job = create_job(user, request)
+        do_cancel_job(user, replaced)
     return job
 
 
