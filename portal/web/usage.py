@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterable
 
+from django.core.paginator import Paginator
 from django.http import HttpRequest, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import render
@@ -26,6 +27,8 @@ from portal.web.views import page
 PERIODS = {"7d": 7, "30d": 30, "90d": 90}
 GROUPINGS = {each.value: each for each in UsageGrouping}
 MAX_DAYS = 366
+ROWS = 50
+"""Of a page of the table."""
 CHART_SIZE = 1000
 _CSV_COLUMNS = (
     *("key", "name", "jobs", "gpu_hours", "cost", "useful_gpu_hours", "startup_gpu_hours", "lost_gpu_hours"),
@@ -42,6 +45,7 @@ def usage(request: HttpRequest, user: User) -> HttpResponseBase:
     last = end - dt.timedelta(microseconds=1)
     context = {
         "report": report,
+        "rows": Paginator(report.rows, ROWS).get_page(request.GET.get("page")),
         "waits": report.waits,
         "idle_jobs": most_idle_jobs(user, start, end),
         "chart": _chart(report.days),

@@ -49,7 +49,7 @@ def test_notices_have_filters_and_pages(client, dataset, notice):
     values = {"recipient": user, "kind": "quota_changed", "in_inbox": True}
     Notice.objects.bulk_create(Notice(title=f"quota {number}", **values) for number in range(25))
     page = client.get("/inbox/").content.decode()
-    assert "All 26" in page and "Quotas 25" in page and "Page 1 of 2" in page
+    assert "All 26" in page and "Quotas 25" in page and "page 1 of 2" in page
     assert "vit-h failed" in client.get("/inbox/?page=2").content.decode()
     assert "quota 24" not in client.get("/inbox/?show=jobs").content.decode()
 

@@ -102,7 +102,7 @@ def test_a_form_without_a_searcher_submits_one_job(client_of: Any, typed: dict[s
 def test_the_page_shows_trials_charts_and_importance(sweep: Sweep, client_of: Any) -> None:
     page = page_of(client_of("member"), reverse("sweep", args=[sweep.public_id]))
     assert re.search(r"5 <span[^>]*>of 30 ended", page) and "20 of at most 25" in page
-    for heading in ("Best so far", "Learning curves", "Parameters and loss", "Importance", "Page 1 of 2"):
+    for heading in ("Best so far", "Learning curves", "Parameters and loss", "Importance", "page 1 of 2"):
         assert heading in page
     assert len(re.findall(r'class="dot"><title>Trial \d+: 0\.', page)) == 13
     assert "1e-4" not in page and "0.0001..0.1 log" in page
