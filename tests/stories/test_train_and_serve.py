@@ -175,6 +175,7 @@ def test_a_model_is_profiled_planned_trained_compared_registered_and_served(
     command = page.get_by_label("Command", exact=True)
     assert "--model models:mlp --input 128,256" in command.input_value(), command.input_value()
     command.fill(command.input_value() + " --steps 200 --save_every 5")
+    page.get_by_role("heading", name="Limits").click()  # a folded step
     page.get_by_text("command failure", exact=True).click()
     picture(page, "07-pipeline-launch")
     first = launch(page)
