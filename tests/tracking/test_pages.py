@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,7 +15,7 @@ from mlflow.entities import Metric
 
 from portal.domain.tracking import JOB_TAG, NOTE_TAG
 from portal.errors import NotFound
-from portal.models import AuditEntry, Service, ServiceVersion, User
+from portal.models import AuditEntry, Project, Service, ServiceVersion, Sweep, User
 from portal.services import experiments
 from portal.services.jobs.tracking import tracking_url
 from portal.tracking import client as tracking_client
@@ -83,6 +84,31 @@ def test_the_list_shows_own_and_running_runs_and_is_downloaded(
         "0.3",
         "0.005",
     )
+
+
+def search(tracking: TrackingWorld, project: Project, metric: str, direction: str) -> None:
+    Sweep.objects.create(
+        name="s", owner=tracking.member, project=project, environment=factories.environment(tool=False),
+        job={}, metric=metric, direction=direction, max_trials=1, seed=1,
+    )  # fmt: skip
+
+
+def test_the_best_value_is_marked_if_sweeps_agree_on_its_direction(
+    tracking: TrackingWorld, runs: list[str]
+) -> None:
+    def marked() -> list[tuple[str, ...]]:
+        at = f"/experiments/?project={tracking.project.public_id}"
+        text = browser(tracking.viewer).get(at).content.decode()
+        return re.findall(r'<span class="(fw-best.*?)">(.*?)<span class="fw-sr">, (.*?)</span>', text)
+
+    search(tracking, tracking.project, "accuracy", "maximize")
+    search(tracking, tracking.other, "loss", "maximize")
+    assert marked() == []
+    search(tracking, tracking.project, "loss", "minimize")
+    found = ("fw-best fw-best--min", "0.001667", "best of the runs shown, lower is better")
+    assert marked() == [found]
+    search(tracking, tracking.project, "loss", "maximize")
+    assert marked() == []
 
 
 def test_a_comparison_says_what_makes_runs_unlike(tracking: TrackingWorld, runs: list[str]) -> None:

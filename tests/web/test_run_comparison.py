@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 
+from portal.domain.sweeps import Direction
 from portal.selectors.experiments import Run
-from portal.web.experiments.comparison import cautions, compare_runs
+from portal.web.experiments.comparison import best_values, cautions, compare_runs
 
 
 def run(status: str = "FINISHED", **params: str) -> Run:
@@ -34,3 +36,18 @@ def test_runs_that_run_or_failed_are_noted() -> None:
         "C did not complete",
     ]
     assert cautions([run(), run()], []) == []
+
+
+def test_the_best_value_is_by_the_direction_of_the_metric() -> None:
+    shown: list[dict[str, float]] = [
+        {"loss": 1, "top1": 80, "equal": 3},
+        {"loss": 2, "top1": 85, "equal": 3},
+        {},
+    ]
+    runs = [dataclasses.replace(run(), metrics=metrics) for metrics in shown]
+    low, high = Direction.MINIMIZE, Direction.MAXIMIZE
+    assert best_values(runs, {"loss": low, "top1": high, "equal": low}) == {
+        "loss": (1, low),
+        "top1": (85, high),
+    }
+    assert best_values(runs, {}) == {}

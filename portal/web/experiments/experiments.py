@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
 from django.http import HttpRequest, HttpResponse, JsonResponse
@@ -17,19 +17,21 @@ from django.utils.translation import gettext_noop
 
 from portal.access import AccessPolicy, Permission, can, visible_jobs, visible_projects
 from portal.artifact_download import artifact_response
+from portal.domain.sweeps import Direction
 from portal.domain.tracking import USER_TAG
 from portal.errors import InvalidRequest, NotFound
 from portal.models import Job, Project, User
 from portal.selectors import experiments as selectors
 from portal.selectors.experiments import Run
 from portal.selectors.jobs.jobs import get_job
+from portal.selectors.sweeps import metric_directions
 from portal.services.experiments import do_delete_tag, do_set_note, do_set_tag
 from portal.services.jobs.reruns import record_of
 from portal.tracking.client import TrackingUnavailable, send
 from portal.tracking.endpoints import ARTIFACT_TIMEOUT_S
 from portal.web.display.csv_download import csv_response
 from portal.web.display.formatting import duration
-from portal.web.experiments.comparison import cautions, compare_runs, gpus_text
+from portal.web.experiments.comparison import BestValue, best_values, cautions, compare_runs, gpus_text
 from portal.web.experiments.parallel import build_parallel_coordinates
 from portal.web.views import action, page, posted_values, refusals_as_messages
 
@@ -51,6 +53,14 @@ RUN_STATES = {
 _OPERATOR = re.compile(r"[=<>]|\b(I?LIKE|IN)\b", re.IGNORECASE)
 
 
+class MetricCell(NamedTuple):
+    """A metric of a run. ``best`` is its direction if no run shown has a better value."""
+
+    name: str
+    value: float | None
+    best: Direction | None
+
+
 @dataclass(frozen=True)
 class RunRow:
     """A run as a row, with the values of the columns; ``number`` is its place among the compared runs, or 0."""
@@ -59,7 +69,7 @@ class RunRow:
     state: tuple[str, str]
     took: str
     params: list[str | None]
-    metrics: list[tuple[str, float | None]]
+    metrics: list[MetricCell]
     number: int = 0
     gpus: str = ""
 
@@ -123,6 +133,7 @@ def _list_context(request: HttpRequest, user: User, project: Project, search: st
     older["after"] = found.next_token
     jobs = selectors.jobs_of_runs(user, [*found.runs, *runs])
     differences = compare_runs(runs, jobs)
+    best = best_values(found.runs, metric_directions(project, metrics))
     return context | {
         "mine": mine,
         "running": running,
@@ -130,7 +141,7 @@ def _list_context(request: HttpRequest, user: User, project: Project, search: st
         "gpu_hours": sum(jobs[job].gpu_hours for job in {run.job for run in found.runs} & jobs.keys()),
         "params": params,
         "metrics": metrics,
-        "rows": [run_row(run, params, metrics, numbers.get(run.id, 0), jobs) for run in found.runs],
+        "rows": [run_row(run, params, metrics, numbers.get(run.id, 0), jobs, best) for run in found.runs],
         "older": f"?{older.urlencode()}" if found.next_token else "",
         "compared": [run_row(run, params, metrics, number) for number, run in enumerate(runs, start=1)],
         "compared_jobs": list(dict.fromkeys(run.job for run in runs if run.job)),
@@ -176,6 +187,7 @@ def run_row(
     metrics: list[str],
     number: int = 0,
     jobs: Mapping[str, selectors.RunJob] | None = None,
+    best: Mapping[str, BestValue] | None = None,
 ) -> RunRow:
     job = (jobs or {}).get(run.job)
     ended = run.ended_at
@@ -185,10 +197,14 @@ def run_row(
         RUN_STATES.get(run.status, ("waiting", run.status)),
         took,
         [short_parameter(run.params.get(name)) for name in params],
-        [(name, run.metrics.get(name)) for name in metrics],
+        [_metric_cell(name, run.metrics.get(name), (best or {}).get(name)) for name in metrics],
         number,
         gpus_text(job) if job else "",
     )
+
+
+def _metric_cell(name: str, value: float | None, best: BestValue | None) -> MetricCell:
+    return MetricCell(name, value, best.direction if best and best.value == value else None)
 
 
 def short_parameter(value: str | None) -> str | None:
