@@ -174,6 +174,37 @@ def test_a_run_shows_its_files_and_members_edit_note_and_tags(
     assert stranger.get(own).status_code == 404, "another project's run under one's own project"
 
 
+def test_chosen_runs_are_tagged_together(tracking: TrackingWorld, runs: list[str]) -> None:
+    at = f"/experiments/{tracking.project.public_id}/tags/"
+    back = f"project={tracking.project.public_id}&q=vit"
+    member, viewer = browser(tracking.member), browser(tracking.viewer)
+
+    def tagged() -> list[bool]:
+        return [tracking.client().get_run(run).data.tags.get("h14") == "yes" for run in runs]
+
+    def post(page: Client, **body: Any) -> str:
+        answer = page.post(at, {"query": back, "tag": "h14", "value": "yes", **body}, follow=True)
+        assert answer.redirect_chain == [(f"/experiments/?{back}", 302)]
+        return str(answer.content.decode())
+
+    assert "The tag h14 is added to 2 runs." in post(member, run=runs[:2])
+    assert tagged() == [True, True, False]
+    assert AuditEntry.objects.filter(action="run.tag").count() == 2
+    assert "The tag h14 is added to 1 run." in post(member, run=runs)
+    assert "The tag h14 is removed from 2 runs." in post(member, run=runs[1:], remove="1")
+    assert tagged() == [True, False, False]
+    assert "lack the permission" in post(viewer, run=runs)
+    assert "Choose 1 to 50 runs." in post(member)
+    assert "does not exist any more" in post(member, run=[runs[1], "0" * 32])
+    assert "does not start with mlflow. or fairway." in post(member, run=runs, tag=JOB_TAG)
+    assert "This tag cannot be removed." in post(member, run=runs, tag=JOB_TAG, remove="1")
+    assert tagged() == [True, False, False]
+    listed = f"/experiments/?{back}"
+    assert "Tag selected runs" in member.get(listed).content.decode()
+    assert "Tag selected runs" not in viewer.get(listed).content.decode()
+    assert browser(tracking.stranger).post(at, {"tag": "h14", "run": runs}).status_code == 404
+
+
 def test_models_show_versions_stages_and_lineage(tracking: TrackingWorld, runs: list[str]) -> None:
     client = tracking.client()
     client.create_registered_model("depth's", description="From one picture.")

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse, JsonResponse, QueryDict
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_noop
+from django.utils.translation import gettext_noop, ngettext
 
 from portal.access import AccessPolicy, Permission, can, visible_jobs, visible_projects
 from portal.artifact_download import artifact_response
@@ -25,7 +26,13 @@ from portal.selectors import experiments as selectors
 from portal.selectors.experiments import Run
 from portal.selectors.jobs.jobs import get_job
 from portal.selectors.sweeps import metric_directions
-from portal.services.experiments import do_delete_tag, do_set_note, do_set_tag
+from portal.services.experiments import (
+    do_delete_tag,
+    do_delete_tag_of_runs,
+    do_set_note,
+    do_set_tag,
+    do_set_tag_of_runs,
+)
 from portal.services.jobs.reruns import record_of
 from portal.tracking.client import TrackingUnavailable, send
 from portal.tracking.endpoints import ARTIFACT_TIMEOUT_S
@@ -135,6 +142,7 @@ def _list_context(request: HttpRequest, user: User, project: Project, search: st
     differences = compare_runs(runs, jobs)
     best = best_values(found.runs, metric_directions(project, metrics))
     return context | {
+        "may_edit": can(user, Permission.SUBMIT, project),
         "mine": mine,
         "running": running,
         "running_count": sum(run.is_running for run in found.runs),
@@ -333,6 +341,29 @@ def edit_run(request: HttpRequest, user: User, project_id: str, run_id: str) -> 
             given = posted_values(request, "tag", "value")
             do_set_tag(user, project, run_id, given["tag"], given["value"])
     return redirect("run", project_id, run_id)
+
+
+@action(AccessPolicy.SIGNED_IN)
+def tag_runs(request: HttpRequest, user: User, project_id: str) -> HttpResponse:
+    """Set or remove a tag of the runs chosen in the list, and return to the list."""
+    project = selectors.get_visible_project(user, project_id)
+    runs, given = request.POST.getlist("run"), posted_values(request, "tag", "value")
+    with refusals_as_messages(request):
+        if "remove" in request.POST:
+            count = do_delete_tag_of_runs(user, project, runs, given["tag"])
+            text = ngettext(
+                "The tag {tag} is removed from {count} run.",
+                "The tag {tag} is removed from {count} runs.",
+                count,
+            )
+        else:
+            count = do_set_tag_of_runs(user, project, runs, given["tag"], given["value"])
+            text = ngettext(
+                "The tag {tag} is added to {count} run.", "The tag {tag} is added to {count} runs.", count
+            )
+        messages.success(request, text.format(tag=given["tag"], count=count))
+    query = QueryDict(request.POST.get("query", "")[:4000]).urlencode()
+    return redirect(f"{reverse('experiments')}?{query}")
 
 
 @page(AccessPolicy.SIGNED_IN)
