@@ -18,6 +18,7 @@ async function initialize(swapped) {
   showDesktopPermission(root);
   if (root.querySelector("[data-plot]")) (await import("./charts.js")).drawCharts(root);
   if (root.querySelector("[data-run-charts]")) (await import("./run_charts.js")).drawRunCharts(root);
+  if (root.querySelector("[data-parallel]")) (await import("./parallel_ranges.js")).startRanges(root);
   if (root.querySelector("[data-log]")) (await import("./logs.js")).followLogs(root);
   if (root.querySelector("[data-terminal]")) (await import("./terminal.js")).openTerminals(root);
   if (root.querySelector("[data-launch]")) (await import("./launch.js")).startLaunch(root);

@@ -60,7 +60,11 @@ def test_the_list_filters_compares_and_pages(tracking: TrackingWorld, runs: list
     assert "This filter is not valid" in page.get(f"{at}&q=loss < < 3").content.decode()
     assert "No runs match" in page.get(f"{at}&q=vit's 1").content.decode()
     compared = page.get(f"{at}&run={runs[0]}&run={runs[2]}").content.decode()
-    assert "Compare 2\xa0runs" in compared and compared.count("<polyline") == 3
+    assert (
+        "Compare 2\xa0runs" in compared
+        and compared.count("<polyline") == 3
+        and 'data-places="2,2"' in compared
+    )
     assert (
         '<span class="fw-diff">0.1</span>' in compared and '<span class="fw-diff">64</span>' not in compared
     )
