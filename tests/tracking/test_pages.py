@@ -231,6 +231,54 @@ def test_models_show_versions_stages_and_lineage(tracking: TrackingWorld, runs: 
     assert member.get(f"{at}&model=other").status_code == 404
 
 
+def test_models_of_all_projects_are_those_that_the_user_may_see(
+    tracking: TrackingWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = factories.project(member=tracking.member)
+    for number, (user, project, name) in enumerate(
+        [
+            (tracking.member, tracking.project, "depth"),
+            (tracking.member, own, "depth"),
+            (tracking.member, own, "grasp"),
+            (tracking.stranger, tracking.other, "secret"),
+        ]
+    ):
+        client = tracking.client(user, project)
+        client.create_registered_model(name, description=f"number {number}")
+        client.create_model_version(name, "s3://bucket/model")
+        client.set_registered_model_alias(name, "champion", "1")
+    tracking.client(tracking.member, own).set_registered_model_tag("grasp", "team", "robots")
+    tracking.client(tracking.member, own).create_model_version("depth", "s3://bucket/model")
+    member = browser(tracking.member)
+    answer = member.get("/models/")
+    assert answer.context["is_all"] and "secret" not in answer.content.decode()
+    listed = [(row.project, row.model.name, row.model.newest) for row in answer.context["models"]]
+    assert listed == [(own, "depth", "2"), (own, "grasp", "1"), (tracking.project, "depth", "1")]
+    assert answer.context["models"][1].model.aliases == {"champion": "1"}
+    assert [row.is_chosen for row in answer.context["models"]] == [True, False, False]
+    assert f'<td data-l="Project">{tracking.project.name}</td>' in answer.content.decode()
+    chosen = {"project": "all", "model": "depth", "model_project": tracking.project.public_id}
+    answer = member.get("/models/", chosen)
+    assert answer.context["model"].description == "number 0" and answer.context["project"] == tracking.project
+    hidden = {"project": "all", "model": "secret", "model_project": tracking.other.public_id}
+    assert member.get("/models/", hidden).status_code == 404
+    assert member.get("/models/", {"project": tracking.other.public_id}).status_code == 404
+    assert member.get("/models/", {"project": "all", "model": "none"}).status_code == 404
+    change = {"model": "depth", "version": "1", "stage": "Staging", "list": "all"}
+    answer = member.post(f"/models/{tracking.project.public_id}/version/", change, follow=True)
+    assert answer.context["is_all"] and answer.context["project"] == tracking.project
+    only = browser(tracking.stranger).get("/models/")
+    assert not only.context["is_all"] and "All projects" not in only.content.decode()
+    monkeypatch.setattr("portal.web.experiments.models.PAGE_SIZE", 2)
+    first = member.get("/models/")
+    assert (first.context["newer"], first.context["older"]) == ("", "?page=2")
+    second = member.get("/models/", {"page": "2", "model": "depth", "model_project": own.public_id})
+    assert [row.model.name for row in second.context["models"]] == ["grasp"], "the changed model is the first"
+    assert second.context["project"] == own, "the chosen model is on another page"
+    assert second.context["older"] == "" and "page=1" in second.context["newer"]
+    assert len(member.get("/models/?page=99").context["models"]) == 2
+
+
 def test_versions_show_metrics_runs_and_what_changed(tracking: TrackingWorld, runs: list[str]) -> None:
     client = tracking.client()
     client.create_registered_model("depth")
