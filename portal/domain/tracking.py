@@ -13,3 +13,5 @@ RUN_NAME_TAG = "mlflow.runName"
 SOURCE_TAGS = ("mlflow.source.git.commit", "mlflow.source.name", "mlflow.source.type")
 
 MODEL_STAGES = ("None", "Staging", "Production", "Archived")
+MODEL_LIST_ENDPOINT = "registered-models/search-workspaces"
+"""Of the tracking server, beside MLflow's own: models of several projects. Not offered to scripts."""

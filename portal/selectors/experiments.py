@@ -11,7 +11,7 @@ from django.db.models import OuterRef, Subquery
 from django.utils.translation import gettext as _
 
 from portal.access import visible_jobs, visible_projects
-from portal.domain.tracking import JOB_TAG, NOTE_TAG, RUN_NAME_TAG, USER_TAG
+from portal.domain.tracking import JOB_TAG, MODEL_LIST_ENDPOINT, NOTE_TAG, RUN_NAME_TAG, USER_TAG
 from portal.errors import NotFound
 from portal.models import Attempt, EnvironmentRecord, Job, Project, User
 from portal.selectors.jobs.gpu_hours import job_gpu_hours
@@ -19,7 +19,6 @@ from portal.selectors.lookup import get_first
 from portal.tracking.client import call
 
 MAX_EXPERIMENTS = 200
-MAX_MODELS = 100
 MAX_VERSIONS = 100
 MAX_ARTIFACTS = 500
 SERIES_POINTS = 400
@@ -91,6 +90,21 @@ class RegisteredModel:
     newest: str
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Version by alias."""
+
+
+class ProjectModel(NamedTuple):
+    project: Project
+    model: RegisteredModel
+
+    @property
+    def key(self) -> tuple[int, str]:
+        return self.project.pk, self.model.name
+
+
+@dataclass(frozen=True)
+class ModelPage:
+    models: list[ProjectModel]
+    has_more: bool
 
 
 def get_visible_project(user: User, public_id: str) -> Project:
@@ -228,15 +242,20 @@ def artifact_path(project: Project, run: Run, path: str) -> str:
     return f"workspaces/{project.public_id}/{run.experiment}/{run.id}/artifacts/{path}"
 
 
-def list_models(project: Project) -> list[RegisteredModel]:
-    found = call(
-        project.public_id,
-        "GET",
-        "registered-models/search",
-        max_results=MAX_MODELS,
-        order_by="timestamp DESC",
-    )
-    return [_model(each) for each in found.get("registered_models", [])]
+def list_models(projects: Sequence[Project], limit: int, offset: int = 0) -> ModelPage:
+    """Return some models of the projects in one request, last changed first."""
+    by_id = {project.public_id: project for project in projects}
+    if not by_id:
+        return ModelPage([], has_more=False)
+    body = {"workspaces": list(by_id), "max_results": limit, "offset": offset}
+    found = call("", "POST", MODEL_LIST_ENDPOINT, body)
+    rows = [ProjectModel(by_id[each["workspace"]], _model(each)) for each in found["registered_models"]]
+    return ModelPage(rows, found["has_more"])
+
+
+def get_model(project: Project, name: str) -> RegisteredModel:
+    """Return a model. Raise NotFound."""
+    return _model(call(project.public_id, "GET", "registered-models/get", name=name)["registered_model"])
 
 
 def list_versions(project: Project, model: RegisteredModel) -> list[ModelVersion]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from django.db.models import Count, Exists, OuterRef, Q, QuerySet, Subquery
@@ -121,15 +121,21 @@ class ModelService:
         return self.version.state == VersionState.ROLLING.value
 
 
-def services_of_models(requester: Requester, project: Project) -> dict[str, list[ModelService]]:
-    """Return the active services of a project that serve a registered model now, by its name, in two queries."""
-    rows = list_services(requester).filter(project=project, state=ServiceState.ACTIVE.value)
+def services_of_models(
+    requester: Requester, projects: Iterable[Project]
+) -> dict[tuple[int, str], list[ModelService]]:
+    """Return the active services of projects that serve a registered model now, in two queries.
+
+    By the primary key of the project and the name of the model.
+    """
+    rows = list_services(requester).filter(project__in=projects, state=ServiceState.ACTIVE.value)
     services = {row.pk: row for row in rows}
     serving = ServiceVersion.objects.filter(
         service__in=services, state__in=(VersionState.ACTIVE.value, VersionState.ROLLING.value)
     ).exclude(model_name="")
-    found: dict[str, list[ModelService]] = {}
+    found: dict[tuple[int, str], list[ModelService]] = {}
     for version in serving.order_by("service__name", "-number") if services else ():
-        known = found.setdefault(version.model_name, [])
-        known.append(ModelService(services[version.service_id], version))
+        service = services[version.service_id]
+        known = found.setdefault((service.project_id, version.model_name), [])
+        known.append(ModelService(service, version))
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from django.db.models import Count, F, Max, Min, OuterRef, Q, QuerySet
@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 from portal.access import Requester, visible_sweeps
 from portal.domain.sweep_progress import TrialUse
 from portal.domain.sweeps import ACTIVE_TRIAL_STATES, LIVE_TRIAL_STATES, Direction, TrialState
-from portal.models import Sweep, Trial, TrialReport
+from portal.models import Project, Sweep, Trial, TrialReport
 from portal.selectors.jobs.gpu_hours import job_gpu_hours
 from portal.selectors.lookup import get_first
 
@@ -45,6 +45,17 @@ def best_value(sweep: Sweep) -> float | None:
     """Return the best value of a row of ``list_sweeps``."""
     best: float | None = getattr(sweep, "least" if sweep.direction == Direction.MINIMIZE else "greatest")
     return best
+
+
+def metric_directions(project: Project, metrics: Collection[str]) -> dict[str, Direction]:
+    """Return by metric which values are better: what the sweeps of the project on it say, if they agree."""
+    if not metrics:
+        return {}
+    found: dict[str, set[str]] = defaultdict(set)
+    rows = Sweep.objects.filter(project=project, metric__in=metrics).order_by()
+    for metric, direction in rows.values_list("metric", "direction").distinct():
+        found[metric].add(direction)
+    return {metric: Direction(*said) for metric, said in found.items() if len(said) == 1}
 
 
 def list_trials(sweep: Sweep, order: str = "number", *, descending: bool = False) -> QuerySet[Trial]:

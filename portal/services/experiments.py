@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from django.db import transaction
@@ -11,15 +12,17 @@ from django.utils.translation import gettext as _
 from portal.access import Permission, require_permission
 from portal.database.pool_middleware import release_connection
 from portal.domain.tracking import MODEL_STAGES, NOTE_TAG, RESERVED_TAG_PREFIX
-from portal.errors import FairwayError, InvalidRequest
+from portal.errors import FairwayError, InvalidRequest, NotFound
 from portal.models import Project, User
-from portal.selectors.experiments import quoted
+from portal.selectors.experiments import Run, quoted, runs_by_id
 from portal.services.audit import record_action
 from portal.tracking.client import call
 
 MAX_NOTE_LENGTH = 5000
 MAX_MODEL_NAME_LENGTH = 256
 MAX_TAG_VALUE_LENGTH = 1000
+MAX_TAGGED_RUNS = 50
+"""Runs that one request tags, each with a call of the tracking server."""
 TAG_NAME = re.compile(r"[\w.:/-][\w.:/ -]{0,99}")
 
 
@@ -37,6 +40,12 @@ def do_set_note(actor: User, project: Project, run: str, text: str) -> None:
 
 
 def do_set_tag(actor: User, project: Project, run: str, key: str, value: str) -> None:
+    _check_tag(key, value)
+    body = {"run_id": run, "key": key, "value": value}
+    _change(actor, project, "run.tag", {"run": run, "tag": key}, "runs/set-tag", body)
+
+
+def _check_tag(key: str, value: str) -> None:
     if not TAG_NAME.fullmatch(key) or key.startswith((RESERVED_TAG_PREFIX, "mlflow.")):
         message = _("A name of letters, digits and . : / - that does not start with mlflow. or fairway.")
         raise InvalidRequest(fields={"tag": message})
@@ -48,15 +57,47 @@ def do_set_tag(actor: User, project: Project, run: str, key: str, value: str) ->
                 )
             }
         )
-    body = {"run_id": run, "key": key, "value": value}
-    _change(actor, project, "run.tag", {"run": run, "tag": key}, "runs/set-tag", body)
 
 
 def do_delete_tag(actor: User, project: Project, run: str, key: str) -> None:
-    if key.startswith((RESERVED_TAG_PREFIX, "mlflow.")):
-        raise InvalidRequest(fields={"tag": _("This tag cannot be removed.")})
+    _check_removable(key)
     body = {"run_id": run, "key": key}
     _change(actor, project, "run.untag", {"run": run, "tag": key}, "runs/delete-tag", body)
+
+
+def _check_removable(key: str) -> None:
+    if not key or key.startswith((RESERVED_TAG_PREFIX, "mlflow.")):
+        raise InvalidRequest(fields={"tag": _("This tag cannot be removed.")})
+
+
+def do_set_tag_of_runs(actor: User, project: Project, runs: Sequence[str], key: str, value: str) -> int:
+    """Set a tag of all the runs, none if one does not exist; return how many did not have it with this value."""
+    _check_tag(key, value)
+    changed = [run for run in _find_runs(actor, project, runs) if run.tags.get(key) != value]
+    for run in changed:
+        do_set_tag(actor, project, run.id, key, value)
+    return len(changed)
+
+
+def do_delete_tag_of_runs(actor: User, project: Project, runs: Sequence[str], key: str) -> int:
+    """Remove a tag from those of the runs that have it; return how many."""
+    _check_removable(key)
+    changed = [run for run in _find_runs(actor, project, runs) if key in run.tags]
+    for run in changed:
+        do_delete_tag(actor, project, run.id, key)
+    return len(changed)
+
+
+def _find_runs(actor: User, project: Project, ids: Sequence[str]) -> list[Run]:
+    require_permission(actor, Permission.SUBMIT, project)
+    wanted = list(dict.fromkeys(ids))
+    if not 0 < len(wanted) <= MAX_TAGGED_RUNS:
+        message = _("Choose 1 to {max_tagged_runs} runs.").format(max_tagged_runs=MAX_TAGGED_RUNS)
+        raise InvalidRequest(fields={"run": message})
+    found = runs_by_id(project, wanted)
+    if len(found) < len(wanted):
+        raise NotFound(_("A chosen run does not exist any more. Reload the page."))
+    return [found[each] for each in wanted]
 
 
 def do_set_stage(actor: User, project: Project, model: str, version: str, stage: str) -> None:

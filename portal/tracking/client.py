@@ -68,7 +68,7 @@ def send(
 
 
 def call(
-    project: str, method: str, name: str, body: Mapping[str, Any] | None = None, **query: Any
+    project: str, method: str, name: str, body: Mapping[str, Any] | None = None, /, **query: Any
 ) -> dict[str, Any]:
     """Call an endpoint such as ``runs/get`` and return its JSON answer.
 

@@ -13,6 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+from wsgiref.types import WSGIApplication
 
 import environ
 import waitress
@@ -22,6 +23,7 @@ from sqlalchemy.engine import URL
 from portal.config import data_paths
 from portal.tracking.client import socket_path
 from portal.tracking.metric_writes import MetricWriter
+from portal.tracking.model_lists import ModelLists
 
 SCHEMA = "mlflow"
 THREADS = 4
@@ -87,7 +89,7 @@ def ensure_schema(url: URL) -> None:
     engine.dispose()
 
 
-def build_application(database: str, artifacts: Path) -> MetricWriter:
+def build_application(database: str, artifacts: Path) -> WSGIApplication:
     """Return MLflow's WSGI application; it creates or migrates MLflow's tables."""
     os.environ |= {
         "MLFLOW_ENABLE_WORKSPACES": "true",
@@ -129,7 +131,7 @@ def build_application(database: str, artifacts: Path) -> MetricWriter:
     registry._get_workspace_store_registry().register(_PROVIDER, ProjectWorkspaces)  # type: ignore[no-untyped-call]
     handlers.initialize_backend_stores(database, database, "mlflow-artifacts:/", f"{_PROVIDER}://")
     store: Any = handlers._get_tracking_store()
-    return MetricWriter(app, store.engine)
+    return ModelLists(MetricWriter(app, store.engine), store.engine)
 
 
 if __name__ == "__main__":

@@ -351,6 +351,9 @@ def plan(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
         "launcher_rates": launcher_rates(
             (each.launcher, each.measured_per_s or 0) for each in runs if each.job.total_gpus == gpus
         ),
+        "launch_query": urlencode(
+            {"plan": public_id, "choice": chosen.choice, "m": micro_batches, "schedule": schedule}
+        ),
         "may_launch": can(user, Permission.SUBMIT, row.profile.project),
         "memory_mib": row.memory_bytes / MIB if row.memory_bytes else None,
     }

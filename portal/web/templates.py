@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -26,9 +27,10 @@ from portal.domain.template_parameters import (
     placeholders,
     read_template_parameters,
 )
-from portal.errors import FairwayError
+from portal.errors import FairwayError, NotFound
 from portal.models import Environment, Project, Template, User
 from portal.selectors.jobs.jobs import get_job
+from portal.selectors.jobs.pipeline_plans import get_plan
 from portal.selectors.nodes import cluster_overview
 from portal.selectors.nodes.cluster_overview import GpuModelSummary
 from portal.selectors.templates import gallery_templates, get_template
@@ -40,6 +42,7 @@ from portal.visibility import private_fields
 from portal.web.display.formatting import parse_whole_number
 from portal.web.form_fields import select_input, text_area, text_input
 from portal.web.launch.form import PublicIdChoiceField, launchable_projects, parameter_field_name
+from portal.web.launch.initial_values import plan_fields
 from portal.web.launch.spec_fields import build_field
 from portal.web.sign_in import add_service_errors
 from portal.web.views import form_page, page
@@ -239,7 +242,7 @@ class TemplateForm(forms.Form):
 
 @form_page(AccessPolicy.SIGNED_IN)
 def new_template(request: HttpRequest, user: User) -> HttpResponse:
-    """Make a template, from a job if ``job`` names one."""
+    """Make a template, from a job if ``job`` names one, or from a division of a ``plan``."""
     initial: dict[str, Any] = {
         "kind": JobKind.TRAINING.value,
         "scope": TemplateScope.SELF.value,
@@ -253,6 +256,8 @@ def new_template(request: HttpRequest, user: User) -> HttpResponse:
     )
     if request.GET.get("job"):
         initial |= _initial_from_job(user, request.GET["job"])
+    elif request.GET.get("plan"):
+        initial |= _initial_from_plan(user, request.GET)
     return _edit(request, user, None, initial)
 
 
@@ -311,16 +316,32 @@ def _initial_from_job(user: User, public_id: str) -> dict[str, Any]:
         for name, value in body.items()
         if name not in skipped
     }
-    strange = placeholders(fields)
     return {
         "title": job.name,
         "kind": job.kind,
         "environment": job.environment.public_id,
-        "fields_yaml": _as_yaml(fields),
-        "parameters_yaml": ""
-        if not strange
-        else "# The command has braces: declare {name}, or write {{name}}.\n",
-    }
+    } | _initial_content(fields)
+
+
+def _initial_from_plan(user: User, query: Mapping[str, str]) -> dict[str, Any]:
+    """Return the job that runs a plan as initial values, without the nodes that are free for it now."""
+    plan = get_plan(user, query["plan"])
+    fields = plan_fields(plan, query)
+    if fields is None:
+        raise NotFound(_("The plan has no such division."))
+    name, profile = fields.pop("name"), plan.profile.name
+    text = _("A plan of the profile {profile} for {nodes} × {gpus} GPUs.")
+    return {
+        "title": f"{name}, {profile}",
+        "name": f"{name[:40]}-{plan.public_id.lower()}",
+        "description": text.format(profile=profile, nodes=plan.nodes, gpus=plan.gpus_per_node)
+        + (" " + _("It was computed for the pool {pool}.").format(pool=plan.pool.name) if plan.pool else ""),
+    } | _initial_content(fields)
+
+
+def _initial_content(fields: Mapping[str, Any]) -> dict[str, str]:
+    hint = "# The command has braces: declare {name}, or write {{name}}.\n" if placeholders(fields) else ""
+    return {"fields_yaml": _as_yaml(fields), "parameters_yaml": hint}
 
 
 def _as_yaml(value: Any) -> str:

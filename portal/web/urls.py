@@ -103,6 +103,7 @@ urlpatterns = [
     path("api/mlflow/<slug:project_id>/", experiments.mlflow_link, name="mlflow-project-link"),
     path("experiments/runs.csv", experiments.runs_csv, name="runs-csv"),
     path("experiments/series/", experiments.series, name="run-series"),
+    path("experiments/<slug:project_id>/tags/", experiments.tag_runs, name="tag-runs"),
     path("experiments/<slug:project_id>/<slug:run_id>/", experiments.run, name="run"),
     path("experiments/<slug:project_id>/<slug:run_id>/edit/", experiments.edit_run, name="edit-run"),
     path("experiments/<slug:project_id>/<slug:run_id>/file/", experiments.artifact, name="run-file"),

@@ -84,6 +84,13 @@ export function startBulk() { // the bar with the common act appears with the fi
   });
 }
 
+export function startChosenRows() { // a form that sends the rows chosen in another one
+  document.addEventListener("formdata", ({ target, formData }) => {
+    const name = target.dataset.chosen;
+    if (name) for (const box of document.querySelectorAll(`[name="${name}"]:checked`)) formData.append(name, box.value);
+  });
+}
+
 export function keepFocus() { // a fragment that is fetched anew must not throw the keyboard back to the top
   let mark = null;
   document.addEventListener("htmx:beforeSwap", (event) => {

@@ -270,6 +270,16 @@ PAGES = [
         writes=False,
     ),
     Page(
+        "tag-runs",
+        "post",
+        "/experiments/{project}/tags/",
+        WORKERS,
+        {"tag": "a", "run": RUN},
+        302,
+        302,
+        writes=False,
+    ),
+    Page(
         "register-model",
         "post",
         f"/experiments/{{project}}/{RUN}/register/",

@@ -211,6 +211,40 @@ def test_curves_are_drawn_over_hours(open_as, runs: list[str]) -> None:
     page.get_by_text("after", exact=False).first.wait_for()
 
 
+def test_a_range_on_an_axis_fades_the_other_runs(open_as, runs: list[str]) -> None:
+    page = open_as("m-okafor")
+    page.goto(f"/experiments/?run={runs[0]}")
+    drawing = page.locator(".fw-par__p")
+    page.get_by_label("Axis", exact=True).select_option("top1")
+    page.get_by_label("From", exact=True).select_option(index=1)
+    page.get_by_label("To", exact=True).select_option(index=2)
+    page.get_by_text("top1 83.86 to 84.86: 2 runs").wait_for()
+    assert drawing.locator("[data-out]").count() == 2
+    page.get_by_role("button", name="Clear the ranges").click()
+    assert drawing.locator("[data-out]").count() == 0
+    drawing.scroll_into_view_if_needed()
+    box = drawing.bounding_box()
+    right, top = box["x"] + box["width"] - 2, box["y"]
+    page.mouse.move(right, top + box["height"] / 2)
+    page.mouse.down()
+    page.mouse.move(right, top + 1)
+    page.mouse.up()
+    page.locator("[data-range-chip]").get_by_text(": 2 runs").wait_for()
+    page.mouse.click(right, top + 20)
+    page.locator("[data-range-chip]").wait_for(state="hidden")
+
+
+def test_selected_runs_are_tagged(open_as, runs: list[str]) -> None:
+    page = open_as("m-okafor")
+    page.goto("/experiments/")
+    for name in ("vit-h-lr3", "vit-h-mask60"):
+        page.get_by_label(f"Compare {name}").check()
+    page.get_by_text("Tag selected runs").click()
+    page.get_by_placeholder("Tag", exact=True).fill("h14")
+    page.get_by_role("button", name="Add tag").click()
+    page.get_by_text("The tag h14 is added to 2 runs.").wait_for()
+
+
 def test_the_page_of_a_sweep_follows_its_trials(open_as, sweep: Sweep) -> None:
     page = open_as("m-okafor")
     page.goto(f"/sweeps/{sweep.public_id}/?state=FAILED")

@@ -9,6 +9,7 @@ import pytest
 import requests
 from mlflow.entities import Metric
 
+from portal.domain.tracking import MODEL_LIST_ENDPOINT
 from portal.services.jobs.tracking import tracking_url
 from portal.tracking.endpoints import find_endpoint
 from portal.tracking.metric_writes import read_points
@@ -132,6 +133,7 @@ def test_other_endpoints_of_the_server_are_refused(tracking: TrackingWorld) -> N
     session.headers["Authorization"] = f"Bearer {tracking.token(tracking.member)}"
     at = f"{tracking_url(tracking.project.public_id)}/api"
     for method, path in (
+        ("POST", f"2.0/mlflow/{MODEL_LIST_ENDPOINT}"),
         ("GET", "3.0/mlflow/workspaces"),
         ("POST", "3.0/mlflow/workspaces"),
         ("POST", "2.0/mlflow/webhooks"),

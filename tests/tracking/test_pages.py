@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,7 +15,7 @@ from mlflow.entities import Metric
 
 from portal.domain.tracking import JOB_TAG, NOTE_TAG
 from portal.errors import NotFound
-from portal.models import AuditEntry, Service, ServiceVersion, User
+from portal.models import AuditEntry, Project, Service, ServiceVersion, Sweep, User
 from portal.services import experiments
 from portal.services.jobs.tracking import tracking_url
 from portal.tracking import client as tracking_client
@@ -59,7 +60,11 @@ def test_the_list_filters_compares_and_pages(tracking: TrackingWorld, runs: list
     assert "This filter is not valid" in page.get(f"{at}&q=loss < < 3").content.decode()
     assert "No runs match" in page.get(f"{at}&q=vit's 1").content.decode()
     compared = page.get(f"{at}&run={runs[0]}&run={runs[2]}").content.decode()
-    assert "Compare 2\xa0runs" in compared and compared.count("<polyline") == 3
+    assert (
+        "Compare 2\xa0runs" in compared
+        and compared.count("<polyline") == 3
+        and 'data-places="2,2"' in compared
+    )
     assert (
         '<span class="fw-diff">0.1</span>' in compared and '<span class="fw-diff">64</span>' not in compared
     )
@@ -83,6 +88,31 @@ def test_the_list_shows_own_and_running_runs_and_is_downloaded(
         "0.3",
         "0.005",
     )
+
+
+def search(tracking: TrackingWorld, project: Project, metric: str, direction: str) -> None:
+    Sweep.objects.create(
+        name="s", owner=tracking.member, project=project, environment=factories.environment(tool=False),
+        job={}, metric=metric, direction=direction, max_trials=1, seed=1,
+    )  # fmt: skip
+
+
+def test_the_best_value_is_marked_if_sweeps_agree_on_its_direction(
+    tracking: TrackingWorld, runs: list[str]
+) -> None:
+    def marked() -> list[tuple[str, ...]]:
+        at = f"/experiments/?project={tracking.project.public_id}"
+        text = browser(tracking.viewer).get(at).content.decode()
+        return re.findall(r'<span class="(fw-best.*?)">(.*?)<span class="fw-sr">, (.*?)</span>', text)
+
+    search(tracking, tracking.project, "accuracy", "maximize")
+    search(tracking, tracking.other, "loss", "maximize")
+    assert marked() == []
+    search(tracking, tracking.project, "loss", "minimize")
+    found = ("fw-best fw-best--min", "0.001667", "best of the runs shown, lower is better")
+    assert marked() == [found]
+    search(tracking, tracking.project, "loss", "maximize")
+    assert marked() == []
 
 
 def test_a_comparison_says_what_makes_runs_unlike(tracking: TrackingWorld, runs: list[str]) -> None:
@@ -148,6 +178,37 @@ def test_a_run_shows_its_files_and_members_edit_note_and_tags(
     assert stranger.get(own).status_code == 404, "another project's run under one's own project"
 
 
+def test_chosen_runs_are_tagged_together(tracking: TrackingWorld, runs: list[str]) -> None:
+    at = f"/experiments/{tracking.project.public_id}/tags/"
+    back = f"project={tracking.project.public_id}&q=vit"
+    member, viewer = browser(tracking.member), browser(tracking.viewer)
+
+    def tagged() -> list[bool]:
+        return [tracking.client().get_run(run).data.tags.get("h14") == "yes" for run in runs]
+
+    def post(page: Client, **body: Any) -> str:
+        answer = page.post(at, {"query": back, "tag": "h14", "value": "yes", **body}, follow=True)
+        assert answer.redirect_chain == [(f"/experiments/?{back}", 302)]
+        return str(answer.content.decode())
+
+    assert "The tag h14 is added to 2 runs." in post(member, run=runs[:2])
+    assert tagged() == [True, True, False]
+    assert AuditEntry.objects.filter(action="run.tag").count() == 2
+    assert "The tag h14 is added to 1 run." in post(member, run=runs)
+    assert "The tag h14 is removed from 2 runs." in post(member, run=runs[1:], remove="1")
+    assert tagged() == [True, False, False]
+    assert "lack the permission" in post(viewer, run=runs)
+    assert "Choose 1 to 50 runs." in post(member)
+    assert "does not exist any more" in post(member, run=[runs[1], "0" * 32])
+    assert "does not start with mlflow. or fairway." in post(member, run=runs, tag=JOB_TAG)
+    assert "This tag cannot be removed." in post(member, run=runs, tag=JOB_TAG, remove="1")
+    assert tagged() == [True, False, False]
+    listed = f"/experiments/?{back}"
+    assert "Tag selected runs" in member.get(listed).content.decode()
+    assert "Tag selected runs" not in viewer.get(listed).content.decode()
+    assert browser(tracking.stranger).post(at, {"tag": "h14", "run": runs}).status_code == 404
+
+
 def test_models_show_versions_stages_and_lineage(tracking: TrackingWorld, runs: list[str]) -> None:
     client = tracking.client()
     client.create_registered_model("depth's", description="From one picture.")
@@ -168,6 +229,54 @@ def test_models_show_versions_stages_and_lineage(tracking: TrackingWorld, runs: 
     assert "One of None, Staging" in refused.content.decode()
     assert "vit-1" in member.get(f"{at}&model=depth%27s&version=1").content.decode()
     assert member.get(f"{at}&model=other").status_code == 404
+
+
+def test_models_of_all_projects_are_those_that_the_user_may_see(
+    tracking: TrackingWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = factories.project(member=tracking.member)
+    for number, (user, project, name) in enumerate(
+        [
+            (tracking.member, tracking.project, "depth"),
+            (tracking.member, own, "depth"),
+            (tracking.member, own, "grasp"),
+            (tracking.stranger, tracking.other, "secret"),
+        ]
+    ):
+        client = tracking.client(user, project)
+        client.create_registered_model(name, description=f"number {number}")
+        client.create_model_version(name, "s3://bucket/model")
+        client.set_registered_model_alias(name, "champion", "1")
+    tracking.client(tracking.member, own).set_registered_model_tag("grasp", "team", "robots")
+    tracking.client(tracking.member, own).create_model_version("depth", "s3://bucket/model")
+    member = browser(tracking.member)
+    answer = member.get("/models/")
+    assert answer.context["is_all"] and "secret" not in answer.content.decode()
+    listed = [(row.project, row.model.name, row.model.newest) for row in answer.context["models"]]
+    assert listed == [(own, "depth", "2"), (own, "grasp", "1"), (tracking.project, "depth", "1")]
+    assert answer.context["models"][1].model.aliases == {"champion": "1"}
+    assert [row.is_chosen for row in answer.context["models"]] == [True, False, False]
+    assert f'<td data-l="Project">{tracking.project.name}</td>' in answer.content.decode()
+    chosen = {"project": "all", "model": "depth", "model_project": tracking.project.public_id}
+    answer = member.get("/models/", chosen)
+    assert answer.context["model"].description == "number 0" and answer.context["project"] == tracking.project
+    hidden = {"project": "all", "model": "secret", "model_project": tracking.other.public_id}
+    assert member.get("/models/", hidden).status_code == 404
+    assert member.get("/models/", {"project": tracking.other.public_id}).status_code == 404
+    assert member.get("/models/", {"project": "all", "model": "none"}).status_code == 404
+    change = {"model": "depth", "version": "1", "stage": "Staging", "list": "all"}
+    answer = member.post(f"/models/{tracking.project.public_id}/version/", change, follow=True)
+    assert answer.context["is_all"] and answer.context["project"] == tracking.project
+    only = browser(tracking.stranger).get("/models/")
+    assert not only.context["is_all"] and "All projects" not in only.content.decode()
+    monkeypatch.setattr("portal.web.experiments.models.PAGE_SIZE", 2)
+    first = member.get("/models/")
+    assert (first.context["newer"], first.context["older"]) == ("", "?page=2")
+    second = member.get("/models/", {"page": "2", "model": "depth", "model_project": own.public_id})
+    assert [row.model.name for row in second.context["models"]] == ["grasp"], "the changed model is the first"
+    assert second.context["project"] == own, "the chosen model is on another page"
+    assert second.context["older"] == "" and "page=1" in second.context["newer"]
+    assert len(member.get("/models/?page=99").context["models"]) == 2
 
 
 def test_versions_show_metrics_runs_and_what_changed(tracking: TrackingWorld, runs: list[str]) -> None:

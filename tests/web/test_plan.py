@@ -21,6 +21,7 @@ from portal.models import (
     NodeLink,
     NodePool,
     PipelinePlan,
+    Template,
     Topology,
 )
 from portal.selectors.nodes.free_nodes import plan_nodes
@@ -330,6 +331,42 @@ def test_a_plan_prefers_the_nodes_that_its_page_draws(dataset, profile, client_o
     assert "must become free" in words(client.get(reverse("plan", args=[plan.public_id])))
     form = client.get(reverse("launch"), given | {"plan": plan.public_id}).context["form"]
     assert not form.initial.get("preferred_nodes")
+
+
+def test_a_plan_is_saved_as_a_template_that_launches_it(dataset, profile, client_of):
+    pool, client = factories.pool(), client_of("member")
+    factories.node(pool, gpus=2)
+    plan = pipeline_plan(profile, pool)
+    given = {"choice": "straight", "m": "4", "schedule": "gpipe"}
+    page = client.get(reverse("plan", args=[plan.public_id]), given)
+    address = f"{reverse('new-template')}?{page.context['launch_query']}"
+    assert address.replace("&", "&amp;") in page.content.decode()
+    initial = client.get(address).context["form"].initial
+    typed = {name: value for name, value in initial.items() if name != "enabled"} | {"enabled": "on"}
+    typed |= {"category": "other"}
+    project = {"scope": "project", "project": profile.project.public_id}
+    for changes, message in [
+        ({"name": "Not valid"}, "lower-case letters"),
+        ({"scope": "everyone"}, "Select a valid choice"),
+        ({"scope": "project"}, "Name the project with which it is shared"),
+        (project | {"project": dataset.projects["robotics"].public_id}, "Select a valid choice"),
+    ]:
+        refused = client.post(reverse("new-template"), typed | changes)
+        assert refused.status_code == 400 and message in refused.content.decode(), message
+    saved = client.post(reverse("new-template"), typed | project, follow=True)
+    template = Template.objects.get(name=initial["name"])
+    assert (template.scope, template.project) == ("project", profile.project)
+    assert f"{template.title} is saved as version 1." in words(saved)
+    assert saved.redirect_chain[0][0].endswith(f"?template={template.public_id}")
+    from_plan = client.get(f"{reverse('launch')}?{page.context['launch_query']}").context["form"].initial
+    from_template = client.get(reverse("launch"), {"template": template.public_id}).context["form"].initial
+    for name in ("command", "tasks", "gpus_per_task", "launcher"):
+        assert from_template[name] == from_plan[name], name
+    assert set(from_template["env"].splitlines()) == set(from_plan["env"].splitlines())
+    assert from_plan["preferred_nodes"] and "preferred_nodes" not in template.fields
+    assert '"schedule":"gpipe"' in template.fields["env"]["PIPELINE_PLAN"]
+    assert client.get(address.replace("straight", "none")).status_code == 404
+    assert client_of("stranger").get(address).status_code == 404
 
 
 def test_a_measured_profile_names_model_and_input_of_the_run(profile, client_of):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 
+from portal.domain.sweeps import Direction
 from portal.selectors.experiments import Run
-from portal.web.experiments.comparison import cautions, compare_runs
+from portal.web.experiments.comparison import best_values, cautions, compare_runs
+from portal.web.experiments.parallel import build_parallel_coordinates
 
 
 def run(status: str = "FINISHED", **params: str) -> Run:
@@ -34,3 +37,28 @@ def test_runs_that_run_or_failed_are_noted() -> None:
         "C did not complete",
     ]
     assert cautions([run(), run()], []) == []
+
+
+def test_the_best_value_is_by_the_direction_of_the_metric() -> None:
+    shown: list[dict[str, float]] = [
+        {"loss": 1, "top1": 80, "equal": 3},
+        {"loss": 2, "top1": 85, "equal": 3},
+        {},
+    ]
+    runs = [dataclasses.replace(run(), metrics=metrics) for metrics in shown]
+    low, high = Direction.MINIMIZE, Direction.MAXIMIZE
+    assert best_values(runs, {"loss": low, "top1": high, "equal": low}) == {
+        "loss": (1, low),
+        "top1": (85, high),
+    }
+    assert best_values(runs, {}) == {}
+
+
+def test_marks_of_axes_ascend_and_lines_name_theirs() -> None:
+    shown = [("0.1", "sgd"), ("0.01", "adam"), ("0.1", "lion")]
+    runs = [run(lr=lr, optimizer=optimizer) for lr, optimizer in shown] + [run(lr="1")]
+    drawing = build_parallel_coordinates(runs, {}, [])
+    assert drawing is not None and drawing.omitted == 1
+    labels = {axis.name: [label for _, label in axis.marks] for axis in drawing.axes}
+    assert labels == {"lr": ["0.01", "0.1"], "optimizer": ["adam", "lion", "sgd"]}
+    assert [line.places for line in drawing.lines] == ["1,2", "0,0", "1,1"]

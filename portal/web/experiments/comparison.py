@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from portal.domain.sweeps import Direction
 from portal.selectors.experiments import Run, RunJob
 from portal.web.display.formatting import gpu_amount, short_digest, short_gpu_model
 
@@ -74,6 +76,22 @@ def _facts(runs: Sequence[Run], jobs: Mapping[str, RunJob]) -> list[tuple[str, l
 
 def _image(found: RunJob) -> str:
     return short_digest(found.job.image_digest) if found.job.image_digest else found.job.environment.title
+
+
+class BestValue(NamedTuple):
+    value: float
+    direction: Direction
+
+
+def best_values(runs: Sequence[Run], directions: Mapping[str, Direction]) -> dict[str, BestValue]:
+    """Return the best value of each metric with a direction; none where all runs have the same value."""
+    best = {}
+    for name, direction in directions.items():
+        values = {run.metrics[name] for run in runs if name in run.metrics}
+        if len(values) > 1:
+            choose = min if direction == Direction.MINIMIZE else max
+            best[name] = BestValue(choose(values), direction)
+    return best
 
 
 def gpus_text(found: RunJob) -> str:

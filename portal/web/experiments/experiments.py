@@ -5,31 +5,40 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse, JsonResponse, QueryDict
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_noop
+from django.utils.translation import gettext_noop, ngettext
 
 from portal.access import AccessPolicy, Permission, can, visible_jobs, visible_projects
 from portal.artifact_download import artifact_response
+from portal.domain.sweeps import Direction
 from portal.domain.tracking import USER_TAG
 from portal.errors import InvalidRequest, NotFound
 from portal.models import Job, Project, User
 from portal.selectors import experiments as selectors
 from portal.selectors.experiments import Run
 from portal.selectors.jobs.jobs import get_job
-from portal.services.experiments import do_delete_tag, do_set_note, do_set_tag
+from portal.selectors.sweeps import metric_directions
+from portal.services.experiments import (
+    do_delete_tag,
+    do_delete_tag_of_runs,
+    do_set_note,
+    do_set_tag,
+    do_set_tag_of_runs,
+)
 from portal.services.jobs.reruns import record_of
 from portal.tracking.client import TrackingUnavailable, send
 from portal.tracking.endpoints import ARTIFACT_TIMEOUT_S
 from portal.web.display.csv_download import csv_response
 from portal.web.display.formatting import duration
-from portal.web.experiments.comparison import cautions, compare_runs, gpus_text
+from portal.web.experiments.comparison import BestValue, best_values, cautions, compare_runs, gpus_text
 from portal.web.experiments.parallel import build_parallel_coordinates
 from portal.web.views import action, page, posted_values, refusals_as_messages
 
@@ -51,6 +60,14 @@ RUN_STATES = {
 _OPERATOR = re.compile(r"[=<>]|\b(I?LIKE|IN)\b", re.IGNORECASE)
 
 
+class MetricCell(NamedTuple):
+    """A metric of a run. ``best`` is its direction if no run shown has a better value."""
+
+    name: str
+    value: float | None
+    best: Direction | None
+
+
 @dataclass(frozen=True)
 class RunRow:
     """A run as a row, with the values of the columns; ``number`` is its place among the compared runs, or 0."""
@@ -59,7 +76,7 @@ class RunRow:
     state: tuple[str, str]
     took: str
     params: list[str | None]
-    metrics: list[tuple[str, float | None]]
+    metrics: list[MetricCell]
     number: int = 0
     gpus: str = ""
 
@@ -123,14 +140,16 @@ def _list_context(request: HttpRequest, user: User, project: Project, search: st
     older["after"] = found.next_token
     jobs = selectors.jobs_of_runs(user, [*found.runs, *runs])
     differences = compare_runs(runs, jobs)
+    best = best_values(found.runs, metric_directions(project, metrics))
     return context | {
+        "may_edit": can(user, Permission.SUBMIT, project),
         "mine": mine,
         "running": running,
         "running_count": sum(run.is_running for run in found.runs),
         "gpu_hours": sum(jobs[job].gpu_hours for job in {run.job for run in found.runs} & jobs.keys()),
         "params": params,
         "metrics": metrics,
-        "rows": [run_row(run, params, metrics, numbers.get(run.id, 0), jobs) for run in found.runs],
+        "rows": [run_row(run, params, metrics, numbers.get(run.id, 0), jobs, best) for run in found.runs],
         "older": f"?{older.urlencode()}" if found.next_token else "",
         "compared": [run_row(run, params, metrics, number) for number, run in enumerate(runs, start=1)],
         "compared_jobs": list(dict.fromkeys(run.job for run in runs if run.job)),
@@ -176,6 +195,7 @@ def run_row(
     metrics: list[str],
     number: int = 0,
     jobs: Mapping[str, selectors.RunJob] | None = None,
+    best: Mapping[str, BestValue] | None = None,
 ) -> RunRow:
     job = (jobs or {}).get(run.job)
     ended = run.ended_at
@@ -185,10 +205,14 @@ def run_row(
         RUN_STATES.get(run.status, ("waiting", run.status)),
         took,
         [short_parameter(run.params.get(name)) for name in params],
-        [(name, run.metrics.get(name)) for name in metrics],
+        [_metric_cell(name, run.metrics.get(name), (best or {}).get(name)) for name in metrics],
         number,
         gpus_text(job) if job else "",
     )
+
+
+def _metric_cell(name: str, value: float | None, best: BestValue | None) -> MetricCell:
+    return MetricCell(name, value, best.direction if best and best.value == value else None)
 
 
 def short_parameter(value: str | None) -> str | None:
@@ -317,6 +341,29 @@ def edit_run(request: HttpRequest, user: User, project_id: str, run_id: str) -> 
             given = posted_values(request, "tag", "value")
             do_set_tag(user, project, run_id, given["tag"], given["value"])
     return redirect("run", project_id, run_id)
+
+
+@action(AccessPolicy.SIGNED_IN)
+def tag_runs(request: HttpRequest, user: User, project_id: str) -> HttpResponse:
+    """Set or remove a tag of the runs chosen in the list, and return to the list."""
+    project = selectors.get_visible_project(user, project_id)
+    runs, given = request.POST.getlist("run"), posted_values(request, "tag", "value")
+    with refusals_as_messages(request):
+        if "remove" in request.POST:
+            count = do_delete_tag_of_runs(user, project, runs, given["tag"])
+            text = ngettext(
+                "The tag {tag} is removed from {count} run.",
+                "The tag {tag} is removed from {count} runs.",
+                count,
+            )
+        else:
+            count = do_set_tag_of_runs(user, project, runs, given["tag"], given["value"])
+            text = ngettext(
+                "The tag {tag} is added to {count} run.", "The tag {tag} is added to {count} runs.", count
+            )
+        messages.success(request, text.format(tag=given["tag"], count=count))
+    query = QueryDict(request.POST.get("query", "")[:4000]).urlencode()
+    return redirect(f"{reverse('experiments')}?{query}")
 
 
 @page(AccessPolicy.SIGNED_IN)

@@ -1,4 +1,4 @@
-"""The model registry: models of a project, versions with stages and aliases, and where each comes from."""
+"""The model registry: models of one or all projects, versions with stages and aliases, and where each comes from."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib import messages
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils.translation import gettext as _
@@ -17,15 +17,19 @@ from portal.domain.tracking import MODEL_STAGES
 from portal.errors import NotFound
 from portal.models import Project, Service, User
 from portal.selectors import experiments as selectors
-from portal.selectors.experiments import ModelVersion, Run
+from portal.selectors.experiments import ModelVersion, ProjectModel, RegisteredModel, Run
 from portal.selectors.services import ModelService, service_status, services_of_models
 from portal.services.experiments import do_register_model, do_set_alias, do_set_stage
 from portal.services.workspaces.access import service_origin
 from portal.tracking.client import TrackingUnavailable
+from portal.web.display.formatting import parse_whole_number
 from portal.web.experiments.comparison import compare_runs
-from portal.web.experiments.experiments import MAX_COMPARED, MAX_PROJECTS, common_names, default_project
+from portal.web.experiments.experiments import MAX_COMPARED, MAX_PROJECTS, common_names
 from portal.web.views import action, page, posted_values, refusals_as_messages
 
+PAGE_SIZE = 50
+ALL_PROJECTS = "all"
+"""Value of ``project`` for the models of all visible projects."""
 MAX_METRICS = 2
 """Metrics shown as columns of the versions."""
 STAGE_ICONS = {"Production": "running", "Staging": "starting", "Archived": "done", "None": "stopped"}
@@ -33,20 +37,22 @@ STAGE_ICONS = {"Production": "running", "Staging": "starting", "Archived": "done
 
 @page(AccessPolicy.SIGNED_IN)
 def models(request: HttpRequest, user: User) -> HttpResponse:
-    projects = list(visible_projects(user).order_by("name")[:MAX_PROJECTS])
+    """The models of a project, or of all that the user may see; ``model_project`` is that of the chosen model."""
+    projects = list(visible_projects(user).order_by("name"))
     named = request.GET.get("project", "")
-    project = selectors.get_visible_project(user, named) if named else default_project(user, projects)
-    context: dict[str, Any] = {"projects": projects, "project": project, "stages": MODEL_STAGES}
-    if project is not None:
-        context["may_edit"] = can(user, Permission.SUBMIT, project)
+    is_all = named == ALL_PROJECTS or (not named and len(projects) > 1)
+    scope = [selectors.get_visible_project(user, named)] if named and not is_all else projects
+    list_project = ALL_PROJECTS if is_all else "".join(each.public_id for each in scope)
+    context: dict[str, Any] = {
+        "projects": projects[:MAX_PROJECTS],
+        "project": None if is_all or not scope else scope[0],
+        "is_all": is_all,
+        "list_project": list_project,
+        "stages": MODEL_STAGES,
+    }
+    if scope:
         try:
-            context |= _registry_context(
-                user,
-                project,
-                request.GET.get("model", ""),
-                request.GET.get("version", ""),
-                request.GET.get("stage", ""),
-            )
+            context |= _registry_context(user, scope, request.GET)
         except TrackingUnavailable as away:
             context["problem"] = away.message
     return render(request, "experiments/models.html", context)
@@ -73,17 +79,65 @@ class ServiceCard:
     versions: list[ModelService]
 
 
-def _registry_context(user: User, project: Project, model: str, version: str, stage: str) -> dict[str, Any]:
-    listed = selectors.list_models(project)
-    chosen = next(
-        (each for each in listed if each.name == model), listed[0] if listed and not model else None
-    )
+@dataclass(frozen=True)
+class ModelRow:
+    """A model of the list with the services that serve it."""
+
+    project: Project
+    model: RegisteredModel
+    cards: list[ServiceCard]
+    is_chosen: bool
+
+
+def _registry_context(user: User, scope: list[Project], query: QueryDict) -> dict[str, Any]:
+    """Return the list, and the chosen model with its versions; the first of the list if none is named."""
+    number = parse_whole_number(query.get("page", "")) or 1
+    listed = selectors.list_models(scope, PAGE_SIZE, (number - 1) * PAGE_SIZE)
+    if number > 1 and not listed.models:
+        number, listed = 1, selectors.list_models(scope, PAGE_SIZE)
+    chosen = _chosen_model(user, scope, listed.models, query)
     if chosen is None:
-        if model:
-            raise NotFound(_("There is no such model."))
         return {"models": []}
-    services = services_of_models(user, project)
-    mine = services.get(chosen.name, [])
+    services = services_of_models(user, {row.project for row in [chosen, *listed.models]})
+    rows = [
+        ModelRow(*row, _cards(services.get(row.key, [])), is_chosen=row.key == chosen.key)
+        for row in listed.models
+    ]
+    return _model_context(user, *chosen, services.get(chosen.key, []), query) | {
+        "models": rows,
+        "newer": _page_query(query, number - 1) if number > 1 else "",
+        "older": _page_query(query, number + 1) if listed.has_more else "",
+    }
+
+
+def _page_query(query: QueryDict, number: int) -> str:
+    changed = query.copy()
+    changed["page"] = str(number)
+    return f"?{changed.urlencode()}"
+
+
+def _chosen_model(
+    user: User, scope: list[Project], listed: list[ProjectModel], query: QueryDict
+) -> ProjectModel | None:
+    """Return the named model, which may be on another page of the list. Raise NotFound."""
+    name = query.get("model", "")
+    if not name:
+        return listed[0] if listed else None
+    owner = scope[0].public_id if len(scope) == 1 else query.get("model_project", "")
+    for row in listed:
+        if row.model.name == name and owner in ("", row.project.public_id):
+            return row
+    project = selectors.get_visible_project(user, owner)
+    try:
+        return ProjectModel(project, selectors.get_model(project, name))
+    except NotFound as missing:
+        raise NotFound(_("There is no such model.")) from missing
+
+
+def _model_context(
+    user: User, project: Project, chosen: RegisteredModel, mine: list[ModelService], query: QueryDict
+) -> dict[str, Any]:
+    version, stage = query.get("version", ""), query.get("stage", "")
     versions = selectors.list_versions(project, chosen)
     runs = selectors.runs_by_id(project, [each.run for each in versions if each.run])
     shown = next((each for each in versions if each.version == version), versions[0] if versions else None)
@@ -91,7 +145,8 @@ def _registry_context(user: User, project: Project, model: str, version: str, st
     rows = [_version_row(each, runs.get(each.run), metrics, mine) for each in versions]
     compared = [each.run for each in versions if each.run in runs][:MAX_COMPARED]
     return {
-        "models": [(each, _cards(services.get(each.name, []))) for each in listed],
+        "project": project,
+        "may_edit": can(user, Permission.SUBMIT, project),
         "model": chosen,
         "stages_used": [each for each in MODEL_STAGES if any(row.version.stage == each for row in rows)],
         "stage": stage,
@@ -188,11 +243,13 @@ def register_model(request: HttpRequest, user: User, project_id: str, run_id: st
 def change_version(request: HttpRequest, user: User, project_id: str) -> HttpResponse:
     """Set the stage of a version, or move an alias to it."""
     project = selectors.get_visible_project(user, project_id)
-    given = posted_values(request, "model", "version", "stage", "alias")
+    given = posted_values(request, "model", "version", "stage", "alias", "list")
     with refusals_as_messages(request):
         if given["alias"]:
             do_set_alias(user, project, given["model"], given["version"], given["alias"])
         else:
             do_set_stage(user, project, given["model"], given["version"], given["stage"])
     shown = {"project": project.public_id, "model": given["model"], "version": given["version"]}
+    if given["list"] == ALL_PROJECTS:
+        shown |= {"project": ALL_PROJECTS, "model_project": project.public_id}
     return redirect(f"{reverse('models')}?{urlencode(shown)}")

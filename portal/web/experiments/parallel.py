@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,13 @@ class Axis:
     """In the drawing's units."""
     top: str
     bottom: str
+    marks: list[tuple[float, str]]
+    """Height and label of each value that a line passes: numbers ascending, words in alphabetical order."""
+
+    @property
+    def data(self) -> str:
+        heights, labels = zip(*self.marks, strict=True)
+        return json.dumps({"name": self.name, "heights": heights, "labels": labels})
 
     @property
     def percent(self) -> float:
@@ -33,6 +41,8 @@ class RunLine:
 
     name: str
     points: str
+    places: str
+    """Index of its mark on each axis."""
     letter: str
     number: int
 
@@ -60,22 +70,31 @@ def build_parallel_coordinates(
     if len(scales) < 2:
         return None
     step = SIZE / (len(scales) - 1)
-    axes = [Axis(name, round(i * step, 1), found.top, found.bottom) for i, (name, found) in enumerate(scales)]
+    drawn = [i for i in range(len(runs)) if all(found.marks[i] is not None for _, found in scales)]
+    if not drawn:
+        return None
+    axes = []
+    for i, (name, found) in enumerate(scales):
+        marks = sorted({mark for mark in (found.marks[j] for j in drawn) if mark}, reverse=found.is_number)
+        axes.append(Axis(name, round(i * step, 1), found.top, found.bottom, marks))
     lines = []
-    for index, run in enumerate(runs):
-        heights = [found.heights[index] for _, found in scales]
-        if None not in heights:
-            points = " ".join(f"{i * step:.0f},{h:.0f}" for i, h in enumerate(heights))
-            number = chosen.get(run.id, 0)
-            lines.append(RunLine(run.name, points, "ABCD"[number - 1] if number else "", number))
+    for index in drawn:
+        passed = [mark for _, found in scales if (mark := found.marks[index])]
+        points = " ".join(f"{i * step:.0f},{height:.0f}" for i, (height, _) in enumerate(passed))
+        places = ",".join(str(axis.marks.index(mark)) for axis, mark in zip(axes, passed, strict=True))
+        number = chosen.get(runs[index].id, 0)
+        letter = "ABCD"[number - 1] if number else ""
+        lines.append(RunLine(runs[index].name, points, places, letter, number))
     return ParallelCoordinates(axes, sorted(lines, key=lambda line: line.number), len(runs) - len(lines))
 
 
 @dataclass(frozen=True)
 class _Scale:
-    heights: list[float | None]
+    marks: list[tuple[float, str] | None]
+    """Height and label of each run's value."""
     top: str
     bottom: str
+    is_number: bool
 
 
 def _names(runs: Iterable[Run]) -> list[str]:
@@ -83,20 +102,24 @@ def _names(runs: Iterable[Run]) -> list[str]:
 
 
 def _positions(values: Sequence[str | float | None]) -> _Scale | None:
-    """Return each value's height, 0 at the top; None where all are equal or there are too many words."""
+    """Return each value's place, 0 at the top; None where all are equal or there are too many words."""
     numbers = [_number(value) for value in values]
     present = [each for each in numbers if each is not None]
     if present and len(present) == sum(value is not None for value in values):
         low, high = min(present), max(present)
         if low == high:
             return None
-        heights = [None if each is None else SIZE * (high - each) / (high - low) for each in numbers]
-        return _Scale(heights, metric_value(high), metric_value(low))
+        marks = [
+            None if each is None else (SIZE * (high - each) / (high - low), metric_value(each))
+            for each in numbers
+        ]
+        return _Scale(marks, metric_value(high), metric_value(low), True)
     words = sorted({str(value) for value in values if value is not None})
     if not 2 <= len(words) <= MAX_CATEGORIES:
         return None
     place = {word: SIZE * index / (len(words) - 1) for index, word in enumerate(words)}
-    return _Scale([None if value is None else place[str(value)] for value in values], words[0], words[-1])
+    placed = [None if value is None else (place[str(value)], str(value)) for value in values]
+    return _Scale(placed, words[0], words[-1], False)
 
 
 def _number(value: str | float | None) -> float | None:

@@ -265,22 +265,40 @@ def _project_for(user: User, version: DataSetVersion) -> Project | None:
 
 
 def initial_from_plan(user: User, query: Mapping[str, str]) -> dict[str, Any]:
-    """Return a job that runs one of a plan's divisions as form values; empty if none can be run."""
+    """Return a job that runs one of a plan's divisions as form values; empty if none can be run.
+
+    It prefers the nodes that are free for it now.
+    """
     row = list_plans(user).filter(public_id=query["plan"]).first()
-    found = choice_of(row.answer, query.get("choice", "best")) if row else None
-    if row is None or found is None:
+    fields = plan_fields(row, query) if row else None
+    if row is None or fields is None:
         return {}
-    number = min(parse_whole_number(query.get("m", "")) or DEFAULT_MICRO_BATCHES, MAX_MICRO_BATCHES)
-    asked = query.get("schedule", "")
-    schedule = asked if asked in SCHEDULES else DEFAULT_SCHEDULE
     free = plan_nodes(user, row)
     nodes = free if len(free) == row.nodes else []
     pool = NodePool.objects.get(pk=nodes[0].pool_id) if nodes else row.pool
-    fields = {
+    fields["preferred_nodes"] = [one.name for one in nodes]
+    return {
+        "kind": JobKind.TRAINING.value,
+        "project": row.profile.project.public_id,
+        "pool": pool.public_id if pool else "",
+    } | initial_from_api_fields(fields)
+
+
+def plan_fields(row: PipelinePlan, query: Mapping[str, str]) -> dict[str, Any] | None:
+    """Return the fields (API names) of a job that runs the plan's division ``choice``; None if it has none.
+
+    ``m`` is the number of micro-batches a step.
+    """
+    found = choice_of(row.answer, query.get("choice", "best"))
+    if found is None:
+        return None
+    number = min(parse_whole_number(query.get("m", "")) or DEFAULT_MICRO_BATCHES, MAX_MICRO_BATCHES)
+    asked = query.get("schedule", "")
+    schedule = asked if asked in SCHEDULES else DEFAULT_SCHEDULE
+    return {
         "name": f"pipeline-{found['config'].replace('-', '')}"[:60],
         "tasks": row.nodes,
         "gpus_per_task": row.gpus_per_node,
-        "preferred_nodes": [one.name for one in nodes],
         "launcher": "torchrun" if row.nodes * row.gpus_per_node > 1 else "none",
         "env": launch_variables(row.public_id, found, number, schedule),
         "command": [
@@ -288,11 +306,6 @@ def initial_from_plan(user: User, query: Mapping[str, str]) -> dict[str, Any]:
             f'python "$FAIRWAY_SECRETS/{PIPELINE_PROGRAM}"{model_options(row, found, number)}',
         ],
     }
-    return {
-        "kind": JobKind.TRAINING.value,
-        "project": row.profile.project.public_id,
-        "pool": pool.public_id if pool else "",
-    } | initial_from_api_fields(fields)
 
 
 def model_options(row: PipelinePlan, division: dict[str, Any], micro_batches: int) -> str:
