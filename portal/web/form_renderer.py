@@ -13,16 +13,18 @@ from django.utils.translation import gettext as _
 
 _FOLDER = "django/forms/widgets/"
 _INPUTS = frozenset(f"{_FOLDER}{name}.html" for name in ("input", "text", "number", "checkbox", "hidden"))
+_OPTIONS = frozenset(f"{_FOLDER}{name}.html" for name in ("checkbox_option", "radio_option"))
 
 
 class DirectRenderer(DjangoTemplates):
     """Django's renderer, which writes inputs and selects as Django's templates do."""
 
     def render(self, template_name: str, context: dict[str, Any], request: Any = None) -> str:
-        if template_name in _INPUTS:
-            return _input(context["widget"])
+        widget = context.get("widget", {})
+        if template_name in _INPUTS or (template_name in _OPTIONS and not widget.get("wrap_label")):
+            return _input(widget)
         if template_name == f"{_FOLDER}select.html":
-            return _select(context["widget"])
+            return _select(widget)
         return super().render(template_name, context, request)
 
 

@@ -20,19 +20,38 @@ class Sample(forms.Form):
     plain = forms.ChoiceField(choices=[("", "none"), ("a", "A & B"), (1, "one")])
     grouped = forms.ChoiceField(choices=[("", "none"), ("G>", [("x", "X"), ("y", "Y")])])
     several = forms.MultipleChoiceField(choices=[("a", "A"), ("b", "B")])
+    boxes = forms.MultipleChoiceField(
+        choices=[("a", "A & B"), ("b", "B")], widget=forms.CheckboxSelectMultiple({"data-a": "1"})
+    )
 
 
 @pytest.mark.parametrize(
     "values",
-    [{}, {"name": "<x>", "count": "7", "chosen": True, "plain": "1", "grouped": "y", "several": ["a", "b"]}],
+    [
+        {},
+        {
+            "name": "<x>",
+            "count": "7",
+            "chosen": True,
+            "plain": "1",
+            "grouped": "y",
+            "several": ["a", "b"],
+            "boxes": ["b"],
+        },
+    ],
 )
 def test_the_output_is_that_of_the_templates(values: dict[str, object]) -> None:
     written, expected = (
-        [str(field) for field in Sample(initial=values, renderer=renderer())]
-        for renderer in (DirectRenderer, DjangoTemplates)
+        [str(field) for field in form]
+        + [box.tag(wrap_label=wraps) for wraps in (0, 1) for box in form["boxes"]]
+        for form in (
+            Sample(initial=values, renderer=renderer()) for renderer in (DirectRenderer, DjangoTemplates)
+        )
     )
     between_tags = re.compile(r">\s+<")
-    assert written == [between_tags.sub("><", text).replace("\n", "") for text in expected]
+    assert [between_tags.sub("><", text).replace("\n", "") for text in written] == [
+        between_tags.sub("><", text).replace("\n", "") for text in expected
+    ]
 
 
 def test_time_zones_are_written_as_a_select() -> None:
