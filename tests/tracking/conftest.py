@@ -20,6 +20,8 @@ from portal.services.jobs.tracking import tracking_url
 from tests import factories
 
 START_LIMIT_S = 90
+# MLflow sets a variable in a thread while its client iterates over the environment.
+os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 
 
 def database_address() -> str:
