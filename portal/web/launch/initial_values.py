@@ -7,6 +7,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from django.db.models import Subquery
+
 from portal.access import Permission, can, project_parents, require_permission
 from portal.domain.data_sets import container_path, variable_name
 from portal.domain.job_spec import JobSpec, job_fields
@@ -111,7 +113,9 @@ def initial_from_last_launch(user: User, kind: str) -> tuple[dict[str, Any], Job
         found = initial_from_service(user, service.public_id) if service else {}
         return {name: value for name, value in found.items() if name not in ("service", "name")}, service
     own = Job.objects.filter(owner=user, kind=kind, trial__isnull=True, project__in=projects)
-    job = own.select_related("project", "environment", "pool").order_by("-id").first()
+    # a subquery, or PostgreSQL would join every launch before it sorts them
+    newest = Subquery(own.order_by("-id").values("pk")[:1])
+    job = Job.objects.filter(pk=newest).select_related("project", "environment", "pool").first()
     found = initial_from_job(user, job) if job else {}
     return {name: value for name, value in found.items() if name not in ("name", "resume_from")}, job
 
