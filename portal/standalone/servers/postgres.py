@@ -73,6 +73,8 @@ class PostgresServer(Server):
 
     def check_ready(self) -> None:
         """Return when the server answers and has our database."""
+        if not _is_ready(self.folder.postgres):  # a connection now would be logged as a fatal error
+            raise self.not_ready("it is starting")
         with self.connect("postgres") as connection:
             found = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [DATABASE])
             if found.fetchone() is None:
@@ -91,6 +93,14 @@ def prepare_postgres(folder: DataDir, *, durable: bool = True) -> PostgresServer
     _write_access_rules(folder)
     stop_stale_server(folder)
     return PostgresServer(folder, binaries, durable)
+
+
+def _is_ready(data: Path) -> bool:
+    """Return whether the server's pid file says, in its eighth line, that it accepts connections."""
+    try:
+        return (data / "postmaster.pid").read_text().splitlines()[7].strip() == "ready"
+    except (FileNotFoundError, IndexError):
+        return False
 
 
 def stop_stale_server(folder: DataDir) -> None:
