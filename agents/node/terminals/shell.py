@@ -8,6 +8,7 @@ import fcntl
 import os
 import pty
 import re
+import select
 import signal
 import subprocess
 import termios
@@ -114,6 +115,7 @@ class Shell:
 
     def terminate(self) -> Optional[int]:
         """Send SIGHUP like a terminal, then SIGKILL; return the exit code, None: killed."""
+        self._await_pid()
         if self.wait(0.0) is None:
             self._signal("HUP")
             if self.wait(_EXIT_TIMEOUT_S) is None:
@@ -128,6 +130,22 @@ class Shell:
         if self._signal_command is None and self.has_terminal:
             self._kill_session()
         return code
+
+    def _await_pid(self) -> None:
+        """Read until a container shell that just starts has printed its process id, or has ended.
+
+        Without the id it could not be signalled, and would be left behind in its container.
+        """
+        until_s = time.monotonic() + _SIGNAL_TIMEOUT_S
+        while not self.is_ready and self.wait(0.0) is None and time.monotonic() < until_s:
+            readable, _, _ = select.select([self.outputs[0]], [], [], 0.1)
+            if not readable:
+                continue
+            try:
+                data = os.read(self.outputs[0], _MAX_BYTES_BEFORE_MARKER)
+            except OSError:
+                data = b""
+            self.strip_pid_marker(data)
 
     def _kill_session(self) -> None:
         """Kill the shell's session repeatedly until it is empty, because processes may fork meanwhile."""

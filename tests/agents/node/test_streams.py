@@ -16,6 +16,7 @@ import pytest
 
 from agents.link import AgentError, Link
 from agents.node.terminals import frames
+from agents.node.terminals.shell import Shell
 from agents.ssh_server import open_authenticated
 from tests.agents.node.conftest import LoneNode
 from tests.agents.node.test_terminal import begin, marked
@@ -110,6 +111,16 @@ def test_commands_and_connections_in_a_task(job: tuple[Link, str, dict[str, Any]
         for _ in range(100):
             streams.open().close()
             time.sleep(0.1)
+
+
+def test_a_container_command_that_just_starts_is_not_left_behind() -> None:
+    """The client is gone before the engine has started the command and its process id is known."""
+    starts_late = """sleep 0.5; MARK=late-start setsid sleep 500 & printf '\\036%d\\036' $!; wait"""
+    signals = ["sh", "-c", 'kill -s "$0" -- "$1"']
+    shell = {"command": [], "piped": ["sh", "-c", starts_late], "hang_up": signals}
+    started = Shell.start_without_terminal({"shell": shell, "pid": os.getpid(), "pid_start": None}, None)
+    started.terminate()
+    marked("MARK=late-start", there=False, within_s=2.0)
 
 
 def test_streams_end_with_their_task_and_only_the_control_key_opens_them(node: LoneNode) -> None:
