@@ -4,9 +4,9 @@
 
 The shipped agent runs over pipes with its two standing sessions: control (worker-nodes) and watch (the
 collector). GPUs are those of the fake NVML (``tests/fakes/nvml.c``), called through NVIDIA's own module, so
-only the driver's part of each query is missing; with ``--real-gpus`` they are those of this machine. Tasks run under the runtime ``process``, one per GPU, and the
-driver reports each as the process on it. CPU time is counted over the whole period, so other load has little
-effect.
+only the driver's part of each query is missing. Tasks run under the runtime ``process``, one per GPU, and the
+driver reports each as the process on it. With ``--real-gpus``, the GPUs are those of this machine, without tasks.
+CPU time is counted over the whole period, so other load has little effect.
 """
 
 from __future__ import annotations

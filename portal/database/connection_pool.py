@@ -25,7 +25,7 @@ CHECKOUT_TIMEOUT_S = 3.0
 PING_TIMEOUT_S = 3.0
 """Time limit for the check that a server answers; with the wait before it, below the request limit of 8 s."""
 CHECK_AFTER_S = 0.1
-"""A connection that was returned more recently is checked only if its socket has input, such as its end."""
+"""A connection that was returned more recently is checked only if its socket has input, as after its end."""
 IDLE_TIMEOUT_S = 300.0
 """Connections idle for longer are closed when another one is returned."""
 

@@ -82,7 +82,7 @@ _END_REASONS = {
 # -- start -----------------------------------------------------------------------------------------
 
 
-def start_denials(tasks: Iterable[Task]) -> dict[int, Denial]:
+def denials_by_task(tasks: Iterable[Task]) -> dict[int, Denial]:
     """Return the right that the owner lacks now, for those of the tasks (by id) that may not start."""
     return denials_by_key({task.pk: usage_of_job(task.attempt.job) for task in tasks})
 

@@ -215,7 +215,7 @@ class NodeQueue:
             for key, task in starts.items()
             if self._due_s.get(key, 0.0) <= time.monotonic() and self._pool.accepts(key, read_s)
         ]
-        denials = dispatch.start_denials(due)
+        denials = dispatch.denials_by_task(due)
         return {
             key: partial(self._start, connection, task, denials.get(task.pk)) for key, task in starts.items()
         }

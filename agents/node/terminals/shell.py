@@ -132,7 +132,7 @@ class Shell:
         return code
 
     def _await_pid(self) -> None:
-        """Read until a container shell that just starts has printed its process id, or has ended.
+        """Read until a container shell that is just starting has printed its process id, or has ended.
 
         Without the id it could not be signalled, and would be left behind in its container.
         """

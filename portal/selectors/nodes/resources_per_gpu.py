@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from portal.access import Requester
 from portal.domain.feasibility import accepts_gpu_model
 from portal.domain.states import NodeState
-from portal.selectors.nodes.node_groups import node_groups
+from portal.selectors.nodes.node_groups import NodeGroup, node_groups
 
 SHARED_MEMORY_PART = 8
 """Shared memory is this part of the memory of a task."""
@@ -26,18 +27,19 @@ class ResourcesPerGpu:
 
 def list_resources_per_gpu(requester: Requester) -> list[ResourcesPerGpu]:
     """Return them by pool (public id) and GPU model, in one query; nodes that take no jobs do not count."""
-    found: dict[tuple[str, str], ResourcesPerGpu] = {}
+    by_kind: dict[tuple[str, str], list[NodeGroup]] = defaultdict(list)
     for group in node_groups(requester):
-        if group.state not in (NodeState.READY, NodeState.CORDONED):
-            continue
-        key = (group.pool_public_id, group.model)
-        least = found.get(key) or ResourcesPerGpu(*key, group.cpu_milli_per_gpu, group.memory_mib_per_gpu)
-        found[key] = ResourcesPerGpu(
-            *key,
-            min(least.cpu_milli, group.cpu_milli_per_gpu),
-            min(least.memory_mib, group.memory_mib_per_gpu),
+        if group.state in (NodeState.READY, NodeState.CORDONED):
+            by_kind[group.pool_public_id, group.model].append(group)
+    least = [
+        ResourcesPerGpu(
+            *kind,
+            min(group.cpu_milli_per_gpu for group in groups),
+            min(group.memory_mib_per_gpu for group in groups),
         )
-    return [each for _, each in sorted(found.items()) if min(each.cpu_milli, each.memory_mib) > 0]
+        for kind, groups in sorted(by_kind.items())
+    ]
+    return [each for each in least if min(each.cpu_milli, each.memory_mib) > 0]
 
 
 def proportional_amounts(

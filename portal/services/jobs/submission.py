@@ -406,7 +406,7 @@ def do_resume_from_checkpoint(user: User, row: Checkpoint, *, in_place: bool = F
     if not in_place:
         return do_submit_job(user, request)
     validate_request(user, request)
-    preview_start(user, request)
+    preview_start(user, request)  # before the lock, since it asks the scheduler
     with transaction.atomic():
         replaced = Job.objects.select_for_update(no_key=True).get(pk=row.job_id)
         if replaced.state in TERMINAL_JOB_STATES or replaced.desired_state == DesiredState.CANCELLED:
