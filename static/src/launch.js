@@ -9,7 +9,8 @@ export function startLaunch(root) {
   form.dataset.started = "1";
   let timer = 0;
   const rail = document.getElementById("rail");
-  const ask = () => { clearTimeout(timer); timer = setTimeout(() => window.htmx.trigger(rail, "check"), DELAY_MS); };
+  const askNow = () => window.htmx.trigger(rail, "check");
+  const ask = () => { clearTimeout(timer); timer = setTimeout(askNow, DELAY_MS); };
 
   const shape = () => {
     const kind = form.elements.kind.value;
@@ -86,7 +87,7 @@ export function startLaunch(root) {
   });
   addEventListener("pageshow", () => { delete form.dataset.sent; });
   shape();
-  ask(); // the page itself did not wait for the engine
+  askNow(); // the page itself has no preview
 }
 
 // Writes what the preview refuses next to each field. A blank field is only missing, and the preview says so.

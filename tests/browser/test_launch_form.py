@@ -29,6 +29,18 @@ def test_an_invalid_time_limit_is_marked_at_its_field_until_it_is_corrected(open
     expect(field).not_to_have_attribute("aria-invalid", "true")
 
 
+def test_the_preview_and_the_lines_of_folded_steps_follow_the_page(open_as) -> None:
+    page = open_as("m-okafor")
+    page.goto("/launch/?kind=training&defaults=1")
+    page.locator("[name=command]").fill("python train.py")
+    expect(page.locator("#rail")).not_to_contain_text("Checking", timeout=PATIENCE_MS)
+    expect(page.locator("#sum-environment")).to_contain_text("python train.py", timeout=PATIENCE_MS)
+    expect(page.locator("#sum-limits")).to_contain_text("no time limit")
+    page.goto("/launch/?kind=workspace&defaults=1")  # everything is filled in, and nothing is typed
+    expect(page.locator("#sum-data")).to_contain_text("your home", timeout=PATIENCE_MS)
+    expect(page.locator("#review")).to_contain_text("Copy YAML")
+
+
 def test_a_job_is_launched_with_few_tabs(open_as) -> None:
     page = open_as("m-okafor")
     page.goto("/launch/")

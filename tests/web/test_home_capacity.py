@@ -66,8 +66,18 @@ def test_the_limit_of_an_ancestor_counts(lab):
     page = words(client_of(lab["user"]).get(reverse("home")))
     assert "5 more are free, but beyond your quota" in page
     assert "3 could start now, within the limit of a project above." in page
-    launch = client_of(lab["user"]).get(reverse("launch")).context
-    assert {preset.count: preset.fits_now for preset in launch["size_presets"]}[4] is False
+    client = client_of(lab["user"])
+    typed = {
+        "kind": "training", "name": "run", "project": lab["project"].public_id, "tasks": "1", "gpus_per_task": "4",
+        "environment": lab["environment"].public_id, "command": "true", "cores": "1", "memory_gib": "1",
+        "max_attempts": "1",
+    }  # fmt: skip
+    preview = client.post(reverse("launch-check"), typed)
+    for answer in (client.get(reverse("launch")), preview):
+        assert {preset.count: preset.fits_now for preset in answer.context["size_presets"]}[4] is False
+    assert preview.context["request_now"], preview.context["check"].message
+    (bar,) = preview.context["quota_bars"]
+    assert (bar.share.project, bar.share.startable_milli) == (lab["project"], 3000)
     assert client_of(lab["admin"]).get("/api/v1/me/capacity/").json()["gpu_models"][0]["free"] == 8
 
 

@@ -92,7 +92,7 @@ def test_the_owner_changes_updates_and_stops_a_service(
     assert (service.replicas, service.idle_timeout_s, service.drain_s) == (3, 120, 20)
     assert service.access == "signed_in"
     filled = page_of(member, f"{reverse('launch')}?kind=service&service={service.public_id}")
-    assert "This updates a service" in filled and "serve --port '{port}'" in filled
+    assert "This updates a service" in filled and "serve --port" in filled
     typed |= FIELDS | {"service": service.public_id, "command": "serve2 --port {port}", "replicas": "1"}
     assert member.post(reverse("launch"), typed).status_code == 302
     numbers = service.versions.order_by("number").values_list("number", "state")

@@ -10,8 +10,14 @@ from portal.web.display.formatting import duration, plural
 MAX_COMMAND = 60
 
 
-def step_summaries(request: JobRequest) -> dict[str, str]:
-    """Return what each step of a valid form requests, by the name of the step."""
+def step_summaries(request: JobRequest | None) -> dict[str, str]:
+    """Return what each step of a valid form requests, or else what it is about, by the name of the step."""
+    if request is None:
+        return {
+            "environment": _("The software it runs in, and what to run."),
+            "data": _("Volumes in addition to your home, and secrets."),
+            "limits": _("Time limit, preemption and retries."),
+        }
     volumes = ", ".join(str(each.get("volume")) for each in request.volumes)
     secrets = plural(len(request.secrets), "secret") if request.secrets else ""
     command = " ".join(request.command)

@@ -33,7 +33,7 @@ from portal.domain.states import JobKind
 from portal.domain.sweeps import Searcher, SweepSpec
 from portal.domain.volumes import VolumeKind
 from portal.errors import FairwayError, InvalidRequest, Unsatisfiable
-from portal.models import Environment, Job, NodePool, Schedule, Service, Sweep, User
+from portal.models import Environment, Job, NodePool, Project, Schedule, Service, Sweep, User
 from portal.selectors.environments import LaunchableEnvironment, launchable_environments
 from portal.selectors.jobs.jobs import get_job
 from portal.selectors.jobs.progress import MeasuredProgram, measure_program
@@ -299,8 +299,11 @@ def _environment_choices(user: User) -> list[EnvironmentChoice]:
 def _context(
     user: User, form: LaunchForm, shown: list[EnvironmentChoice], shares: list[ResourcesPerGpu]
 ) -> dict[str, Any]:
-    return _preview_context(user, form) | {
+    """Return the context of the page. Only a refused form has its preview; the others load it at once."""
+    chosen = form["environment"].value()
+    return (_preview_context(user, form) if form.is_bound else _unpreviewed_context(user, form)) | {
         "form": form,
+        "has_environment": any(chosen == each.availability.environment.public_id for each in shown),
         "resources_per_gpu": json.dumps([asdict(share) for share in shares]),
         "environments": shown,
         "secrets": visible_secrets(user).order_by("project__name", "name"),
@@ -310,20 +313,42 @@ def _context(
     }
 
 
+def _unpreviewed_context(user: User, form: LaunchForm) -> dict[str, Any]:
+    project = launchable_projects(user).filter(public_id=form["project"].value()).first()
+    shares = _quota_usage(user, project)
+    return _capacity_context(form, shares, cluster_overview.free_capacity(user, shares))
+
+
+def _quota_usage(user: User, project: Project | None) -> list[QuotaUsage]:
+    """Return the quotas in every pool of the project, or of all projects of the user."""
+    if project is None:
+        return user_quota_usage(user)
+    return project_quota_usage([project], user, with_unlimited=True)
+
+
+def _capacity_context(
+    form: LaunchForm, shares: list[QuotaUsage], strips: list[GpuModelSummary]
+) -> dict[str, Any]:
+    """Return the choices of GPU models and numbers, with those of the form."""
+    model, count = str(form["gpu_model"].value() or ""), str(form["gpus_per_task"].value() or "")
+    return {
+        "strips": strips,
+        "model": model,
+        "other_models": "" if model in ("", *(strip.model for strip in strips)) else format_gpu_models(model),
+        "kind": str(form["kind"].value() or ""),
+        "size_presets": size_presets(strips, model, count, shares),
+    }
+
+
 def _preview_context(user: User, form: LaunchForm, *, ask: bool = False) -> dict[str, Any]:
-    value = _value_of(form)
-    probe = form if form.is_bound else form.as_posted()
-    request = probe.to_job_request() if probe.is_valid() else None
-    shares = project_quota_usage([request.project], user) if request else user_quota_usage(user)
+    """Return what a bound form requests and when it would start; ``ask`` waits for the scheduler's answer."""
+    request = form.to_job_request() if form.is_valid() else None
+    shares = _quota_usage(user, request.project if request else None)
     strips = cluster_overview.free_capacity(user, shares)
     if request is not None:
         found = preview_launch(user, request, strips, query_engine=ask)
     else:
-        wrong = (
-            {name: " ".join(str(e) for e in errors) for name, errors in form.errors.items()}
-            if form.is_bound
-            else {}
-        )
+        wrong = {name: " ".join(str(e) for e in errors) for name, errors in form.errors.items()}
         said = [
             f"{form[name].label}: {words}" if name in form.fields else words for name, words in wrong.items()
         ]
@@ -332,13 +357,12 @@ def _preview_context(user: User, form: LaunchForm, *, ask: bool = False) -> dict
     measured = measure_program(request) if request and found.kind != "wrong" else MeasuredProgram([], [])
     requested = request.total_milli if request else 0
     path, body = _example(request, form) if request else ("", {})
-    model, count = str(value("gpu_model") or ""), str(value("gpus_per_task") or "")
-    return {
+    return _capacity_context(form, shares, strips) | {
         "check": found,
         "request_now": request,
         "advice": _advice(user, request, strips) if request and found.kind != "wrong" else None,
         "full_homes": list_full_homes(user),
-        "summaries": step_summaries(request) if request else {},
+        "summaries": step_summaries(request),
         "scale_point": point_of(measured.points, request.total_gpus) if request else None,
         "cheaper": cheaper_size(measured.points, request.total_gpus) if request else None,
         "launcher_rates": measured.launchers,
@@ -346,11 +370,6 @@ def _preview_context(user: User, form: LaunchForm, *, ask: bool = False) -> dict
         if request
         else "",
         "idle_rules": _idle_rules(request, strips),
-        "strips": strips,
-        "model": model,
-        "other_models": "" if model in ("", *(strip.model for strip in strips)) else format_gpu_models(model),
-        "kind": str(value("kind") or ""),
-        "size_presets": size_presets(strips, model, count, shares),
         "quota_bars": [
             QuotaBar(share, _("Quota after, {name}").format(name=share.pool.name), requested)
             for share in shares
@@ -377,10 +396,6 @@ def _advice(user: User, request: JobRequest, strips: list[GpuModelSummary]) -> S
     return Suggestion(message, form_fields(found.fields))
 
 
-def _value_of(form: LaunchForm) -> Any:
-    return lambda name: form[name].value()
-
-
 def _idle_rules(request: JobRequest | None, strips: list[GpuModelSummary]) -> list[IdleRuleText]:
     """Return the idle rules of pools in which it may run; only for workspaces with GPUs."""
     if request is None or request.kind != JobKind.WORKSPACE.value or not request.gpus_per_task:
@@ -394,6 +409,9 @@ def _idle_rules(request: JobRequest | None, strips: list[GpuModelSummary]) -> li
 
 
 def _applies_to(share: QuotaUsage, request: JobRequest | None, strips: list[GpuModelSummary]) -> bool:
+    """Return True if the request may use this quota or limit."""
+    if not (share.has_quota or share.used_milli or share.bound_by_ancestor):
+        return False
     if request is None or (request.pool is not None and request.pool.pk != share.pool.pk):
         return False
     models = [strip for strip in strips if accepts_gpu_model(request.gpu_model, strip.model)]
@@ -447,10 +465,9 @@ def _scripts(request: JobRequest, path: str, body: dict[str, Any]) -> list[tuple
 
 def _example(request: JobRequest, form: LaunchForm) -> tuple[str, dict[str, Any]]:
     """Return path and body of the request, which may be a sweep."""
-    sweep = form.to_sweep() if form.is_bound else None
-    schedule = form.to_schedule() if form.is_bound else None
+    sweep, schedule = form.to_sweep(), form.to_schedule()
     if request.kind == JobKind.SERVICE.value:
-        deployment = form.to_deployment() if form.is_bound else None
+        deployment = form.to_deployment()
         rules = job_fields(ServiceSpec)
         spec = {name: getattr(deployment.spec, name) for name in rules} if deployment else {}
         changed = {name: value for name, value in spec.items() if value != rules[name].default}
