@@ -11,12 +11,14 @@ from django.db.backends.postgresql import base as postgresql
 from django.db.backends.postgresql.psycopg_any import IsolationLevel
 
 from portal.database.connection_pool import ConnectionPool
+from portal.database.schema import SchemaEditor
 from portal.database.timeouts import DATABASE_BREAKER, TimeoutConnection, raise_if_breaker_open
 
 
 class DatabaseWrapper(postgresql.DatabaseWrapper):
     """The connection of one thread. A pooled one is returned when Django would close it."""
 
+    SchemaEditorClass = SchemaEditor
     connection_pool: ConnectionPool | None = None
     """Shared by the whole process; None: each thread opens its own connections."""
 

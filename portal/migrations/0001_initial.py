@@ -314,10 +314,10 @@ class Migration(NewTables):
                 ('is_placeholder', models.BooleanField(default=False, help_text='Created for a container found after a restore; it cannot start again.')),
                 ('ignore_dependency_failure', models.BooleanField(default=False, help_text='It starts after its dependencies however they end; otherwise they must complete.')),
                 ('environment', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='jobs', to='portal.environment')),
-                ('owner', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='jobs', to=settings.AUTH_USER_MODEL)),
+                ('owner', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='jobs', to=settings.AUTH_USER_MODEL)),
                 ('avoid_nodes', models.ManyToManyField(blank=True, related_name='+', to='portal.node')),
                 ('pool', models.ForeignKey(blank=True, help_text='null: any pool.', null=True, on_delete=django.db.models.deletion.PROTECT, related_name='jobs', to='portal.nodepool')),
-                ('project', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='jobs', to='portal.project')),
+                ('project', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='jobs', to='portal.project')),
                 ('template', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='jobs', to='portal.template')),
             ],
             options={
@@ -366,7 +366,7 @@ class Migration(NewTables):
                 ('failure_rule', models.CharField(blank=True, db_default='', default='', help_text='Code of the failure rule that matched best; blank: none.', max_length=63)),
                 ('failure_line', models.CharField(blank=True, db_default='', default='', help_text='The line of the log that matched; blank: the exit signature did.', max_length=1000)),
                 ('failure_rank', models.PositiveIntegerField(blank=True, help_text='Rank of that line.', null=True)),
-                ('job', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='attempts', to='portal.job')),
+                ('job', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='attempts', to='portal.job')),
                 ('preempted_for', models.ForeignKey(blank=True, help_text='The pending job for which it is preempted.', null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='preempted_attempts', to='portal.job')),
                 ('pool', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='portal.nodepool')),
             ],
@@ -402,7 +402,7 @@ class Migration(NewTables):
                 ('container_removed', models.BooleanField(default=False, help_text='Proof that no container of it exists on the node.')),
                 ('log_bytes', models.BigIntegerField(default=0, help_text='Bytes of its log copied so far.')),
                 ('log_complete', models.BooleanField(default=False)),
-                ('attempt', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='task_rows', to='portal.attempt')),
+                ('attempt', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='task_rows', to='portal.attempt')),
                 ('node', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='task_rows', to='portal.node')),
             ],
             options={
@@ -421,7 +421,7 @@ class Migration(NewTables):
                 ('ended_at', models.DateTimeField(blank=True, null=True)),
                 ('proof', models.CharField(blank=True, help_text='gone, rebooted, fenced or never_started.', max_length=20)),
                 ('gpu', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='allocations', to='portal.gpu')),
-                ('task', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='allocations', to='portal.task')),
+                ('task', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='allocations', to='portal.task')),
             ],
             options={
                 'indexes': [models.Index(condition=models.Q(('ended_at__isnull', True)), fields=['gpu'], name='allocation_live')],
@@ -468,7 +468,7 @@ class Migration(NewTables):
                 ('busy_gpu_s', models.FloatField(help_text='Weighted with the utilisation.')),
                 ('idle_gpu_s', models.FloatField(help_text='While the utilisation was below that of an idle GPU.')),
                 ('peak_memory_mib', models.FloatField(help_text='Highest memory use of a GPU that it held alone; null: none, or not measured.', null=True)),
-                ('attempt', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='gpu_days', to='portal.attempt')),
+                ('attempt', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='gpu_days', to='portal.attempt')),
                 ('job', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='+', to='portal.job')),
                 ('pool', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='portal.nodepool')),
                 ('project', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='portal.project')),
@@ -702,7 +702,7 @@ class Migration(NewTables):
                 ('started_at', models.DateTimeField(blank=True, help_text='When the job started; set on its first forecast.', null=True)),
                 ('covered', models.BooleanField(help_text='null: not scored; the job waited less than a minute.', null=True)),
                 ('score_s', models.FloatField(help_text="Winkler's interval score in seconds, alpha 0.2; lower is better.", null=True)),
-                ('job', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='forecasts', to='portal.job')),
+                ('job', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='forecasts', to='portal.job')),
             ],
             options={
                 'indexes': [models.Index(fields=['job', '-id'], name='forecast_of_job'), models.Index(condition=models.Q(('is_first', True), ('started_at__isnull', True)), fields=['job'], name='forecast_unscored'), models.Index(condition=models.Q(('covered__isnull', False)), fields=['started_at'], name='forecast_scored')],
@@ -852,7 +852,7 @@ class Migration(NewTables):
                 ('actor', models.CharField(blank=True, max_length=200)),
                 ('details', models.JSONField(default=dict)),
                 ('attempt', models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, related_name='events', to='portal.attempt')),
-                ('job', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='events', to='portal.job')),
+                ('job', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='events', to='portal.job')),
             ],
             options={
                 'ordering': ['id'],
@@ -987,7 +987,7 @@ class Migration(NewTables):
                 ('node_memory_used_mib', models.FloatField(null=True)),
                 ('holders', models.JSONField(default=list, help_text="Per GPU: public ids of jobs, and 'foreign', observed in the minute.")),
                 ('tasks', models.JSONField(default=list, help_text='Per task: job, rank, mean CPU percent, memory in MiB.')),
-                ('node', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='metrics_minutes', to='portal.node')),
+                ('node', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='metrics_minutes', to='portal.node')),
             ],
             options={
                 'indexes': [models.Index(fields=['minute'], name='node_metrics_minute_by_time')],
@@ -1654,7 +1654,7 @@ class Migration(NewTables):
                 ('ended_at', models.DateTimeField(blank=True, null=True)),
                 ('job', models.OneToOneField(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='trial', to='portal.job')),
                 ('parent', models.ForeignKey(help_text='The trial from whose checkpoint it starts.', null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to='portal.trial')),
-                ('sweep', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='trials', to='portal.sweep')),
+                ('sweep', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='trials', to='portal.sweep')),
             ],
             options={
                 'ordering': ['sweep_id', 'number'],
@@ -1686,7 +1686,7 @@ class Migration(NewTables):
                 ('allocation', models.OneToOneField(on_delete=django.db.models.deletion.PROTECT, related_name='usage_intervals', to='portal.allocation')),
                 ('job', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='usage_intervals', to='portal.job')),
                 ('pool', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='usage_intervals', to='portal.nodepool')),
-                ('project', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='usage_intervals', to='portal.project')),
+                ('project', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='usage_intervals', to='portal.project')),
                 ('user', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='usage_intervals', to=settings.AUTH_USER_MODEL)),
             ],
             options={

@@ -50,8 +50,8 @@ class Job(models.Model):
     public_id = PublicIdField()
     name = models.CharField(max_length=100)
     kind = models.CharField(max_length=12, default=JobSpec.kind)
-    project = models.ForeignKey("Project", on_delete=models.PROTECT, related_name="jobs")
-    owner = models.ForeignKey("User", on_delete=models.PROTECT, related_name="jobs")
+    project = models.ForeignKey("Project", on_delete=models.PROTECT, related_name="jobs", db_index=False)
+    owner = models.ForeignKey("User", on_delete=models.PROTECT, related_name="jobs", db_index=False)
     pool = models.ForeignKey(
         "NodePool",
         null=True,
@@ -378,7 +378,7 @@ class Dependency(models.Model):
 class Attempt(models.Model):
     """One run of a job. ``number`` names its containers and fences late commands."""
 
-    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="attempts")
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="attempts", db_index=False)
     number = models.PositiveIntegerField()
     state = models.CharField(max_length=14, default=AttemptState.CONFIGURING.value)
     reason = models.CharField(max_length=40, blank=True)
@@ -467,7 +467,7 @@ class Task(models.Model):
     for the old task cannot reach it.
     """
 
-    attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="task_rows")
+    attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="task_rows", db_index=False)
     rank = models.PositiveIntegerField()
     node = models.ForeignKey("Node", on_delete=models.PROTECT, related_name="task_rows")
     state = models.CharField(max_length=14, default=AttemptState.CONFIGURING.value)
@@ -567,7 +567,7 @@ class Rendezvous(models.Model):
 class Allocation(models.Model):
     """Milli of one GPU held by one task, until proof that its container is gone."""
 
-    task = models.ForeignKey(Task, on_delete=models.CASCADE, related_name="allocations")
+    task = models.ForeignKey(Task, on_delete=models.CASCADE, related_name="allocations", db_index=False)
     gpu = models.ForeignKey("Gpu", on_delete=models.PROTECT, related_name="allocations")
     milli = models.PositiveIntegerField()
     whole = models.BooleanField()
@@ -598,7 +598,7 @@ class Allocation(models.Model):
 class JobEvent(models.Model):
     """An entry of a job's timeline, written in the transaction of the change."""
 
-    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="events")
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="events", db_index=False)
     attempt = models.ForeignKey(Attempt, null=True, on_delete=models.CASCADE, related_name="events")
     at = models.DateTimeField(auto_now_add=True)
     kind = models.CharField(max_length=40)  # submitted, job_state, attempt_state, verdict, edited, note ...

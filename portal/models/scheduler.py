@@ -157,7 +157,7 @@ class Forecast(models.Model):
     The first forecast of a job (``is_first``) is scored once, when the job starts.
     """
 
-    job = models.ForeignKey("Job", on_delete=models.CASCADE, related_name="forecasts")
+    job = models.ForeignKey("Job", on_delete=models.CASCADE, related_name="forecasts", db_index=False)
     made_at = models.DateTimeField()
     is_first = models.BooleanField(default=False)
     p10_at = models.DateTimeField()

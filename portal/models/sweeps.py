@@ -59,7 +59,7 @@ class Sweep(models.Model):
 class Trial(models.Model):
     """One combination of parameters. Its job is created once: in the transaction that sets ``job``."""
 
-    sweep = models.ForeignKey(Sweep, on_delete=models.CASCADE, related_name="trials")
+    sweep = models.ForeignKey(Sweep, on_delete=models.CASCADE, related_name="trials", db_index=False)
     number = models.PositiveIntegerField()
     parameters = models.JSONField()
     state = models.CharField(max_length=10, default=TrialState.WAITING.value)

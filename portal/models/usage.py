@@ -14,7 +14,9 @@ class UsageInterval(models.Model):
     """A period of GPU use, derived from start and end of an Allocation; open while ``ended_at`` is null."""
 
     allocation = models.OneToOneField("Allocation", on_delete=models.PROTECT, related_name="usage_intervals")
-    project = models.ForeignKey("Project", on_delete=models.PROTECT, related_name="usage_intervals")
+    project = models.ForeignKey(
+        "Project", on_delete=models.PROTECT, related_name="usage_intervals", db_index=False
+    )
     user = models.ForeignKey("User", on_delete=models.PROTECT, related_name="usage_intervals")
     pool = models.ForeignKey("NodePool", on_delete=models.PROTECT, related_name="usage_intervals")
     job = models.ForeignKey("Job", on_delete=models.PROTECT, related_name="usage_intervals")
@@ -40,7 +42,7 @@ class AttemptGpuDay(models.Model):
     snapshot rereads an attempt whenever its row is written.
     """
 
-    attempt = models.ForeignKey("Attempt", on_delete=models.CASCADE, related_name="gpu_days")
+    attempt = models.ForeignKey("Attempt", on_delete=models.CASCADE, related_name="gpu_days", db_index=False)
     job = models.ForeignKey("Job", on_delete=models.CASCADE, related_name="+", db_index=False)
     project = models.ForeignKey("Project", on_delete=models.PROTECT, related_name="+", db_index=False)
     user = models.ForeignKey("User", on_delete=models.PROTECT, related_name="+", db_index=False)
@@ -127,7 +129,7 @@ class ReportDayRow(models.Model):
 class NodeMetricsMinute(models.Model):
     """Metrics of one node over one minute; arrays are in the order of ``gpu_uuids``."""
 
-    node = models.ForeignKey("Node", on_delete=models.CASCADE, related_name="metrics_minutes")
+    node = models.ForeignKey("Node", on_delete=models.CASCADE, related_name="metrics_minutes", db_index=False)
     minute = models.DateTimeField()
     gpu_uuids = ArrayField(models.CharField(max_length=96))
     samples = models.PositiveIntegerField()

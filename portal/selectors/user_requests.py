@@ -68,8 +68,15 @@ def request_efficiencies(requester: Requester, rows: Collection[UserRequest]) ->
         return {}
     end = timezone.now()
     users, projects = (
-        {row.key: row for row in work_by(requester, end - EFFICIENCY_PERIOD, end, by) if row.held_gpu_hours}
-        for by in (UsageGrouping.USER, UsageGrouping.PROJECT)
+        {
+            row.key: row
+            for row in work_by(requester, end - EFFICIENCY_PERIOD, end, by, groups=groups)
+            if row.held_gpu_hours
+        }
+        for by, groups in (
+            (UsageGrouping.USER, {row.requested_by_id for row in asked}),
+            (UsageGrouping.PROJECT, {row.project_id for row in asked}),
+        )
     )
     return {
         row.pk: RequestEfficiency(

@@ -48,8 +48,8 @@ from portal.web.display.formatting import time_zone
 from portal.web.parsing import parse_gpu_milli, parse_local_time
 from portal.web.views import action, page, posted_values, refusals_as_messages, render_form
 
-CLOSED_PER_PAGE = 20
-PENDING_LIMIT = 200
+OPEN_PER_PAGE, CLOSED_PER_PAGE = 50, 20
+MAX_EXEMPTIONS = 200
 FORM_FIELDS = ("project", "pool", "gpus", "starts_at", "ends_at", "role", "environment", "reason")
 FORM_KINDS = {
     RequestKind.QUOTA: gettext_lazy("Quota"),
@@ -195,7 +195,8 @@ def _page(
     values: dict[str, str],
     refusal: FairwayError | None = None,
 ) -> HttpResponse:
-    open_rows = list(list_requests(user, is_open=True)[:PENDING_LIMIT])
+    open_page = Paginator(list_requests(user, is_open=True), OPEN_PER_PAGE).get_page(request.GET.get("open"))
+    open_rows = list(open_page)
     answerable = answerable_requests(user, open_rows)
     visible = visible_job_ids(user, {one["job"] for row in open_rows for one in row.delays})
     efficiencies = request_efficiencies(user, [row for row in open_rows if row.pk in answerable])
@@ -216,12 +217,13 @@ def _page(
         projects = list(_requestable_projects(user).order_by("name"))
     context = {
         "requests": requests,
+        "open_page": open_page,
         "page": Paginator(list_requests(user, is_open=False), CLOSED_PER_PAGE).get_page(
             request.GET.get("page")
         ),
         "exemptions": [
             (row, managed is None or row.job.project_id in managed)
-            for row in active_exemptions(user)[:PENDING_LIMIT]
+            for row in active_exemptions(user)[:MAX_EXEMPTIONS]
         ],
         "form": form,
         "forms": FORM_KINDS.items(),

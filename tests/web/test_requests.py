@@ -9,6 +9,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from portal.models import NodePool, QuotaAddition, UserRequest
+from tests import factories
 
 
 @pytest.fixture
@@ -94,3 +95,17 @@ def test_an_administrator_adds_quota_for_a_time(dataset, client_of, asked) -> No
     ).content.decode()
     assert "1.5 more GPUs then" in page and "a course" in page and "End now" in page
     assert QuotaAddition.objects.get().extra_milli == 1500
+
+
+def test_open_requests_have_pages_of_their_own(dataset, client_of, asked) -> None:
+    client_of("member").post(reverse("make-request"), asked)
+    row = UserRequest.objects.get()
+    for number in range(50):
+        row.pk, row.public_id, row.reason = None, f"request{number}", f"reason {number}"
+        row.requested_by = factories.user()
+        row.save()
+    admin = client_of("admin")
+    first, second = (text_of(admin.get(reverse("approvals"), {"open": number})) for number in ("1", "2"))
+    assert "51 requests" in first and "reason 49" in first and "a deadline" not in first
+    assert 'href="?open=2"' in first and 'href="?open=1"' in second
+    assert "51 requests" in second and "a deadline" in second and "reason 49" not in second

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import lru_cache, reduce
 from operator import or_
 
 from django.db.models import Aggregate, BinaryField, F, Q, QuerySet, Sum
@@ -40,6 +40,8 @@ SIZE_GROUPING = "size"
 """Of stored rows: their groups are the classes of sizes of requests."""
 NO_POOL = 0
 MAX_TRIES = 2
+READ_PERIODS = 8
+"""Whose stored figures a process keeps; those of a month with 100,000 jobs have 2 MB."""
 LOST_COLUMNS = {cause.value: f"lost_{cause.value}_gpu_s" for cause in LossCause}
 MEASURED_COLUMNS = ("measured_gpu_s", "busy_gpu_s", "idle_gpu_s", "joules")
 SUM_COLUMNS = (
@@ -107,10 +109,10 @@ def read_figures(requester: Requester, start: dt.datetime, end: dt.datetime, by:
     if sees_all_usage(requester):
         for _ in range(MAX_TRIES):
             stored = _stored_days(period)
-            figures = compute_figures(sources, _ranges_without(stored, period), by)
+            figures = compute_figures(sources, _ranges_without([each.number for each in stored], period), by)
             if not stored:
                 return figures
-            _add_stored(figures, stored, by)
+            _add(figures, _read_stored(stored, by))
             if set(stored) <= set(_stored_days(period)):  # none was deleted meanwhile
                 return figures
     return compute_figures(sources, [period], by)
@@ -164,17 +166,28 @@ def _add_measurements(figures: Figures, rows: QuerySet[AttemptGpuDay], by: Usage
         figures.days[number][1] += values[MEASURED_COLUMNS.index("idle_gpu_s")]
 
 
-def _stored_days(period: TimeRange) -> list[int]:
-    """Return the numbers of the whole days of the period that are stored, ascending."""
+@dataclass(frozen=True)
+class _StoredDay:
+    """A day whose figures are stored; they never change, another ``stored_at`` is another row."""
+
+    number: int
+    stored_at: dt.datetime
+
+
+def _stored_days(period: TimeRange) -> tuple[_StoredDay, ...]:
+    """Return the whole days of the period that are stored, ascending."""
     whole = [
         day_of_number(day)
         for day in period.days
         if period.start <= start_of_day(day) and start_of_day(day + 1) <= period.end
     ]
     if not whole:
-        return []
+        return ()
     rows = ReportDay.objects.filter(day__gte=whole[0], day__lte=whole[-1], format=ReportDay.FORMAT)
-    return [number_of_day(day) for day in rows.order_by("day").values_list("day", flat=True)]
+    return tuple(
+        _StoredDay(number_of_day(day), stored_at)
+        for day, stored_at in rows.order_by("day").values_list("day", "stored_at")
+    )
 
 
 def _ranges_without(days: Sequence[int], period: TimeRange) -> list[TimeRange]:
@@ -187,9 +200,30 @@ def _ranges_without(days: Sequence[int], period: TimeRange) -> list[TimeRange]:
     return [*ranges, TimeRange(start, period.end)] if start < period.end else ranges
 
 
-def _add_stored(figures: Figures, days: Collection[int], by: UsageGrouping) -> None:
-    """Add the figures of stored days, in three queries."""
-    stored = ReportDayRow.objects.filter(day__in=[day_of_number(day) for day in days]).order_by()
+def _add(figures: Figures, others: Figures) -> None:
+    """Add the figures of other parts of the period."""
+    for key, values in others.sums.items():
+        sums = figures.sums[key]
+        for column, value in values.items():
+            sums[column] += value
+    for mine, theirs in (
+        (figures.jobs, others.jobs),
+        (figures.waits, others.waits),
+        (figures.waits_by_size, others.waits_by_size),
+    ):
+        for group, packed in theirs.items():
+            mine[group] += packed
+    for day, (held, idle) in others.days.items():
+        of_day = figures.days[day]
+        of_day[0] += held
+        of_day[1] += idle
+
+
+@lru_cache(maxsize=READ_PERIODS)
+def _read_stored(days: Sequence[_StoredDay], by: UsageGrouping) -> Figures:
+    """Return the figures of stored days, in three queries unless they are cached; not to be changed."""
+    figures = Figures()
+    stored = ReportDayRow.objects.filter(day__in=[day_of_number(each.number) for each in days]).order_by()
     of_pools = stored.filter(grouping=UsageGrouping.POOL.value)
     if by is UsageGrouping.DAY:
         rows = of_pools.annotate(key=F("day_id"))
@@ -213,6 +247,7 @@ def _add_stored(figures: Figures, days: Collection[int], by: UsageGrouping) -> N
         of_day = figures.days[number_of_day(day)]
         of_day[0] += held
         of_day[1] += idle
+    return figures
 
 
 def stored_rows(figures: Figures, day: int, grouping: str) -> list[ReportDayRow]:

@@ -158,18 +158,24 @@ def work_by(
     *,
     project: str = "",
     user: str = "",
+    groups: Collection[int | None] | None = None,
 ) -> list[WorkRow]:
-    """Return the visible work of attempts that ended in a period, most lost work first; days (UTC) ascending."""
+    """Return the visible work of attempts that ended in a period, most lost work first; days (UTC) ascending.
+
+    ``groups`` are primary keys of projects, users or pools; None: all.
+    """
     rows = visible_work(requester).filter(ended_at__gte=start, ended_at__lt=end)
     if project:
         rows = rows.filter(matches_key(project, "project"))
     if user:
         rows = rows.filter(matches_key(user, "user", name="username"))
-    groups: dict[int, list[WorkSum]] = defaultdict(list)
+    if groups is not None:
+        rows = rows.filter(**{f"{by.value}__in": groups})
+    sums: dict[int, list[WorkSum]] = defaultdict(list)
     for row in read_work(rows, by):
-        groups[row.group].append(row)
-    labels = group_labels(requester, by, groups)
-    found = [_work_row(*labels[group], sums) for group, sums in groups.items()]
+        sums[row.group].append(row)
+    labels = group_labels(requester, by, sums)
+    found = [_work_row(*labels[group], each) for group, each in sums.items()]
     if by is UsageGrouping.DAY:
         return sorted(found, key=lambda row: row.key)
     return sorted(found, key=lambda row: (-row.lost_gpu_hours, row.key))

@@ -346,6 +346,12 @@ def query(context: Context, **changes: Any) -> str:
     return f"?{params.urlencode()}" if params else "?"
 
 
+@register.simple_tag(takes_context=True)
+def page_query(context: Context, number: int, key: str = "") -> str:
+    """Return the page's query for this page of a list; ``key`` tells lists of one page apart."""
+    return query(context, **{key or "page": number})
+
+
 @register.filter
 def css(value: Any) -> str:
     """Format a number for ``data-css``: decimal point, no exponent."""

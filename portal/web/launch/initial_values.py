@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from django.db.models import Subquery
+from django.db.models import Exists, OuterRef, Subquery
 
 from portal.access import Permission, can, project_parents, require_permission
 from portal.domain.data_sets import container_path, variable_name
@@ -41,7 +41,7 @@ from portal.domain.template_parameters import (
     fill_fields,
     read_template_parameters,
 )
-from portal.models import DataSetVersion, Job, NodePool, PipelinePlan, Project, Service, Template, User
+from portal.models import DataSetVersion, Job, NodePool, PipelinePlan, Project, Service, Template, Trial, User
 from portal.selectors.data_sets import get_version
 from portal.selectors.jobs.pipeline_plans import list_plans
 from portal.selectors.nodes.free_nodes import plan_nodes
@@ -112,8 +112,9 @@ def initial_from_last_launch(user: User, kind: str) -> tuple[dict[str, Any], Job
         service = Service.objects.filter(owner=user, project__in=projects).order_by("-id").first()
         found = initial_from_service(user, service.public_id) if service else {}
         return {name: value for name, value in found.items() if name not in ("service", "name")}, service
-    own = Job.objects.filter(owner=user, kind=kind, trial__isnull=True, project__in=projects)
-    # a subquery, or PostgreSQL would join every launch before it sorts them
+    own = Job.objects.filter(owner=user, kind=kind, project__in=projects)
+    # conditions from which PostgreSQL sees that the newest jobs suffice, instead of reading and sorting all
+    own = own.exclude(Exists(Trial.objects.filter(job=OuterRef("pk"))))
     newest = Subquery(own.order_by("-id").values("pk")[:1])
     job = Job.objects.filter(pk=newest).select_related("project", "environment", "pool").first()
     found = initial_from_job(user, job) if job else {}
