@@ -1,4 +1,7 @@
-"""`manage.py test`: first the tests that can run in parallel, then those with few others beside them."""
+"""`manage.py test`: the tests that need neither root nor containers; with `--all` the others, too.
+
+First those that can run in parallel, then those with few others beside them.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import sys
 import tempfile
 import time
 from argparse import ArgumentParser
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,9 +27,13 @@ from portal.standalone.testing_requirements import (
     missing_requirements,
 )
 
-PARALLEL_MARKS = "not (rig or browser or gpu or calm)"
-RIG_MARKS = "(rig or browser or gpu) and not calm"
-PARALLEL_AND_RIG_MARKS = "not calm"
+ALL_KINDS = tuple(MACHINE_REQUIREMENTS)
+DEFAULT_KINDS = ("browser",)
+"""Of tests that need something of the machine."""
+DEFAULT_MARKS = "not (rig or gpu or calm)"
+WITHOUT_REQUIREMENTS = "not (rig or browser or gpu or calm)"
+WITH_REQUIREMENTS = "(rig or browser or gpu) and not calm"
+ALL_PARALLEL_MARKS = "not calm"
 SERIAL_MARKS = "calm"
 SERIAL_MARK_NAME = "mark.calm"
 NOTHING_COLLECTED, TESTS_FAILED = 5, 1
@@ -35,18 +43,27 @@ INSTALL_LIMIT_S = 600
 
 
 class Command(BaseCommand):
-    help = "Runs all tests; as root on Debian, installs their requirements first."
+    help = "Runs the tests; as root on Debian, installs their requirements beside the first ones."
     requires_system_checks = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("paths", nargs="*", help="files or folders below tests/ (default: all)")
-        parser.add_argument("--long", action="store_true", help="also run the long campaigns")
+        parser.add_argument(
+            "--all",
+            action="store_true",
+            help="also run those with nodes, containers and whole portals, which need root; given paths imply it",
+        )
+        parser.add_argument(
+            "--long", action="store_true", help="also run the long campaigns; it implies --all"
+        )
         parser.add_argument("--no-install", action="store_true", help="never call apt-get")
         parser.add_argument("-k", dest="expression", default="", help="pytest's -k")
 
     def handle(self, *args: Any, **options: Any) -> None:
         began = time.monotonic()
-        installing = None if options["no_install"] else _start_install()
+        complete = bool(options["all"] or options["long"] or options["paths"])
+        kinds = ALL_KINDS if complete else DEFAULT_KINDS
+        installing = None if options["no_install"] else _start_install(kinds)
         reading = _start_compile()
         try:
             build_frontend(settings.BASE_DIR)
@@ -58,16 +75,19 @@ class Command(BaseCommand):
         chosen = [*options["paths"], *(["--long"] if options["long"] else [])]
         chosen += ["-k", options["expression"]] if options["expression"] else []
         cores = min(len(os.sched_getaffinity(0)), 8)
+        marks = ALL_PARALLEL_MARKS if complete else DEFAULT_MARKS
         # Tests wait as much as they compute: more workers than cores.
         if installing is None:
-            results = [_pytest(PARALLEL_AND_RIG_MARKS, cores + 3, *chosen)]
+            results = [_pytest(marks, cores + 3, *chosen)]
         else:
-            results = [_pytest(PARALLEL_MARKS, cores + 1, *chosen)]
+            results = [_pytest(WITHOUT_REQUIREMENTS, cores + 1, *chosen)]
             self._finish_install(*installing)
-            results.append(_pytest(RIG_MARKS, cores + 3, *chosen))
-        results.append(
-            _pytest(SERIAL_MARKS, cores + 3, *chosen, *([] if options["paths"] else _serial_files()))
-        )
+            results.append(_pytest(f"{WITH_REQUIREMENTS} and ({marks})", cores + 3, *chosen))
+        if complete:
+            serial = [] if options["paths"] else _serial_files()
+            results.append(_pytest(SERIAL_MARKS, cores + 3, *chosen, *serial))
+        else:
+            self.stdout.write("Tests with nodes, containers and whole portals were not run: add --all.")
         self.stdout.write(f"Tests took {time.monotonic() - began:.0f} s.")
         if all(code == NOTHING_COLLECTED for code in results):
             raise CommandError("No test was found there.", returncode=NOTHING_COLLECTED)
@@ -111,9 +131,9 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in left_out}
 
 
-def _start_install() -> tuple[subprocess.Popen[bytes], IO[bytes]] | None:
+def _start_install(kinds: Sequence[str]) -> tuple[subprocess.Popen[bytes], IO[bytes]] | None:
     """Start apt-get in parallel with the quick tests when requirements are missing and can be installed."""
-    wanted = debian_packages([need for kind in MACHINE_REQUIREMENTS for need in missing_requirements(kind)])
+    wanted = debian_packages([need for kind in kinds for need in missing_requirements(kind)])
     if not wanted or not can_install_packages():
         return None
     sys.stderr.write(f"Installing {' '.join(wanted)} with apt-get beside the first tests ...\n")
