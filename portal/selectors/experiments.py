@@ -90,6 +90,7 @@ class RegisteredModel:
     newest: str
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Version by alias."""
+    tags: Mapping[str, str] = field(default_factory=dict)
 
 
 class ProjectModel(NamedTuple):
@@ -242,12 +243,17 @@ def artifact_path(project: Project, run: Run, path: str) -> str:
     return f"workspaces/{project.public_id}/{run.experiment}/{run.id}/artifacts/{path}"
 
 
-def list_models(projects: Sequence[Project], limit: int, offset: int = 0) -> ModelPage:
-    """Return some models of the projects in one request, last changed first."""
+def list_models(projects: Sequence[Project], limit: int, offset: int = 0, *, search: str = "") -> ModelPage:
+    """Return some models of the projects in one request, last changed first.
+
+    ``search`` is part of the name of a model or project, of a description or of a tag; blank: all.
+    """
     by_id = {project.public_id: project for project in projects}
     if not by_id:
         return ModelPage([], has_more=False)
-    body = {"workspaces": list(by_id), "max_results": limit, "offset": offset}
+    text = search.lower()
+    named = [key for key, project in by_id.items() if text in project.name.lower()]
+    body = {"workspaces": list(by_id), "named": named, "text": text, "max_results": limit, "offset": offset}
     found = call("", "POST", MODEL_LIST_ENDPOINT, body)
     rows = [ProjectModel(by_id[each["workspace"]], _model(each)) for each in found["registered_models"]]
     return ModelPage(rows, found["has_more"])
@@ -312,6 +318,11 @@ def _model(raw: Mapping[str, Any]) -> RegisteredModel:
         changed_at=_time(raw.get("last_updated_timestamp")),
         newest=str(max(versions)) if versions else "",
         aliases={each["alias"]: str(each["version"]) for each in raw.get("aliases", [])},
+        tags={
+            each["key"]: each["value"]
+            for each in raw.get("tags", [])
+            if not each["key"].startswith("mlflow.")
+        },
     )
 
 

@@ -20,14 +20,24 @@ SELECT model.workspace, model.name, model.description, model.last_updated_time,
         AND held.name = model.name AND held.current_stage <> 'Deleted_Internal'),
     (SELECT json_agg(json_build_object('alias', alias, 'version', version) ORDER BY alias)
         FROM registered_model_aliases AS named
-        WHERE named.workspace = model.workspace AND named.name = model.name)
+        WHERE named.workspace = model.workspace AND named.name = model.name),
+    (SELECT json_agg(json_build_object('key', key, 'value', value) ORDER BY key)
+        FROM registered_model_tags AS tag WHERE tag.workspace = model.workspace AND tag.name = model.name
+        AND tag.key NOT LIKE 'mlflow.%%')
 FROM registered_models AS model
-WHERE model.workspace = ANY(%s) AND NOT EXISTS (
+WHERE model.workspace = ANY(%(workspaces)s) AND NOT EXISTS (
     SELECT FROM registered_model_tags AS tag WHERE tag.workspace = model.workspace AND tag.name = model.name
         AND tag.key = 'mlflow.prompt.is_prompt' AND tag.value = 'true'
+) AND (
+    model.workspace = ANY(%(named)s)
+    OR position(%(text)s IN lower(concat_ws(' ', model.name, model.description))) > 0
+    OR EXISTS (
+        SELECT FROM registered_model_tags AS tag WHERE tag.workspace = model.workspace AND tag.name = model.name
+        AND tag.key NOT LIKE 'mlflow.%%' AND position(%(text)s IN lower(concat_ws(' ', tag.key, tag.value))) > 0
+    )
 )
 ORDER BY model.last_updated_time DESC NULLS LAST, model.workspace, model.name
-LIMIT %s OFFSET %s
+LIMIT %(limit)s OFFSET %(offset)s
 """
 
 
@@ -41,16 +51,20 @@ class ModelLists:
         if environ["PATH_INFO"] != _PATH or environ["REQUEST_METHOD"] != "POST":
             return self._application(environ, start_response)
         given = json.loads(environ["wsgi.input"].read())
-        answer = json.dumps(self._list(given["workspaces"], given["max_results"], given["offset"])).encode()
+        answer = json.dumps(self._list(given)).encode()
         start_response("200 OK", [("Content-Type", "application/json"), ("Content-Length", str(len(answer)))])
         return [answer]
 
-    def _list(self, workspaces: list[str], limit: int, offset: int) -> dict[str, Any]:
-        """Return the models in the shape of MLflow's answers, each with its workspace, last changed first."""
+    def _list(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the models in the shape of MLflow's answers, each with its workspace, last changed first.
+
+        ``text`` is part of a name, description or tag, in lower case; all models of ``named`` workspaces match.
+        """
+        limit = given["max_results"]
         connection = self._engine.raw_connection()
         try:
             cursor = connection.cursor()
-            cursor.execute(_STATEMENT, [workspaces, limit + 1, offset])
+            cursor.execute(_STATEMENT, {**given, "limit": limit + 1})
             rows = cursor.fetchall()
         finally:
             connection.close()  # back to the pool, rolled back
@@ -62,7 +76,8 @@ class ModelLists:
                 "last_updated_timestamp": changed,
                 "latest_versions": [{"version": newest}] if newest else [],
                 "aliases": aliases or [],
+                "tags": tags or [],
             }
-            for workspace, name, description, changed, newest, aliases in rows[:limit]
+            for workspace, name, description, changed, newest, aliases, tags in rows[:limit]
         ]
         return {"registered_models": models, "has_more": len(rows) > limit}

@@ -257,6 +257,18 @@ def test_models_of_all_projects_are_those_that_the_user_may_see(
     assert answer.context["models"][1].model.aliases == {"champion": "1"}
     assert [row.is_chosen for row in answer.context["models"]] == [True, False, False]
     assert f'<td data-l="Project">{tracking.project.name}</td>' in answer.content.decode()
+    for search, expected in (
+        ("GRA", ["grasp"]),
+        ("Team rob", ["grasp"]),
+        ("number 1", ["depth"]),
+        (own.name, ["depth", "grasp"]),
+        ("%", []),
+        ("secret", []),
+    ):
+        found = member.get("/models/", {"q": search})
+        assert [row.model.name for row in found.context["models"]] == expected, search
+    assert "No such model" in found.content.decode()
+    assert "team: robots" in member.get("/models/", {"q": "grasp"}).content.decode()
     chosen = {"project": "all", "model": "depth", "model_project": tracking.project.public_id}
     answer = member.get("/models/", chosen)
     assert answer.context["model"].description == "number 0" and answer.context["project"] == tracking.project

@@ -49,6 +49,7 @@ def models(request: HttpRequest, user: User) -> HttpResponse:
         "is_all": is_all,
         "list_project": list_project,
         "stages": MODEL_STAGES,
+        "search": request.GET.get("q", "").strip(),
     }
     if scope:
         try:
@@ -91,10 +92,10 @@ class ModelRow:
 
 def _registry_context(user: User, scope: list[Project], query: QueryDict) -> dict[str, Any]:
     """Return the list, and the chosen model with its versions; the first of the list if none is named."""
-    number = parse_whole_number(query.get("page", "")) or 1
-    listed = selectors.list_models(scope, PAGE_SIZE, (number - 1) * PAGE_SIZE)
+    number, search = parse_whole_number(query.get("page", "")) or 1, query.get("q", "").strip()
+    listed = selectors.list_models(scope, PAGE_SIZE, (number - 1) * PAGE_SIZE, search=search)
     if number > 1 and not listed.models:
-        number, listed = 1, selectors.list_models(scope, PAGE_SIZE)
+        number, listed = 1, selectors.list_models(scope, PAGE_SIZE, search=search)
     chosen = _chosen_model(user, scope, listed.models, query)
     if chosen is None:
         return {"models": []}
