@@ -2,6 +2,7 @@
 import { markSent, restoreDraft, saveDraft } from "./drafts.js";
 
 const DELAY_MS = 220;
+const RETRY_MS = 5000;
 
 export function startLaunch(root) {
   const form = root.querySelector("[data-launch]");
@@ -10,7 +11,7 @@ export function startLaunch(root) {
   let timer = 0;
   const rail = document.getElementById("rail");
   const askNow = () => window.htmx.trigger(rail, "check");
-  const ask = () => { clearTimeout(timer); timer = setTimeout(askNow, DELAY_MS); };
+  const ask = (delay = DELAY_MS) => { clearTimeout(timer); timer = setTimeout(askNow, delay); };
 
   const shape = () => {
     const kind = form.elements.kind.value;
@@ -68,6 +69,7 @@ export function startLaunch(root) {
   for (const part of form.querySelectorAll("[data-lines]")) startLineTable(part, form.elements[part.dataset.lines], ask);
 
   document.addEventListener("htmx:afterSwap", () => markFields(form));
+  for (const failure of ["htmx:responseError", "htmx:sendError"]) rail.addEventListener(failure, () => ask(RETRY_MS));
   document.addEventListener("input", (event) => {
     if (event.target.form !== form) return;
     proportional(["cores", "memory_gib", "shm_mib"].includes(event.target.name));

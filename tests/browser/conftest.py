@@ -98,6 +98,7 @@ def open_as(browser, site, dataset) -> Iterator[Any]:
         page.on("console", lambda line: complaints.append(line.text) if is_complaint(line) else None)
         return page
 
+    make.complaints = complaints  # type: ignore[attr-defined]  # a test takes out those that it provokes
     yield make
     for context in contexts:
         context.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from portal.models import Volume
 from portal.services.projects.secrets import do_save_secret
@@ -39,6 +39,28 @@ def test_the_preview_and_the_lines_of_folded_steps_follow_the_page(open_as) -> N
     page.goto("/launch/?kind=workspace&defaults=1")  # everything is filled in, and nothing is typed
     expect(page.locator("#sum-data")).to_contain_text("your home", timeout=PATIENCE_MS)
     expect(page.locator("#review")).to_contain_text("Copy YAML")
+
+
+def test_a_preview_that_fails_is_requested_again(open_as) -> None:
+    page, failures = open_as("m-okafor"), []
+
+    def fail_twice(route: Route) -> None:
+        failures.append(route)
+        if len(failures) == 1:
+            route.abort()
+        elif len(failures) == 2:
+            route.fulfill(status=503)
+        else:
+            route.continue_()
+
+    page.route("**/launch/check/", fail_twice)
+    page.goto("/launch/?kind=workspace&defaults=1")
+    expect(page.locator("#rail")).to_contain_text("Checking")
+    expect(page.locator("#rail").get_by_role("button", name="Launch")).to_be_enabled()
+    expect(page.locator("#rail")).not_to_contain_text("Checking", timeout=2 * PATIENCE_MS)
+    assert len(failures) == 3
+    provoked = ("Failed to load resource", "Response Status Error Code 503", "[object HTMLElement]")
+    open_as.complaints[:] = [each for each in open_as.complaints if not each.startswith(provoked)]
 
 
 def test_a_job_is_launched_with_few_tabs(open_as) -> None:
