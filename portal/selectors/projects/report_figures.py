@@ -41,7 +41,7 @@ SIZE_GROUPING = "size"
 NO_POOL = 0
 MAX_TRIES = 2
 READ_PERIODS = 8
-"""Whose stored figures a process keeps; those of a month with 100,000 jobs have 2 MB."""
+"""Number of periods whose stored figures a process keeps; those of a month with 100,000 jobs have 2 MB."""
 LOST_COLUMNS = {cause.value: f"lost_{cause.value}_gpu_s" for cause in LossCause}
 MEASURED_COLUMNS = ("measured_gpu_s", "busy_gpu_s", "idle_gpu_s", "joules")
 SUM_COLUMNS = (
