@@ -33,6 +33,7 @@ class FaultyLinkProxy:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="weather-proxy", daemon=True)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: list[asyncio.StreamWriter] = []
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -55,6 +56,9 @@ class FaultyLinkProxy:
         for task in open_tasks:
             task.cancel()
         self._loop.run_until_complete(asyncio.gather(*open_tasks, return_exceptions=True))
+        for writer in self._writers:
+            writer.transport.abort()
+        self._loop.run_until_complete(asyncio.sleep(0))  # the sockets are closed in the next round
         self._loop.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -63,6 +67,7 @@ class FaultyLinkProxy:
         except OSError:
             writer.transport.abort()
             return
+        self._writers += [writer, far_writer]
         passed = _Passed()
         for source, sink in ((reader, far_writer), (far_reader, writer)):
             task = self._loop.create_task(self._pass_on(source, sink, passed, (writer, far_writer)))

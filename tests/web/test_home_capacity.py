@@ -23,6 +23,16 @@ def words(answer) -> str:
     return " ".join(text.split())
 
 
+def preview_of(lab, client):
+    """The answer to the launch form with a job of four GPUs."""
+    typed = {
+        "kind": "training", "name": "run", "project": lab["project"].public_id, "tasks": "1", "gpus_per_task": "4",
+        "environment": lab["environment"].public_id, "command": "true", "cores": "1", "memory_gib": "1",
+        "max_attempts": "1",
+    }  # fmt: skip
+    return client.post(reverse("launch-check"), typed)
+
+
 @pytest.fixture
 def lab():
     """A user in a project below one with a limit; two nodes of four GPUs."""
@@ -67,12 +77,7 @@ def test_the_limit_of_an_ancestor_counts(lab):
     assert "5 more are free, but beyond your quota" in page
     assert "3 could start now, within the limit of a project above." in page
     client = client_of(lab["user"])
-    typed = {
-        "kind": "training", "name": "run", "project": lab["project"].public_id, "tasks": "1", "gpus_per_task": "4",
-        "environment": lab["environment"].public_id, "command": "true", "cores": "1", "memory_gib": "1",
-        "max_attempts": "1",
-    }  # fmt: skip
-    preview = client.post(reverse("launch-check"), typed)
+    preview = preview_of(lab, client)
     for answer in (client.get(reverse("launch")), preview):
         assert {preset.count: preset.fits_now for preset in answer.context["size_presets"]}[4] is False
     assert preview.context["request_now"], preview.context["check"].message
@@ -108,6 +113,8 @@ def test_a_reservation_for_the_project_of_the_user_counts(lab):
     )
     do_save_reservation(lab["admin"], given)
     assert capacity(lab["user"])["gpu_models"][0]["free"] == 8
+    (strip,) = preview_of(lab, client_of(lab["user"])).context["strips"]
+    assert (strip.free, strip.largest_free) == (8, 4)
 
 
 def test_many_gpus_are_counted_by_the_same_rules(lab, monkeypatch):

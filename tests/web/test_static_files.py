@@ -46,6 +46,7 @@ def test_browsers_keep_a_file_with_a_version(file, client):
     def age(address: str) -> str:
         answer = client().get(address)
         answer = asyncio.run(answer) if client is AsyncClient else answer
+        answer.close()
         return answer.headers["Cache-Control"]
 
     assert age(file) == "max-age=60, public"
