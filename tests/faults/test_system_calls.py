@@ -30,7 +30,6 @@ pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.skipif(cannot_trace() is not None, reason=cannot_trace() or ""),
     pytest.mark.timeout(3 * 3600),
-    pytest.mark.long,
 ]
 
 GPUS = 8
@@ -66,7 +65,9 @@ class Testbed:
         lease = leases.acquire(leases.node_lease(self.node.public_id), HOLDER, leases.NODE_TTL_S)
         assert lease is not None
         node = Node.objects.select_related("pool").get(pk=self.node.pk)
-        return on_connected(NodeConnection(open_engine(node), lease, node), time.time())
+        connection = NodeConnection(open_engine(node), lease, node)
+        on_connected(connection, time.time())
+        return connection
 
     def task_of(self, job: Job) -> Task:
         (task,) = [each for each in dispatch.active_tasks(self.node) if each.attempt.job_id == job.pk]
@@ -175,6 +176,14 @@ def sweep(harness: EngineHarness, act: str, stride: int, times: int) -> tuple[in
     return len(calls), died
 
 
+@pytest.mark.rig
+@pytest.mark.parametrize("act", ["plan", "start"])
+def test_killed_at_a_few_system_calls(harness, act: str) -> None:
+    calls, died = sweep(harness, act, stride=40, times=1)
+    assert died >= calls // 60
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("act", ACTS)
 def test_killed_at_every_second_system_call_three_times(harness, capsys, act: str) -> None:
     calls, died = sweep(harness, act, stride=2, times=3)
