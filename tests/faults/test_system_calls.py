@@ -161,7 +161,7 @@ ACTS = {
 
 def sweep(harness: EngineHarness, act: str, stride: int, times: int) -> tuple[int, int]:
     """Kills at each ``stride``-th call; gives how many calls the act makes and how many points were swept."""
-    testbed = Testbed(harness, f"c{act}")
+    testbed = Testbed(harness, f"c{act}-{stride}")
     job = testbed.before(act)
     calls = calls_of(lambda: testbed.do(act, job))
     testbed.heal(ACTS[act], lambda: "before the sweep")
