@@ -21,20 +21,20 @@ SELECT model.workspace, model.name, model.description, model.last_updated_time,
     (SELECT json_agg(json_build_object('alias', alias, 'version', version) ORDER BY alias)
         FROM registered_model_aliases AS named
         WHERE named.workspace = model.workspace AND named.name = model.name),
-    (SELECT json_agg(json_build_object('key', key, 'value', value) ORDER BY key)
-        FROM registered_model_tags AS tag WHERE tag.workspace = model.workspace AND tag.name = model.name
-        AND tag.key NOT LIKE 'mlflow.%%')
+    tags.rows
 FROM registered_models AS model
+LEFT JOIN LATERAL (
+    SELECT json_agg(json_build_object('key', key, 'value', value) ORDER BY key) AS rows,
+        string_agg(concat_ws(' ', key, value), E'\\n') AS text
+    FROM registered_model_tags AS tag
+    WHERE tag.workspace = model.workspace AND tag.name = model.name AND tag.key NOT LIKE 'mlflow.%%'
+) AS tags ON true
 WHERE model.workspace = ANY(%(workspaces)s) AND NOT EXISTS (
     SELECT FROM registered_model_tags AS tag WHERE tag.workspace = model.workspace AND tag.name = model.name
         AND tag.key = 'mlflow.prompt.is_prompt' AND tag.value = 'true'
 ) AND (
     model.workspace = ANY(%(named)s)
-    OR position(%(text)s IN lower(concat_ws(' ', model.name, model.description))) > 0
-    OR EXISTS (
-        SELECT FROM registered_model_tags AS tag WHERE tag.workspace = model.workspace AND tag.name = model.name
-        AND tag.key NOT LIKE 'mlflow.%%' AND position(%(text)s IN lower(concat_ws(' ', tag.key, tag.value))) > 0
-    )
+    OR position(%(text)s IN lower(concat_ws(E'\\n', model.name, model.description, tags.text))) > 0
 )
 ORDER BY model.last_updated_time DESC NULLS LAST, model.workspace, model.name
 LIMIT %(limit)s OFFSET %(offset)s

@@ -21,6 +21,8 @@ def test_the_last_launch_of_the_kind_is_remembered(dataset, client_of, typed):
     assert form["cores"].value() == "3" and form["time_limit_s"].value() == "5 h"
     assert form["name"].value() != job.name
     assert "your last launch" in shown.content.decode()
+    preview = client.post(reverse("launch-check"), form.as_posted().data)
+    assert "time limit 5" in preview.context["summaries"]["limits"]
 
 
 def test_defaults_another_kind_and_another_user_are_not_filled(dataset, client_of, typed):

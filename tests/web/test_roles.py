@@ -69,6 +69,8 @@ def test_roles_in_the_form_are_submitted_unchanged(client_of, dataset, roles) ->
     job = Job.objects.get(name="my run")
     page = client_of("member").get(f"{reverse('launch')}?like={job.public_id}")
     assert 'value="grpc http"' in page.content.decode()
+    preview = client_of("member").post(reverse("launch-check"), page.context["form"].as_posted().data)
+    assert preview.context["request_now"].roles == job.job_roles
     start = initial_from_job(job.owner, job)
     form = LaunchForm(job.owner, initial=start)
     again = LaunchForm(

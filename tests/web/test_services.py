@@ -91,8 +91,10 @@ def test_the_owner_changes_updates_and_stops_a_service(
     post("change-service", replicas="3", idle_timeout_s="120", drain_s="20", access="signed_in")
     assert (service.replicas, service.idle_timeout_s, service.drain_s) == (3, 120, 20)
     assert service.access == "signed_in"
+    form = member.get(f"{reverse('launch')}?kind=service&service={service.public_id}").context["form"]
+    preview = html.unescape(member.post(reverse("launch-check"), form.as_posted().data).content.decode())
     filled = page_of(member, f"{reverse('launch')}?kind=service&service={service.public_id}")
-    assert "This updates a service" in filled and "serve --port" in filled
+    assert "This updates a service" in filled and "serve --port '{port}'" in preview
     typed |= FIELDS | {"service": service.public_id, "command": "serve2 --port {port}", "replicas": "1"}
     assert member.post(reverse("launch"), typed).status_code == 302
     numbers = service.versions.order_by("number").values_list("number", "state")

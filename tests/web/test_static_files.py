@@ -41,6 +41,7 @@ def test_a_file_is_sent_piece_by_piece(file):
     assert same.status_code == 304
 
 
+@pytest.mark.django_db  # the end of a request looks at the connection
 @pytest.mark.parametrize("client", [Client, AsyncClient])
 def test_browsers_keep_a_file_with_a_version(file, client):
     def age(address: str) -> str:

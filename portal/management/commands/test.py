@@ -27,13 +27,11 @@ from portal.standalone.testing_requirements import (
     missing_requirements,
 )
 
-ALL_KINDS = tuple(MACHINE_REQUIREMENTS)
 DEFAULT_KINDS = ("browser",)
-"""Of tests that need something of the machine."""
+"""Of ``MACHINE_REQUIREMENTS``: without --all, the other tests with requirements are left out."""
 DEFAULT_MARKS = "not (rig or gpu or calm)"
-WITHOUT_REQUIREMENTS = "not (rig or browser or gpu or calm)"
-WITH_REQUIREMENTS = "(rig or browser or gpu) and not calm"
 ALL_PARALLEL_MARKS = "not calm"
+WITH_REQUIREMENTS = "(rig or browser or gpu)"
 SERIAL_MARKS = "calm"
 SERIAL_MARK_NAME = "mark.calm"
 NOTHING_COLLECTED, TESTS_FAILED = 5, 1
@@ -62,7 +60,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         began = time.monotonic()
         complete = bool(options["all"] or options["long"] or options["paths"])
-        kinds = ALL_KINDS if complete else DEFAULT_KINDS
+        kinds = tuple(MACHINE_REQUIREMENTS) if complete else DEFAULT_KINDS
         installing = None if options["no_install"] else _start_install(kinds)
         reading = _start_compile()
         try:
@@ -80,9 +78,9 @@ class Command(BaseCommand):
         if installing is None:
             results = [_pytest(marks, cores + 3, *chosen)]
         else:
-            results = [_pytest(WITHOUT_REQUIREMENTS, cores + 1, *chosen)]
+            results = [_pytest(f"not {WITH_REQUIREMENTS} and {marks}", cores + 1, *chosen)]
             self._finish_install(*installing)
-            results.append(_pytest(f"{WITH_REQUIREMENTS} and ({marks})", cores + 3, *chosen))
+            results.append(_pytest(f"{WITH_REQUIREMENTS} and {marks}", cores + 3, *chosen))
         if complete:
             serial = [] if options["paths"] else _serial_files()
             results.append(_pytest(SERIAL_MARKS, cores + 3, *chosen, *serial))

@@ -48,7 +48,7 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class LaunchPreview:
-    """``kind``: now, waits, never, wrong (a field is invalid) or unknown (the scheduler did not answer)."""
+    """``kind``: now, waits, never, wrong (a field is invalid), unknown (the scheduler did not answer) or pending."""
 
     kind: str
     title: str

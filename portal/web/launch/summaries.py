@@ -11,7 +11,7 @@ MAX_COMMAND = 60
 
 
 def step_summaries(request: JobRequest | None) -> dict[str, str]:
-    """Return what each step of a valid form requests, or else what it is about, by the name of the step."""
+    """Return a line for each folded step, by its name: what it requests, or without a request what it is for."""
     if request is None:
         return {
             "environment": _("The software it runs in, and what to run."),

@@ -299,11 +299,11 @@ def _environment_choices(user: User) -> list[EnvironmentChoice]:
 def _context(
     user: User, form: LaunchForm, shown: list[EnvironmentChoice], shares: list[ResourcesPerGpu]
 ) -> dict[str, Any]:
-    """Return the context of the page. Only a refused form has its preview; the others load it at once."""
+    """Return the context of the page. Only a refused form has its preview; others request it at once."""
     chosen = form["environment"].value()
-    return (_preview_context(user, form) if form.is_bound else _unpreviewed_context(user, form)) | {
+    return (_preview_context(user, form) if form.is_bound else _pending_context(user, form)) | {
         "form": form,
-        "has_environment": any(chosen == each.availability.environment.public_id for each in shown),
+        "environment_is_offered": any(chosen == each.availability.environment.public_id for each in shown),
         "resources_per_gpu": json.dumps([asdict(share) for share in shares]),
         "environments": shown,
         "secrets": visible_secrets(user).order_by("project__name", "name"),
@@ -313,10 +313,11 @@ def _context(
     }
 
 
-def _unpreviewed_context(user: User, form: LaunchForm) -> dict[str, Any]:
-    project = launchable_projects(user).filter(public_id=form["project"].value()).first()
-    shares = _quota_usage(user, project)
-    return _capacity_context(form, shares, cluster_overview.free_capacity(user, shares))
+def _pending_context(user: User, form: LaunchForm) -> dict[str, Any]:
+    """Return the context of an initial form, whose preview is not computed yet."""
+    shares = _quota_usage(user, launchable_projects(user).filter(public_id=form["project"].value()).first())
+    pending = LaunchPreview("pending", _("When it would start"), _("The scheduler computes it."))
+    return _capacity_context(form, shares, cluster_overview.free_capacity(user, shares)) | {"check": pending}
 
 
 def _quota_usage(user: User, project: Project | None) -> list[QuotaUsage]:
