@@ -70,3 +70,14 @@ def test_test_files_named_in_the_documentation_exist() -> None:
     }
     assert len(named) > 50
     assert {(page, path) for page, path in named if not (ROOT / "tests" / path).exists()} == set()
+
+
+def test_comments_of_templates_end_on_their_line() -> None:
+    """Django shows longer ones on the page."""
+    open_comments = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in sorted((ROOT / "templates").rglob("*.html"))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if line.count("{#") != line.count("#}")
+    ]
+    assert open_comments == []
