@@ -18,6 +18,7 @@ function colour(name) { // light-dark() is resolved only on a real property
 
 const minute = (seconds) => clock(seconds * 1000);
 const SHORT_S = 300; // below this the axis counts seconds
+const SECOND_STEPS_S = [1, 5, 10, 15, 30, 60];
 const TIME_STEPS_S = [60, 300, 900, 1800, 3600, 7200, 21600, 43200, 86400, 172800, 604800];
 const LINE_COLOURS = ["--fw-c1", "--fw-c2", "--fw-c3", "--fw-c4"];
 const MAX_KEYS = 16; // beyond it the readout names only the mean
@@ -50,7 +51,7 @@ function options(host, names, unit, top, said = (value) => `${rounded(value)}\u0
     },
     scales: { x: { time: true, range: span }, y: { range: (u, low, high) => [0, top ?? Math.max(1, high * 1.1)] } },
     axes: [
-      { stroke: ink, font, grid: { show: false }, ticks: { show: false }, size: 22, gap: 4, values: (u, at) => at.map((s) => clock(s * 1000, u.scales.x.max - u.scales.x.min < SHORT_S)), space: 70 },
+      { stroke: ink, font, grid: { show: false }, ticks: { show: false }, size: 22, gap: 4, incrs: (u, axis, low, high) => (high - low < SHORT_S ? SECOND_STEPS_S : TIME_STEPS_S), values: (u, at) => at.map((s) => clock(s * 1000, u.scales.x.max - u.scales.x.min < SHORT_S)), space: 70 },
       { stroke: ink, font, grid: { stroke: line, width: 1 }, ticks: { show: false }, size: 44, gap: 6, space: 28, values: (u, at) => at.map((v) => `${v}${unit === "%" ? "%" : ""}`) },
     ],
     series: [{}, ...names.map((name, i) => ({
@@ -179,14 +180,18 @@ async function fill(box) {
 
 function drawForecast(host) { // start times over the time of the forecast, with the band from p10 to p90
   const data = JSON.parse(host.dataset.forecast);
-  const names = ["earliest", "median", "latest"];
+  const names = [translated("earliest"), translated("latest"), translated("median")]; // the band would cover a median before it
   const made = options(host, names, "", undefined, minute);
   made.scales.y = { range: (u, low, high) => [low - 60, high + 60] };
   Object.assign(made.axes[1], { size: 64, incrs: TIME_STEPS_S, values: (u, at) => at.map(minute) });
-  made.bands = [{ series: [3, 1], fill: colour("--fw-run-wash") }];
+  made.bands = [{ series: [2, 1], fill: colour("--fw-run-wash") }];
+  const stepped = uPlot.paths.stepped({ align: 1 }); // a forecast holds until the next one
+  for (const series of made.series.slice(1)) series.paths = stepped;
+  made.series[3].width = 2;
+  const until = (values) => (data.until ? [...values, values.at(-1)] : values);
   charts.get(host)?.destroy();
   host.replaceChildren();
-  charts.set(host, new uPlot(made, [data.at, data.p10, data.p50, data.p90], host));
+  charts.set(host, new uPlot(made, [data.until ? [...data.at, data.until] : data.at, until(data.p10), until(data.p90), until(data.p50)], host));
 }
 
 export function drawCharts(root) {

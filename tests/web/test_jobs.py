@@ -416,6 +416,34 @@ def test_rest_names_the_preempting_job_only_to_those_who_may_see_it(dataset, cli
     assert (hidden["job"], hidden["project"], hidden["reason"]) == (None, None, "reclaimed")
 
 
+def test_a_waiting_job_shows_nodes_by_free_gpus_and_the_places_of_jobs_ahead(dataset, client_of):
+    job, hidden = dataset.jobs["depth-anything-ft"], dataset.jobs["llama-eval-suite"]
+    first = factories.job(job.owner, job.project, job.environment, pool=job.pool, name="probe")
+    now = timezone.now()
+    JobVerdict.objects.create(
+        job=first,
+        code="insufficient_resources",
+        message="None is free.",
+        decided_at=now,
+        code_since=now,
+        p10_at=now + dt.timedelta(hours=1),
+        p50_at=now + dt.timedelta(hours=2),
+        p90_at=now + dt.timedelta(hours=3),
+    )
+    details = {"needed_gpus": 8.0, "free_gpus": 5, "nodes_with_0_free": 1, "nodes_with_1_free": 3}
+    JobVerdict.objects.filter(job=job).update(
+        details=details, jobs_ahead=[hidden.public_id, first.public_id], p10_at=None
+    )
+    shown = words(client_of("member").get(reverse("job", args=[job.public_id])))
+    plain = shown.replace("\xa0", " ").replace("&nbsp;", " ")
+    rows = re.findall(r'(\d) free</span><i data-css="p:(\d+)"[^>]*></i><span>(\d) nodes?<', plain)
+    assert rows == [("1", "75", "3"), ("0", "25", "1")] and "it needs 8 GPUs of one node" in plain
+    assert "Nodes with" not in shown and "Free GPUs</dt><dd>5<" in shown
+    (ahead,) = re.findall(r'<tr><td class="fw-num" data-l="Position">(.*?)</tr>', shown)
+    assert ahead.startswith("2<") and "probe" in ahead and hidden.name not in shown
+    assert "Insufficient resources" in ahead and ahead.count("<time") == 3  # waits since; starts from, to
+
+
 def test_a_training_run_shows_its_last_checkpoint_or_that_none_was_reported(dataset, client_of):
     job, client = dataset.jobs["vit-h-pretrain"], client_of("member")
 
@@ -425,13 +453,22 @@ def test_a_training_run_shows_its_last_checkpoint_or_that_none_was_reported(data
     def reported() -> str | None:
         return client.get(f"/api/v1/jobs/{job.public_id}/").json()["attempts"][0]["checkpoint_at"]
 
-    assert "No checkpoint reported" in page() and reported() is None
+    running_at = timezone.now() - dt.timedelta(minutes=30)
+    Attempt.objects.filter(job=job).update(running_at=running_at)
+    assert re.search(
+        r"Last checkpoint</dt><dd>none<span [^>]*>8\.0 GPU-h lost if it stopped now\. A program reports one",
+        page(),
+    )
+    assert reported() is None
     attempt = Attempt.objects.select_related("job").get(job=job)
     now = timezone.now()
     assert record_checkpoint(attempt, 360.0, polled_at=now)
     shown_page = page()
-    assert re.search(r"Last checkpoint <time [^>]*>6 min( \d+ s)? ago</time>", shown_page)
-    assert "No checkpoint reported" not in shown_page
+    lost = r"1\.6\d? GPU-h lost if it stopped now"  # 16 GPUs for six minutes
+    assert re.search(
+        rf"Last checkpoint</dt><dd><time [^>]*>6 min( \d+ s)? ago</time><span [^>]*>{lost}", shown_page
+    ), shown_page
+    assert "A program reports one" not in shown_page
     saved_at = now - dt.timedelta(seconds=360)
     assert reported() == saved_at.isoformat().replace("+00:00", "Z")
     assert saved_at.isoformat(timespec="seconds") in page("job-run")
@@ -451,15 +488,16 @@ def test_a_job_shows_progress_and_rate(dataset, client_of):
         assert record_progress(rows.get(job=job), 0, done, ago_s, polled_at=now)
 
     now = timezone.now()
-    assert " done, " not in page() and reported() is None
+    assert "Completed units" not in page() and reported() is None
     report(60_000, 120.0)
     assert re.search(
-        r"60,000 done, the rate follows after a minute of reports, reported <time [^>]*>2 min( \d+ s)? ago</time>",
+        r"Completed units</dt><dd>60,000<span [^>]*>the rate follows after a minute of reports, "
+        r"reported <time [^>]*>2 min( \d+ s)? ago</time>",
         page(),
     )
     assert reported()["per_s"] is None
     report(66_000, 20.0)
-    assert re.search(r"66,000 done, 60 a second, reported <time [^>]*>\d+ s ago</time>", page())
+    assert re.search(r"66,000<span [^>]*>60 a second, reported <time [^>]*>\d+ s ago</time>", page())
     assert "60 a second" in page("job-run")
     said = reported()
     assert (said["done"], said["previous_done"], said["per_s"], said["gpus"]) == (66_000, 60_000, 60.0, 16)

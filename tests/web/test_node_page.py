@@ -29,7 +29,7 @@ def test_outdated_programs_are_reported_on_the_page_and_in_the_list(dataset, cli
     shares = {"enforced": False, "message": "Shares of its GPUs are not enforced: it lacks MPS."}
     hello = {"versions": versions, "version_warnings": [OLD], "gpu_sharing": shares}
     Node.objects.filter(pk=node.pk).update(agent_info=hello)
-    assert member.get(reverse("cluster")).content.decode().count("1 outdated") == 2  # map and table
+    assert member.get(reverse("cluster")).content.decode().count("1 outdated program") == 2  # map and table
     page = page_of(member, node)
     assert OLD in page
     assert "<dt>Kernel</dt><dd>6.1.0-18-amd64</dd>" in page

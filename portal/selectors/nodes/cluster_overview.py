@@ -75,6 +75,19 @@ class NodeSummary:
         return f"{self.name}: " + ", ".join(f"{n} {look}" for look, n in count.items())
 
 
+FreeGpuRow = tuple[int, int, int]
+"""A number of free GPUs, the nodes that have so many, and these in percent of all."""
+
+
+def free_gpu_rows(nodes_by_free: Mapping[int, int]) -> list[FreeGpuRow]:
+    """Return a row for each number of free GPUs, most first."""
+    counted = sum(nodes_by_free.values())
+    return [
+        (free, nodes, round(100 * nodes / counted))
+        for free, nodes in sorted(nodes_by_free.items(), reverse=True)
+    ]
+
+
 @dataclass
 class GpuModelSummary:
     """A GPU model: how many GPUs there are, and how many one user could get now.
@@ -111,13 +124,8 @@ class GpuModelSummary:
         self.largest_free = max(self.largest_free, free if allowed is None else min(free, allowed))
 
     @property
-    def histogram(self) -> list[tuple[int, int, int]]:
-        """Numbers of free GPUs, most first, with the nodes that have so many, and these in percent of all."""
-        counted = sum(self.nodes_by_free.values())
-        return [
-            (free, nodes, round(100 * nodes / counted))
-            for free, nodes in sorted(self.nodes_by_free.items())[::-1]
-        ]
+    def histogram(self) -> list[FreeGpuRow]:
+        return free_gpu_rows(self.nodes_by_free)
 
     @property
     def message(self) -> str:

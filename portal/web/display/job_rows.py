@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable
+import re
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -375,14 +376,25 @@ def state_label(code: str) -> str:
     return _(STATE_LABELS[code]) if code else ""
 
 
-def verdict_details(verdict: JobVerdict) -> list[tuple[str, Any]]:
-    """Return the numbers of a verdict with readable labels, without lists and tables."""
+_NODES_BY_FREE = re.compile(r"nodes_with_(\d+)_free")
+
+
+def nodes_by_free(verdict: JobVerdict) -> dict[int, int]:
+    """Return how many nodes that suit the job had each number of free GPUs when the verdict was decided."""
+    matches = ((_NODES_BY_FREE.fullmatch(name), nodes) for name, nodes in verdict.details.items())
+    return {int(match[1]): nodes for match, nodes in matches if match}
+
+
+def verdict_details(verdict: JobVerdict, without: Collection[str] = ()) -> list[tuple[str, Any]]:
+    """Return the numbers of a verdict with readable labels, without lists, tables and the details named."""
     plain = []
     for name, value in verdict.details.items():
         if isinstance(value, bool) or not isinstance(value, (int, float, str)) or name == "pool":
             continue  # the message already names the pool
         if name.endswith(("_from_s", "_until_s", "_before_s")):
             continue  # the message already names the time
+        if name in without or _NODES_BY_FREE.fullmatch(name):
+            continue  # nodes_by_free()
         if isinstance(value, float):
             value = f"{value:g}"
         title = name

@@ -7,9 +7,11 @@ import json
 from django.core.paginator import Paginator
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
+from django.utils import timezone
 
 from portal.access import AccessPolicy, Permission, require_permission
-from portal.models import AuditEntry, User
+from portal.domain.states import JobState
+from portal.models import AuditEntry, Job, User
 from portal.selectors.jobs.jobs import get_job, job_events
 from portal.web.admin.audit import changed_fields
 from portal.web.display.job_rows import current_verdict, verdict_details
@@ -35,7 +37,7 @@ def scheduling(request: HttpRequest, user: User, public_id: str) -> HttpResponse
     shown = {
         "tab": "scheduling",
         "revisions": revisions,
-        "chart": json.dumps({"at": times.pop("made"), **times}),
+        "chart": json.dumps({"at": times.pop("made"), "until": _last_forecast_until(found), **times}),
         "verdict": verdict,
         "verdict_details": verdict_details(verdict) if verdict else [],
         "events": dedupe_events(
@@ -43,6 +45,11 @@ def scheduling(request: HttpRequest, user: User, public_id: str) -> HttpResponse
         ),
     }
     return render(request, "job/scheduling.html", job_page_context(user, found) | shown)
+
+
+def _last_forecast_until(job: Job) -> float | None:
+    """Return until when its last forecast is valid, in seconds since 1970; None once it no longer waits."""
+    return timezone.now().timestamp() if job.state == JobState.PENDING else None
 
 
 @page(AccessPolicy.SIGNED_IN)

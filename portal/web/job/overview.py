@@ -33,7 +33,7 @@ from portal.models import (
     UserRequest,
 )
 from portal.selectors.failure_rules import identified_failure
-from portal.selectors.jobs.checkpoints import stalled_since
+from portal.selectors.jobs.checkpoints import loss_now, stalled_since
 from portal.selectors.jobs.idle import idle_status
 from portal.selectors.jobs.jobs import (
     attempts_preempted_for,
@@ -49,7 +49,7 @@ from portal.selectors.jobs.phases import attempt_phases, pending_phases
 from portal.selectors.jobs.progress import attempt_progress, compare_job_layouts, measure_program
 from portal.selectors.jobs.reruns import rerun_relations
 from portal.selectors.jobs.time_limits import extension_allowance_s, job_extensions, warning_lead_s
-from portal.selectors.nodes.cluster_overview import GpuSquare, build_square
+from portal.selectors.nodes.cluster_overview import GpuSquare, build_square, free_gpu_rows
 from portal.selectors.scheduling.fair_share_breakdown import list_breakdowns
 from portal.selectors.scheduling.settings import effective_pool_settings
 from portal.selectors.services import service_of_job
@@ -57,11 +57,19 @@ from portal.services.jobs.launching import attempt_ranks
 from portal.services.jobs.notebooks import find_notebook_run
 from portal.services.jobs.reruns import checked_out_commit, compare_with_source
 from portal.services.jobs.time_limits import MIN_EXTENSION_S
+from portal.services.lifecycle.work_ledger import last_saved_at
 from portal.stored_texts import translate_stored
 from portal.visibility import private_fields
 from portal.web.display.formatting import duration
 from portal.web.display.idle_text import idle_rule_text
-from portal.web.display.job_rows import STATE_DISPLAY, JobRow, current_verdict, job_rows, verdict_details
+from portal.web.display.job_rows import (
+    STATE_DISPLAY,
+    JobRow,
+    current_verdict,
+    job_rows,
+    nodes_by_free,
+    verdict_details,
+)
 from portal.web.job.failure import build_failure_summary
 from portal.web.job.fair_share_breakdown import fair_share_texts
 from portal.web.job.forecast_display import build_forecast_display
@@ -69,6 +77,9 @@ from portal.web.views import page, render_live
 
 TIMELINE_EVENTS = 60
 SHOWN_RANKS = 16
+SHOWN_JOBS_AHEAD = 10
+BREAKDOWN_DETAILS = ("used_gpus", "fair_share_gpus")
+"""Of a verdict: what the fair-share breakdown beside it shows."""
 EXTENSION_CHOICES_S = (1800, 3600, 4 * 3600, 12 * 3600, 24 * 3600)
 
 
@@ -123,12 +134,16 @@ def overview_context(user: User, found: Job) -> dict[str, Any]:
     idle = idle_status(found, last)
     measured = measure_program(found)
     waits_for = verdict if found.state == JobState.PENDING and not found.held else None
+    breakdowns = fair_share_texts(list_breakdowns(user, found)) if waits_for else []
     return context | {
         "phases": job_phases(row, last),
         "verdict": waits_for,
         "forecast": build_forecast_display(user, found, waits_for) if waits_for else None,
-        "breakdowns": fair_share_texts(list_breakdowns(user, found)) if waits_for else [],
-        "verdict_details": verdict_details(verdict) if verdict else [],
+        "breakdowns": breakdowns,
+        "verdict_details": verdict_details(verdict, BREAKDOWN_DETAILS if breakdowns else ())
+        if verdict
+        else [],
+        "nodes_by_free": free_gpu_rows(nodes_by_free(waits_for)) if waits_for else [],
         "jobs_ahead": _jobs_ahead(user, found),
         "jobs_ahead_count": max(verdict.details.get("jobs_ahead", 0), len(verdict.jobs_ahead))
         if verdict
@@ -145,6 +160,7 @@ def overview_context(user: User, found: Job) -> dict[str, Any]:
         "idle_rule": idle_rule_text(idle.settings_sheet, idle.kind) if idle else None,
         "may_revoke": bool(idle and idle.exemption) and can(user, Permission.MANAGE, found.project),
         "progress": attempt_progress(last) if last else None,
+        "loss": loss_now(found, last, last_saved_at(last)) if last and row.may_lose_work else None,
         "stalled_at": stalled_since(last) if last else None,
         "service": service_of_job(user, found) if found.kind == JobKind.SERVICE.value else None,
         "notebook": find_notebook_run(user, found),
@@ -332,12 +348,15 @@ def task_rows(attempt: Attempt | None) -> list[TaskRow]:
     return places
 
 
-def _jobs_ahead(user: User, found: Job) -> list[JobRow]:
+def _jobs_ahead(user: User, found: Job) -> list[tuple[int, JobRow]]:
+    """Return the visible jobs among the first ahead of it, with their places in the queue."""
     verdict = current_verdict(found)
     if verdict is None or found.state != JobState.PENDING or not verdict.jobs_ahead:
         return []
-    visible = {row.public_id: row for row in list_jobs(user).filter(public_id__in=verdict.jobs_ahead[:10])}
-    return job_rows(user, [visible[name] for name in verdict.jobs_ahead[:10] if name in visible])
+    first = verdict.jobs_ahead[:SHOWN_JOBS_AHEAD]
+    visible = {row.public_id: row for row in list_jobs(user).filter(public_id__in=first)}
+    places = [place for place, name in enumerate(first, start=1) if name in visible]
+    return list(zip(places, job_rows(user, [visible[first[place - 1]] for place in places]), strict=True))
 
 
 def _default_log_task(attempt: Attempt | None) -> Task | None:
