@@ -83,7 +83,7 @@ def campaign(*words: str) -> str:
     return done.stdout.splitlines()[-1]
 
 
-@pytest.mark.calm
+@pytest.mark.heavy
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("count", [1, pytest.param(5, marks=pytest.mark.long)])
 def test_a_few_episodes(count: int) -> None:
@@ -93,7 +93,7 @@ def test_a_few_episodes(count: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.calm
+@pytest.mark.heavy
 @pytest.mark.timeout(4 * 3600)
 def test_two_hundred_episodes(capsys: pytest.CaptureFixture[str]) -> None:
     reported = campaign("--episodes", "200", "--seed", secrets.token_hex(4))

@@ -56,7 +56,7 @@ from portal.models import Job
 print(Job.objects.count())
 """
 
-pytestmark = [pytest.mark.calm, pytest.mark.early, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.heavy, pytest.mark.early, pytest.mark.timeout(240)]
 
 
 @dataclass

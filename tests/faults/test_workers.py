@@ -23,7 +23,7 @@ from tests.engine_harness import EngineHarness, containers_alive, engine_harness
 from tests.faults.counted_job import submit
 from tests.time_budget import budget_s
 
-pytestmark = [pytest.mark.calm, pytest.mark.early, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.heavy, pytest.mark.early, pytest.mark.django_db(transaction=True)]
 
 TAKEOVER_WITHIN_S = 15.0
 HEALED_WITHIN_S = 60.0

@@ -28,7 +28,7 @@ WORKERS = {"worker-cycle", "worker-ask", "worker-replay", "worker-nodes", "colle
 KEYS = {"gateway": "TUNNEL", "worker-nodes": "CONTROL", "collector": "WATCH"}
 START_LIMIT_S = 120
 
-pytestmark = [pytest.mark.calm, pytest.mark.early, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.heavy, pytest.mark.early, pytest.mark.timeout(300)]
 
 
 def free_port() -> int:

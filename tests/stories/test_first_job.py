@@ -28,7 +28,7 @@ from tests.stories.users import Person, add_node, eventually, invite, set_quota
 pytestmark = [
     pytest.mark.rig,
     pytest.mark.browser,
-    pytest.mark.calm,
+    pytest.mark.heavy,
     pytest.mark.early,
     pytest.mark.timeout(600),
 ]

@@ -26,7 +26,7 @@ from tests.stories.users import POOL, Person, add_node, eventually, invite
 pytestmark = [
     pytest.mark.rig,
     pytest.mark.browser,
-    pytest.mark.calm,
+    pytest.mark.heavy,
     pytest.mark.long,
     pytest.mark.timeout(3000),
 ]

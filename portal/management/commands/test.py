@@ -1,7 +1,4 @@
-"""`manage.py test`: the tests that need neither root nor containers; with `--all` the others, too.
-
-First those that can run in parallel, then those with few others beside them.
-"""
+"""`manage.py test`: the tests that need neither root nor containers; with `--all` the others, too."""
 
 from __future__ import annotations
 
@@ -29,11 +26,8 @@ from portal.standalone.testing_requirements import (
 
 DEFAULT_KINDS = ("browser",)
 """Of ``MACHINE_REQUIREMENTS``: without --all, the other tests with requirements are left out."""
-DEFAULT_MARKS = "not (rig or gpu or calm)"
-ALL_PARALLEL_MARKS = "not calm"
+DEFAULT_MARKS = "not (rig or gpu or heavy)"
 WITH_REQUIREMENTS = "(rig or browser or gpu)"
-SERIAL_MARKS = "calm"
-SERIAL_MARK_NAME = "mark.calm"
 NOTHING_COLLECTED, TESTS_FAILED = 5, 1
 MAX_REPEATED = 5
 """More failures than this are no accident of timing."""
@@ -73,18 +67,15 @@ class Command(BaseCommand):
         chosen = [*options["paths"], *(["--long"] if options["long"] else [])]
         chosen += ["-k", options["expression"]] if options["expression"] else []
         cores = min(len(os.sched_getaffinity(0)), 8)
-        marks = ALL_PARALLEL_MARKS if complete else DEFAULT_MARKS
+        marks = "" if complete else DEFAULT_MARKS
         # Tests wait as much as they compute: more workers than cores.
         if installing is None:
             results = [_pytest(marks, cores + 3, *chosen)]
         else:
-            results = [_pytest(f"not {WITH_REQUIREMENTS} and {marks}", cores + 1, *chosen)]
+            results = [_pytest(_both(f"not {WITH_REQUIREMENTS}", marks), cores + 1, *chosen)]
             self._finish_install(*installing)
-            results.append(_pytest(f"{WITH_REQUIREMENTS} and {marks}", cores + 3, *chosen))
-        if complete:
-            serial = [] if options["paths"] else _serial_files()
-            results.append(_pytest(SERIAL_MARKS, cores + 3, *chosen, *serial))
-        else:
+            results.append(_pytest(_both(WITH_REQUIREMENTS, marks), cores + 3, *chosen))
+        if not complete:
             self.stdout.write("Tests with nodes, containers and whole portals were not run: add --all.")
         self.stdout.write(f"Tests took {time.monotonic() - began:.0f} s.")
         if all(code == NOTHING_COLLECTED for code in results):
@@ -106,10 +97,8 @@ class Command(BaseCommand):
             self.stderr.write("apt-get did not install everything; the tests below report what is missing.")
 
 
-def _serial_files() -> list[str]:
-    """Return the files that use the mark, so that workers of the last part do not import all others."""
-    files = sorted((Path(settings.BASE_DIR) / "tests").rglob("test_*.py"))
-    return [str(path) for path in files if SERIAL_MARK_NAME in path.read_text()]
+def _both(first: str, second: str) -> str:
+    return f"{first} and {second}" if second else first
 
 
 def _start_compile() -> subprocess.Popen[bytes] | None:
