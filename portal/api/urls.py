@@ -105,7 +105,7 @@ V1: list[URLPattern | URLResolver] = [
     path("jobs/<slug:job>/files/archive/", files.JobFileArchiveView.as_view()),
     path("jobs/<slug:job>/files/directories/", files.JobDirectoriesView.as_view()),
     path("jobs/<slug:job>/ranks/", ranks.JobRanksView.as_view()),
-    path("jobs/<slug:job>/events/", jobs.JobEventsView.as_view()),
+    path("jobs/<slug:job>/events/", jobs.JobEventsView.as_view(), name="api-job-events"),
     path("jobs/<slug:job>/launch/", launchers.JobLaunchView.as_view()),
     path("launchers/", launchers.LaunchersView.as_view()),
     path("workspaces/", workspaces.WorkspacesView.as_view()),

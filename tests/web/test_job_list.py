@@ -173,6 +173,26 @@ def test_a_waiting_job_is_changed_on_its_page(dataset, client_of):
     assert "Not changed. It has started" in text(client.post(runs, data, follow=True))
 
 
+def test_the_suggested_change_can_be_made_in_place_while_a_job_has_not_run(dataset, client_of):
+    job, client = Job.objects.get(name="depth-anything-ft"), client_of("member")
+    page, form = (reverse(name, args=[job.public_id]) for name in ("job", "job-change"))
+    assert f'href="{form}?suggested=1"' in text(client.get(page))
+    assert f'href="{form}?suggested=1"' not in text(client_of("a-lindqvist").get(page))  # may not change it
+    shown = client.get(f"{form}?suggested=1").context["form"]
+    values = {name: shown[name].value() for name in shown.fields}
+    assert values["gpus_per_task"] == 4 and values["gpu_model"] == "NVIDIA A100-SXM4-80GB"
+    assert client.get(form).context["form"]["gpus_per_task"].value() == 8
+    client.post(form, {name: value for name, value in values.items() if value not in (None, False)})
+    job.refresh_from_db()
+    assert (job.gpus_per_task, job.gpu_model) == (4, "NVIDIA A100-SXM4-80GB")
+    anything = {"kind": "other_model", "message": "It would start now.", "fields": {"gpu_model": None}}
+    JobVerdict.objects.filter(job=job).update(suggestion=anything)
+    assert client.get(f"{form}?suggested=1").context["form"]["gpu_model"].value() == ""
+    Job.objects.filter(pk=job.pk).update(attempt_count=1)  # it has run: its GPUs stay
+    assert "suggested=1" not in text(client.get(page))
+    assert client.get(f"{form}?suggested=1").context["form"].initial["gpu_model"] == "NVIDIA A100-SXM4-80GB"
+
+
 def test_the_queue_has_buttons_that_move_own_jobs(dataset, client_of):
     job, client = Job.objects.get(name="depth-anything-ft"), client_of("member")
     page = text(client.get(reverse("queue")))

@@ -19,7 +19,7 @@ from django.utils import timezone
 from portal.access import Permission, can, permitted_job_ids
 from portal.domain.reasons import EndReason
 from portal.domain.states import JobKind
-from portal.models import Attempt, AttemptProgress, Forecast, Job, JobVerdict
+from portal.models import Attempt, AttemptProgress, Forecast, Job, JobEvent, JobVerdict
 from portal.selectors.jobs.progress import job_workload_fingerprint
 from portal.selectors.logs.lines import LogLine, displayed_text
 from portal.services.jobs.task_reports import record_checkpoint, record_progress
@@ -665,6 +665,27 @@ def test_the_scheduling_tab_shows_how_the_forecast_moved_and_each_decision(datas
     page = client_of("member").get(reverse("job-scheduling", args=[job.public_id]))
     assert len(json.loads(page.context["chart"])["p50"]) == 2
     assert "1\u00a0h 20\u00a0min sooner" in page.content.decode()
+
+
+def test_the_decisions_about_a_job_can_be_searched_and_have_pages(dataset, client_of):
+    job, member = dataset.jobs["depth-anything-ft"], client_of("member")
+    for number in range(60):
+        JobEvent.objects.create(
+            job=job, kind="verdict", reason="project_limit" if number else "dependency",
+            message=f"Decision {number} at 2026-11-28 03:00 UTC.", details={"free_gpus": number},
+        )  # fmt: skip
+
+    def decisions(query: str) -> list[str]:
+        page = words(member.get(reverse("job-scheduling", args=[job.public_id]) + query))
+        (listed,) = re.findall(r'id="ex-h">.*?</ol>', page)
+        return re.findall(r"Decision \d+ at <time", listed)
+
+    assert decisions("") == [f"Decision {number} at <time" for number in range(59, 9, -1)]
+    assert decisions("?page=2") == [f"Decision {number} at <time" for number in range(9, -1, -1)]
+    assert decisions("?q=decision+59+") == ["Decision 59 at <time"]
+    assert decisions("?q=Dependency") == ["Decision 0 at <time"]  # by the label of its reason
+    nothing = words(member.get(reverse("job-scheduling", args=[job.public_id]) + "?q=%3Cnonsense%3E"))
+    assert "No decision matches." in nothing and "&lt;nonsense&gt;" in nothing
 
 
 def test_the_audit_tab_names_who_changed_the_job_and_hides_addresses(dataset, client_of):

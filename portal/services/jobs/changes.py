@@ -16,7 +16,7 @@ from portal.domain.states import DesiredState, JobKind, JobState
 from portal.domain.stored_texts import stored_text
 from portal.errors import Conflict, InvalidRequest
 from portal.live_events import publish_all_on_commit
-from portal.models import Dependency, Job, JobEvent, User
+from portal.models import Dependency, Job, JobEvent, JobVerdict, User
 from portal.outbox import trigger_cycle
 from portal.services.audit import record_action
 from portal.services.jobs.dependencies import lock_dependencies
@@ -64,6 +64,13 @@ def change_refusal(job: Job, names: Iterable[str] = ()) -> str | None:
     if "project" in names and hasattr(job, "trial"):
         return _("It belongs to a sweep, whose jobs stay in one project.")
     return None
+
+
+def applicable_suggestion(job: Job, verdict: JobVerdict | None) -> dict[str, Any]:
+    """Return the fields with which a waiting job would start now; empty if they cannot be changed in place."""
+    fields: dict[str, Any] = (verdict.suggestion or {}).get("fields", {}) if verdict else {}
+    possible = set(fields) <= set(CHANGEABLE_FIELDS) and not change_refusal(job, fields)
+    return fields if possible else {}
 
 
 def build_changed_request(user: User, job: Job, changes: Mapping[str, Any]) -> JobRequest:

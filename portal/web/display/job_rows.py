@@ -23,7 +23,7 @@ from portal.domain.states import (
     JobKind,
     JobState,
 )
-from portal.models import Attempt, AttemptActivity, Gpu, Job, JobVerdict, Task, User
+from portal.models import Attempt, AttemptActivity, Gpu, Job, JobEvent, JobVerdict, Task, User
 from portal.selectors.jobs.idle import attempt_activity
 from portal.selectors.jobs.time_limits import ends_at
 from portal.web.display.formatting import NBSP, duration, gpu_amount, memory, no_gpu, plural, short_gpu_model
@@ -385,8 +385,8 @@ def nodes_by_free(verdict: JobVerdict) -> dict[int, int]:
     return {int(match[1]): nodes for match, nodes in matches if match}
 
 
-def verdict_details(verdict: JobVerdict, without: Collection[str] = ()) -> list[tuple[str, Any]]:
-    """Return the numbers of a verdict with readable labels, without lists, tables and the details named."""
+def verdict_details(verdict: JobVerdict | JobEvent, without: Collection[str] = ()) -> list[tuple[str, Any]]:
+    """Return the numbers of a verdict or its event with readable labels, except lists, tables and ``without``."""
     plain = []
     for name, value in verdict.details.items():
         if isinstance(value, bool) or not isinstance(value, (int, float, str)) or name == "pool":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from django import forms
@@ -20,6 +22,7 @@ from portal.selectors.jobs.jobs import get_job, visible_job_ids
 from portal.services.jobs.changes import (
     CHANGEABLE_FIELDS,
     WAITING_FIELDS,
+    applicable_suggestion,
     build_changed_request,
     change_refusal,
     do_change_job,
@@ -47,7 +50,10 @@ class ChangeForm(forms.Form):
 
     version = forms.IntegerField(widget=forms.HiddenInput)
 
-    def __init__(self, user: User, job: Job, data: Any = None) -> None:
+    def __init__(
+        self, user: User, job: Job, data: Any = None, proposed: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
+        """``proposed``: values by API name that an unsubmitted form shows instead of the job's."""
         seen, present = visible_jobs(user), Job.objects.filter(dependents__job=job)
         named = visible_job_ids(user, [one.public_id for one in present])
         self.hidden_dependencies = [one for one in present if one.public_id not in named]
@@ -57,6 +63,15 @@ class ChangeForm(forms.Form):
             "pool": job.pool.public_id if job.pool else "",
             "dependencies": [one.public_id for one in present],
         }
+        rules = job_fields()
+        blank = {
+            rules[name].form_name: ""
+            for name, value in proposed.items()
+            if name in rules and value in (None, "")
+        }
+        initial |= form_values(JobSpec, proposed) | blank
+        if "pool" in proposed:
+            initial["pool"] = proposed["pool"] or ""
         super().__init__(data, initial=initial, label_suffix="")
         self.fields |= {name: copy.deepcopy(LaunchForm.base_fields[name]) for name in LAUNCH_FIELDS}
         self.fields |= build_spec_fields(JobSpec)
@@ -79,9 +94,9 @@ class ChangeForm(forms.Form):
         if not profiles:
             del self.fields["mig_profile"]
         self.order_fields(["version", "priority", "time_limit_s", "tasks", "min_tasks", "gpus_per_task"])
-        rules = {rule.form_name: name for name, rule in job_fields().items()}
+        names = {rule.form_name: name for name, rule in rules.items()}
         for name in list(self.fields):
-            field = rules.get(name, name)
+            field = names.get(name, name)
             if name != "version" and (field not in CHANGEABLE_FIELDS or change_refusal(job, [field])):
                 del self.fields[name]
 
@@ -99,7 +114,10 @@ class ChangeForm(forms.Form):
 
 @form_page(AccessPolicy.SIGNED_IN)
 def change(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
-    """Show the form; return the preview to htmx; save the change of a submitted form."""
+    """Show the form; return the preview to htmx; save the change of a submitted form.
+
+    With ``?suggested=1`` the form is filled with the change that the scheduler suggests.
+    """
     job = get_job(user, public_id)
     require_permission(user, Permission.CONTROL, job)
     if refusal := change_refusal(job):
@@ -109,7 +127,8 @@ def change(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
         )
         return redirect("job", public_id)
     posted = request.POST if request.method == "POST" else None
-    form, status = ChangeForm(user, job, posted), 200
+    proposed = applicable_suggestion(job, current_verdict(job)) if "suggested" in request.GET else {}
+    form, status = ChangeForm(user, job, posted, proposed), 200
     if request.headers.get("HX-Request"):
         context = {"job": job, "check": _preview(user, job, form), "verdict": current_verdict(job)}
         return render(request, "job/change_preview.html", context)

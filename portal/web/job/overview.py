@@ -53,11 +53,11 @@ from portal.selectors.nodes.cluster_overview import GpuSquare, build_square, fre
 from portal.selectors.scheduling.fair_share_breakdown import list_breakdowns
 from portal.selectors.scheduling.settings import effective_pool_settings
 from portal.selectors.services import service_of_job
+from portal.services.jobs.changes import applicable_suggestion
 from portal.services.jobs.launching import attempt_ranks
 from portal.services.jobs.notebooks import find_notebook_run
 from portal.services.jobs.reruns import checked_out_commit, compare_with_source
 from portal.services.jobs.time_limits import MIN_EXTENSION_S
-from portal.services.lifecycle.work_ledger import last_saved_at
 from portal.stored_texts import translate_stored
 from portal.visibility import private_fields
 from portal.web.display.formatting import duration
@@ -138,6 +138,7 @@ def overview_context(user: User, found: Job) -> dict[str, Any]:
     return context | {
         "phases": job_phases(row, last),
         "verdict": waits_for,
+        "may_apply_suggestion": row.may_control and bool(applicable_suggestion(found, waits_for)),
         "forecast": build_forecast_display(user, found, waits_for) if waits_for else None,
         "breakdowns": breakdowns,
         "verdict_details": verdict_details(verdict, BREAKDOWN_DETAILS if breakdowns else ())
@@ -160,7 +161,7 @@ def overview_context(user: User, found: Job) -> dict[str, Any]:
         "idle_rule": idle_rule_text(idle.settings_sheet, idle.kind) if idle else None,
         "may_revoke": bool(idle and idle.exemption) and can(user, Permission.MANAGE, found.project),
         "progress": attempt_progress(last) if last else None,
-        "loss": loss_now(found, last, last_saved_at(last)) if last and row.may_lose_work else None,
+        "loss": loss_now(found, last, last.checkpoint_at) if last and row.may_lose_work else None,
         "stalled_at": stalled_since(last) if last else None,
         "service": service_of_job(user, found) if found.kind == JobKind.SERVICE.value else None,
         "notebook": find_notebook_run(user, found),
