@@ -16,3 +16,8 @@ def budget_s(seconds: float) -> float:
     for number in range(_ADDITIONS):
         total += number
     return seconds * max(1.0, (time.monotonic() - began_s) / _REFERENCE_S)
+
+
+def budget_ms(seconds: float) -> float:
+    """Return ``budget_s`` in milliseconds, for Playwright."""
+    return 1000 * budget_s(seconds)

@@ -24,6 +24,7 @@ from tests.rig.node import RigNode
 from tests.rig.rig import Rig
 from tests.stories.portal import StoryPortal
 from tests.stories.users import Person, add_node, eventually, invite, set_quota
+from tests.time_budget import budget_ms
 
 pytestmark = [
     pytest.mark.rig,
@@ -42,13 +43,13 @@ def test_two_teams_share_two_nodes(
 ) -> None:
     admin = Person(browser, portal)
     admin.go(portal.sign_in_link)
-    expect(admin.page).to_have_url(re.compile(r"/account/|/$"), timeout=15_000)
+    expect(admin.page).to_have_url(re.compile(r"/account/|/$"), timeout=budget_ms(15))
 
     # -- machines -------------------------------------------------------------------------------------
     for number, node in enumerate(lab_rig.nodes, start=1):
         add_node(admin, node, f"node{number}")
     page = admin.go("/cluster/")
-    expect(page.get_by_text("8 free").first).to_be_visible(timeout=20_000)
+    expect(page.get_by_text("8 free").first).to_be_visible(timeout=budget_ms(20))
     expect(page.get_by_text("simulated", exact=False).first).to_be_visible()
 
     page = admin.go("/environments/new/")
@@ -77,10 +78,10 @@ def test_two_teams_share_two_nodes(
     page = vera.go("/launch/")
     page.get_by_label("Name", exact=True).fill("probe")
     page.get_by_role("button", name=re.compile("^Launch")).last.click()
-    expect(page).to_have_url(re.compile(r"/jobs/[a-z0-9]+/"), timeout=20_000)
+    expect(page).to_have_url(re.compile(r"/jobs/[a-z0-9]+/"), timeout=budget_ms(20))
     notebook = re.search(r"/jobs/([a-z0-9]+)/", page.url)[1]  # type: ignore[index]
     opener = page.get_by_role("button", name="Open").or_(page.get_by_role("link", name="Open"))
-    expect(opener.first).to_be_enabled(timeout=60_000)
+    expect(opener.first).to_be_enabled(timeout=budget_ms(60))
     with vera.context.expect_page() as opened:
         opener.first.click()
     lab = opened.value
@@ -144,11 +145,11 @@ def test_two_teams_share_two_nodes(
     page = vera.go(f"/jobs/{notebook}/")
     page.get_by_role("button", name="Suspend").click()
     vera.reaches(notebook, "SUSPENDED")
-    expect(page.get_by_text("It holds no GPU; its files are kept.")).to_be_visible(timeout=20_000)
+    expect(page.get_by_text("It holds no GPU; its files are kept.")).to_be_visible(timeout=budget_ms(20))
     page.get_by_role("button", name="Resume").click()
     vera.reaches(notebook, "RUNNING")
     opener = page.get_by_role("button", name="Open").or_(page.get_by_role("link", name="Open"))
-    expect(opener.first).to_be_enabled(timeout=60_000)
+    expect(opener.first).to_be_enabled(timeout=budget_ms(60))
     with vera.context.expect_page() as opened:
         opener.first.click()
     assert run_cell(opened.value, "print(open('kept.txt').read())") == "kept"
@@ -157,17 +158,17 @@ def test_two_teams_share_two_nodes(
 
 def run_cell(lab: Page, code: str) -> str:
     """Runs one cell in a new notebook, over the kernel's WebSocket, and gives the line it printed."""
-    lab.wait_for_selector(".jp-Launcher, .jp-NotebookPanel", timeout=60_000)
+    lab.wait_for_selector(".jp-Launcher, .jp-NotebookPanel", timeout=budget_ms(60))
     if not lab.locator(".jp-Launcher").count():  # the home remembers a notebook that was open when it stopped
         _reset(lab)
-        lab.wait_for_selector(".jp-Launcher", timeout=60_000)
+        lab.wait_for_selector(".jp-Launcher", timeout=budget_ms(60))
     lab.locator(".jp-Launcher").locator("[data-category=Notebook]").first.click()
     cell = lab.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Cell .cm-content").first
-    cell.click(timeout=30_000)
+    cell.click(timeout=budget_ms(30))
     lab.keyboard.insert_text(code)
     lab.wait_for_selector(
         ".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook-ExecutionIndicator[data-status=idle]",
-        timeout=60_000,
+        timeout=budget_ms(60),
     )
     printed = lab.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-OutputArea-output pre").first
     _until_printed(lab, cell, printed)
@@ -190,7 +191,7 @@ def _until_printed(lab: Page, cell: Locator, printed: Locator) -> None:
         cell.click()
         lab.keyboard.press("Shift+Enter")
         with contextlib.suppress(PlaywrightTimeout):
-            return printed.wait_for(timeout=15_000)
+            return printed.wait_for(timeout=budget_ms(15))
     picture = Path(tempfile.gettempdir(), "fairway-story.png")
     lab.screenshot(path=str(picture))
     raise AssertionError(f"the cell printed nothing: {picture}")

@@ -13,15 +13,16 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from tests.rig.node import RigNode
 from tests.stories.portal import StoryPortal
+from tests.time_budget import budget_ms, budget_s
 
 PASSWORD = "a phrase nobody guesses"
 POOL = "pretend"
 
 
 def eventually(check: Callable[[], Any], within_s: float = 40, what: str = "") -> Any:
-    """What ``check`` gives as soon as that is true."""
-    began, last = time.monotonic(), None
-    while time.monotonic() - began < within_s:
+    """What ``check`` gives as soon as that is true; ``within_s`` is scaled by ``budget_s``."""
+    deadline, last = time.monotonic() + budget_s(within_s), None
+    while time.monotonic() < deadline:
         last = check()
         if last:
             return last
@@ -94,7 +95,7 @@ def add_node(admin: Person, node: RigNode, name: str) -> None:
     node.execute("sh", "-s", text_in=page.locator("#script").input_value(), timeout_s=120)
     page.get_by_label("Yes, this is its key").check()
     page.get_by_role("button", name="Add it and test the connection").click()
-    expect(page.get_by_text("Everything works")).to_be_visible(timeout=40_000)
+    expect(page.get_by_text("Everything works")).to_be_visible(timeout=budget_ms(40))
 
 
 def invite(admin: Person, browser: Browser, project: str, username: str) -> Person:
@@ -112,7 +113,7 @@ def invite(admin: Person, browser: Browser, project: str, username: str) -> Pers
     if name.count() > 1:
         name.nth(1).fill(username.title())
     person.page.get_by_role("button", name="Create account").click()
-    expect(person.page.get_by_role("heading", name="My work")).to_be_visible(timeout=15_000)
+    expect(person.page.get_by_role("heading", name="My work")).to_be_visible(timeout=budget_ms(15))
     return person
 
 

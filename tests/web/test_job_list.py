@@ -181,6 +181,8 @@ def test_the_suggested_change_can_be_made_in_place_while_a_job_has_not_run(datas
     shown = client.get(f"{form}?suggested=1").context["form"]
     values = {name: shown[name].value() for name in shown.fields}
     assert values["gpus_per_task"] == 4 and values["gpu_model"] == "NVIDIA A100-SXM4-80GB"
+    names = dict(shown.fields["gpu_model"].choices)
+    assert {"", "NVIDIA H200", "NVIDIA A100-SXM4-80GB"} <= names.keys() and names[""] == "Any"
     assert client.get(form).context["form"]["gpus_per_task"].value() == 8
     client.post(form, {name: value for name, value in values.items() if value not in (None, False)})
     job.refresh_from_db()

@@ -28,7 +28,9 @@ from portal.web import job_list as job_list
 from portal.web.display.formatting import NBSP, rate
 from portal.web.display.job_rows import job_rows, verdict_label
 from portal.web.job.failure import exit_name
+from portal.web.job.overview import dedupe_events
 from tests import factories
+from tests.web.dataset import start
 
 
 def words(answer) -> str:
@@ -667,6 +669,17 @@ def test_the_scheduling_tab_shows_how_the_forecast_moved_and_each_decision(datas
     assert "1\u00a0h 20\u00a0min sooner" in page.content.decode()
 
 
+def test_a_row_names_the_gpus_of_the_newest_attempt(dataset):
+    job = factories.job(dataset.people["m-okafor"], dataset.projects["vision"], dataset.environments["batch"])
+    first = start(dataset, job, [("h200-3", [6])], ran=dt.timedelta(hours=2))
+    (row,) = job_rows(job.owner, [Job.objects.get(pk=job.pk)])
+    assert row.gpus == "1\u00a0×\u00a0H200"
+    job_control.record_task_ended(first.task_rows.get().pk, exit_code=None, reason=EndReason.NODE_REBOOTED)
+    start(dataset, job, [("a100-2", [6])], ran=dt.timedelta(hours=1))
+    (row,) = job_rows(job.owner, [Job.objects.get(pk=job.pk)])
+    assert row.gpus == "1\u00a0×\u00a0A100"
+
+
 def test_the_decisions_about_a_job_can_be_searched_and_have_pages(dataset, client_of):
     job, member = dataset.jobs["depth-anything-ft"], client_of("member")
     for number in range(60):
@@ -718,3 +731,13 @@ def test_the_time_to_start_is_shown_by_pool_and_phase(dataset, client_of):
     }  # fmt: skip
     page = client_of("member").get(reverse("usage")).content.decode()
     assert "Time to start" in page and "3\u00a0min 10\u00a0s" in page
+
+
+def test_of_equal_events_one_is_shown_for_each_attempt():
+    events = [JobEvent(message="It ended.", attempt_id=number) for number in (2, 2, 1, 1)]
+    assert [event.attempt_id for event in dedupe_events([*events, JobEvent(), JobEvent()])] == [
+        2,
+        1,
+        None,
+        None,
+    ]

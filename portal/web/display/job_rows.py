@@ -340,14 +340,18 @@ def job_rows(user: User, jobs: Iterable[Job]) -> list[JobRow]:
     tasks: dict[int, list[Task]] = {}
     for task in Task.objects.filter(attempt__in=attempts.values()).select_related("node").order_by("rank"):
         tasks.setdefault(task.attempt_id, []).append(task)
-    models: dict[int, set[str]] = {}
-    pairs = (
+    models: dict[int, set[str]] = {}  # of the newest attempt that had GPUs
+    used = (
         Gpu.objects.filter(allocations__task__attempt__job__in=[job.pk for job in listed])
-        .values_list("allocations__task__attempt__job_id", "model")
+        .values_list("allocations__task__attempt__job_id", "allocations__task__attempt_id", "model")
+        .order_by("allocations__task__attempt_id")
         .distinct()
     )
-    for job_id, model in pairs:
-        models.setdefault(job_id, set()).add(model)
+    newest: dict[int, int] = {}
+    for job_id, attempt_id, model in used:
+        if newest.get(job_id) != attempt_id:
+            newest[job_id], models[job_id] = attempt_id, set()
+        models[job_id].add(model)
     controlled = permitted_job_ids(user, Permission.CONTROL, listed)
     rows = []
     for job in listed:

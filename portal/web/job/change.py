@@ -14,6 +14,7 @@ from django.shortcuts import redirect, render
 from django.utils.translation import gettext as _
 
 from portal.access import AccessPolicy, Permission, require_permission, visible_jobs
+from portal.domain.formatting import format_gpu_models
 from portal.domain.job_spec import JobSpec, job_fields
 from portal.domain.states import LIVE_JOB_STATES
 from portal.errors import Conflict, FairwayError, InvalidRequest, Unsatisfiable
@@ -29,6 +30,7 @@ from portal.services.jobs.changes import (
     preview_change,
 )
 from portal.web.display.job_rows import current_verdict
+from portal.web.form_fields import select_input
 from portal.web.job.overview import job_page_context
 from portal.web.launch.form import GPU_FRACTIONS, LaunchForm
 from portal.web.launch.preview import (
@@ -42,7 +44,7 @@ from portal.web.sign_in import add_service_errors
 from portal.web.views import form_page
 
 MAX_DEPENDENCY_CHOICES = 20
-LAUNCH_FIELDS = ("time_limit_s", "gpu_model", "mig_profile", "milli_per_gpu", "pool", "dependencies")
+LAUNCH_FIELDS = ("time_limit_s", "mig_profile", "milli_per_gpu", "pool", "dependencies")
 
 
 class ChangeForm(forms.Form):
@@ -82,6 +84,14 @@ class ChangeForm(forms.Form):
         )
         self.fields["dependencies"].queryset = seen.filter(pk__in=chosen)  # type: ignore[attr-defined]
         self.fields["pool"].queryset = NodePool.objects.order_by("name")  # type: ignore[attr-defined]
+        present_models = Gpu.objects.filter(present=True).order_by("model").values_list("model", flat=True)
+        models = dict.fromkeys(
+            [*present_models.distinct(), job.gpu_model, str(initial.get("gpu_model") or "")]
+        )
+        self.fields["gpu_model"] = forms.ChoiceField(
+            label=_("GPU model"), required=False, widget=select_input(),
+            choices=[("", _("Any")), *((each, format_gpu_models(each).strip()) for each in models if each)],
+        )  # fmt: skip
         slices = Gpu.objects.filter(present=True).exclude(mig_profile="").order_by()
         profiles = sorted({*slices.values_list("mig_profile", flat=True).distinct(), job.mig_profile} - {""})
         self.fields["mig_profile"].choices = [("", _("Whole GPUs")), *((each, each) for each in profiles)]  # type: ignore[attr-defined]

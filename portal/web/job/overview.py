@@ -311,10 +311,11 @@ def _upcoming_phases(names: list[str]) -> list[JobPhase]:
 
 
 def dedupe_events(events: list[JobEvent]) -> list[JobEvent]:
-    """Return events newest first without duplicate messages: rank, attempt and job all report an end."""
+    """Return events newest first; of the rank, the attempt and the job that report the same, only one."""
     kept: list[JobEvent] = []
     for event in events:
-        if not kept or not event.message or kept[-1].message != event.message:
+        last = kept[-1] if kept and event.message else None
+        if last is None or (last.message, last.attempt_id) != (event.message, event.attempt_id):
             kept.append(event)
     return kept
 
