@@ -31,6 +31,8 @@ def pytest_configure() -> None:
     gc.disable()  # until all tests are collected: what that allocates is permanent
     table_flush.flush_by_delete()
     described_answers.check_every_answer()
+    # Tests are transactions; on a busy machine one may wait longer for a processor than a service is allowed to.
+    settings.DATABASES["default"]["OPTIONS"]["options"] += " -c idle_in_transaction_session_timeout=0"
     # Each test client builds the middleware anew; with this it does not search all static files each time.
     settings.WHITENOISE_AUTOREFRESH = True
     settings.PASSWORD_HASHERS = ["tests.fast_password_hasher.FastArgon2Hasher", *settings.PASSWORD_HASHERS]

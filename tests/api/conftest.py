@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import transaction
 from django.test import override_settings
 from pytest_django import DjangoDbBlocker
 
@@ -42,8 +42,6 @@ def made(
     """A world that the tests of a file share, each in a transaction of its own, and its logs."""
     logs = tmp_path_factory.mktemp("made") / "logs"
     with django_db_blocker.unblock(), transaction.atomic():
-        with connection.cursor() as cursor:  # a busy machine may be slow between two tests
-            cursor.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
         with override_settings(LOG_DIR=logs):
             fixture_data = make_once(_signed_in(make_world))
         yield fixture_data, logs

@@ -278,7 +278,7 @@ def test_requests_interrupted_by_a_freeze_are_done_once(portal: Portal) -> None:
             each.result()
     assert [len(ids) for ids in seen.values()] == [1] * len(keys)
     assert portal.run(COUNT) == before + len(keys)
-    assert max(slowest) < HANG_S
+    assert max(slowest) < budget_s(HANG_S)
 
 
 def test_a_frozen_message_store_delays_nobody_for_long(portal: Portal) -> None:
@@ -318,7 +318,7 @@ def test_a_restarted_database_is_unavailable_for_seconds_only(portal: Portal) ->
     assert 503 in reported
     assert reported <= {200, 503}
     assert all(int(answer.headers["retry-after"]) > 0 for answer, _ in seen if answer.status_code == 503)
-    assert max(took_s for _, took_s in seen) < HANG_S
+    assert max(took_s for _, took_s in seen) < budget_s(HANG_S)
     recovered = time.monotonic() + 5
     while (answer := portal.listed()[0]).status_code != 200:
         assert answer.status_code == 503, answer.text

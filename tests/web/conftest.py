@@ -9,7 +9,7 @@ import copy
 from collections.abc import Callable, Iterator
 
 import pytest
-from django.db import connection, transaction
+from django.db import transaction
 from django.test import Client, override_settings
 
 from tests.saved_rows import make_once
@@ -22,8 +22,6 @@ WHO = {"stranger": "stranger", "member": "m-okafor", "admin": "r-castellan"}
 def filled(django_db_setup, django_db_blocker, tmp_path_factory) -> Iterator[Dataset]:
     logs = tmp_path_factory.mktemp("logs")
     with django_db_blocker.unblock(), override_settings(LOG_DIR=logs), transaction.atomic():
-        with connection.cursor() as cursor:  # a busy machine may be slow between two tests
-            cursor.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
         yield make_once(fill_without_passwords)
         transaction.set_rollback(True)
 
