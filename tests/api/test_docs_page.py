@@ -12,7 +12,7 @@ from portal.models import ApiToken
 from tests import factories
 from tests.chromium import chromium
 
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.browser, pytest.mark.heavy, pytest.mark.django_db(transaction=True)]
 
 
 def look(address: str, cookie: str) -> tuple[list[str], int, str]:

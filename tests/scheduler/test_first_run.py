@@ -14,7 +14,7 @@ from portal.services.lifecycle import job_control
 from tests import factories
 from tests.engine_harness import EngineHarness, containers_alive, engine_harness, held_milli, wait_for
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.heavy, pytest.mark.django_db(transaction=True)]
 
 
 @pytest.fixture

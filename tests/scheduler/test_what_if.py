@@ -17,7 +17,7 @@ from tests import factories
 from tests.engine_harness import EngineHarness, engine_harness, wait_for
 from tests.time_budget import budget_s
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.heavy, pytest.mark.django_db(transaction=True)]
 
 
 @pytest.fixture

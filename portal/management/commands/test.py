@@ -1,4 +1,7 @@
-"""`manage.py test`: the tests that need neither root nor containers; with `--all` the others, too."""
+"""`manage.py test`: the tests that need neither root nor containers; with `--all` the others, too.
+
+The heavy ones run last, with few others beside them.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,9 @@ from portal.standalone.testing_requirements import (
 DEFAULT_KINDS = ("browser",)
 """Of ``MACHINE_REQUIREMENTS``: without --all, the other tests with requirements are left out."""
 DEFAULT_MARKS = "not (rig or gpu or heavy)"
+FIRST_MARKS = "not heavy"
+LAST_MARKS = "heavy"
+LAST_MARK_NAME = "mark.heavy"
 WITH_REQUIREMENTS = "(rig or browser or gpu)"
 NOTHING_COLLECTED, TESTS_FAILED = 5, 1
 MAX_REPEATED = 5
@@ -67,15 +73,18 @@ class Command(BaseCommand):
         chosen = [*options["paths"], *(["--long"] if options["long"] else [])]
         chosen += ["-k", options["expression"]] if options["expression"] else []
         cores = min(len(os.sched_getaffinity(0)), 8)
-        marks = "" if complete else DEFAULT_MARKS
+        marks = FIRST_MARKS if complete else DEFAULT_MARKS
         # Tests wait as much as they compute: more workers than cores.
         if installing is None:
             results = [_pytest(marks, cores + 3, *chosen)]
         else:
-            results = [_pytest(_both(f"not {WITH_REQUIREMENTS}", marks), cores + 1, *chosen)]
+            results = [_pytest(f"not {WITH_REQUIREMENTS} and {marks}", cores + 1, *chosen)]
             self._finish_install(*installing)
-            results.append(_pytest(_both(WITH_REQUIREMENTS, marks), cores + 3, *chosen))
-        if not complete:
+            results.append(_pytest(f"{WITH_REQUIREMENTS} and {marks}", cores + 3, *chosen))
+        if complete:
+            last = [] if options["paths"] else _last_files()
+            results.append(_pytest(LAST_MARKS, cores + 3, *chosen, *last))
+        else:
             self.stdout.write("Tests with nodes, containers and whole portals were not run: add --all.")
         self.stdout.write(f"Tests took {time.monotonic() - began:.0f} s.")
         if all(code == NOTHING_COLLECTED for code in results):
@@ -97,8 +106,10 @@ class Command(BaseCommand):
             self.stderr.write("apt-get did not install everything; the tests below report what is missing.")
 
 
-def _both(first: str, second: str) -> str:
-    return f"{first} and {second}" if second else first
+def _last_files() -> list[str]:
+    """Return the files that use the mark, so that workers of the last part do not import all others."""
+    files = sorted((Path(settings.BASE_DIR) / "tests").rglob("test_*.py"))
+    return [str(path) for path in files if LAST_MARK_NAME in path.read_text()]
 
 
 def _start_compile() -> subprocess.Popen[bytes] | None:
