@@ -71,11 +71,12 @@ class ConnectionPool:
         return connection
 
     def check_in(self, connection: TimeoutConnection) -> None:
-        """Keep the connection for reuse, or close it if it is inside a transaction or query."""
+        """Keep the connection for reuse; close it if it is inside a transaction or query, or about to begin one."""
         allowed, connection.finalizer = connection.finalizer, None
         if allowed is None or allowed.detach() is None or connection.pool_id != os.getpid():
             return
-        if connection.pgconn.transaction_status == TransactionStatus.IDLE:
+        # Without autocommit, the statement that checks it later would begin a transaction.
+        if connection.pgconn.transaction_status == TransactionStatus.IDLE and connection.autocommit:
             now_s = time.monotonic()
             with self._lock:
                 self._idle.append((now_s, connection))

@@ -132,6 +132,15 @@ def test_half_a_transaction_is_never_sent(pool):
     assert backend() != first
 
 
+def test_a_connection_closed_before_the_first_statement_of_its_transaction_is_not_kept(pool):
+    first = backend()
+    with transaction.atomic():  # without autocommit, and no transaction has begun yet
+        connection.close()
+    time.sleep(2 * connection_pool.CHECK_AFTER_S)  # so that the next one would be checked by a statement
+    with transaction.atomic():
+        assert backend() != first
+
+
 def test_the_dead_are_replaced_unnoticed(pool):
     def both() -> set[object]:
         with transaction.atomic():  # so that a second is opened
