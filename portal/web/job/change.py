@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from django import forms
@@ -53,7 +52,7 @@ class ChangeForm(forms.Form):
     version = forms.IntegerField(widget=forms.HiddenInput)
 
     def __init__(
-        self, user: User, job: Job, data: Any = None, proposed: Mapping[str, Any] = MappingProxyType({})
+        self, user: User, job: Job, data: Any = None, proposed: Mapping[str, Any] | None = None
     ) -> None:
         """``proposed``: values by API name that an unsubmitted form shows instead of the job's."""
         seen, present = visible_jobs(user), Job.objects.filter(dependents__job=job)
@@ -65,15 +64,10 @@ class ChangeForm(forms.Form):
             "pool": job.pool.public_id if job.pool else "",
             "dependencies": [one.public_id for one in present],
         }
-        rules = job_fields()
-        blank = {
-            rules[name].form_name: ""
-            for name, value in proposed.items()
-            if name in rules and value in (None, "")
+        initial |= form_values(JobSpec, proposed or {})
+        initial |= {
+            name: value or "" for name, value in (proposed or {}).items() if name in ("gpu_model", "pool")
         }
-        initial |= form_values(JobSpec, proposed) | blank
-        if "pool" in proposed:
-            initial["pool"] = proposed["pool"] or ""
         super().__init__(data, initial=initial, label_suffix="")
         self.fields |= {name: copy.deepcopy(LaunchForm.base_fields[name]) for name in LAUNCH_FIELDS}
         self.fields |= build_spec_fields(JobSpec)
@@ -104,7 +98,7 @@ class ChangeForm(forms.Form):
         if not profiles:
             del self.fields["mig_profile"]
         self.order_fields(["version", "priority", "time_limit_s", "tasks", "min_tasks", "gpus_per_task"])
-        names = {rule.form_name: name for name, rule in rules.items()}
+        names = {rule.form_name: name for name, rule in job_fields().items()}
         for name in list(self.fields):
             field = names.get(name, name)
             if name != "version" and (field not in CHANGEABLE_FIELDS or change_refusal(job, [field])):

@@ -351,14 +351,14 @@ def task_rows(attempt: Attempt | None) -> list[TaskRow]:
 
 
 def _jobs_ahead(user: User, found: Job) -> list[tuple[int, JobRow]]:
-    """Return the visible jobs among the first ahead of it, with their places in the queue."""
+    """Return the visible jobs among the first ahead of it, with their positions among these."""
     verdict = current_verdict(found)
     if verdict is None or found.state != JobState.PENDING or not verdict.jobs_ahead:
         return []
     first = verdict.jobs_ahead[:SHOWN_JOBS_AHEAD]
     visible = {row.public_id: row for row in list_jobs(user).filter(public_id__in=first)}
-    places = [place for place, name in enumerate(first, start=1) if name in visible]
-    return list(zip(places, job_rows(user, [visible[first[place - 1]] for place in places]), strict=True))
+    rows = job_rows(user, [visible[name] for name in first if name in visible])
+    return [(first.index(row.job.public_id) + 1, row) for row in rows]
 
 
 def _default_log_task(attempt: Attempt | None) -> Task | None:
