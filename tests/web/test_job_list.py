@@ -187,6 +187,7 @@ def test_the_suggested_change_can_be_made_in_place_while_a_job_has_not_run(datas
     client.post(form, {name: value for name, value in values.items() if value not in (None, False)})
     job.refresh_from_db()
     assert (job.gpus_per_task, job.gpu_model) == (4, "NVIDIA A100-SXM4-80GB")
+    assert "Changed by m-okafor" in text(client.get(reverse("job-scheduling", args=[job.public_id])))
     anything = {"kind": "other_model", "message": "It would start now.", "fields": {"gpu_model": None}}
     JobVerdict.objects.filter(job=job).update(suggestion=anything)
     assert client.get(f"{form}?suggested=1").context["form"]["gpu_model"].value() == ""

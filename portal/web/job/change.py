@@ -97,7 +97,9 @@ class ChangeForm(forms.Form):
             self.fields["milli_per_gpu"].choices = [*GPU_FRACTIONS, share]  # type: ignore[attr-defined]
         if not profiles:
             del self.fields["mig_profile"]
-        self.order_fields(["version", "priority", "time_limit_s", "tasks", "min_tasks", "gpus_per_task"])
+        self.order_fields(
+            ["version", "priority", "time_limit_s", "tasks", "min_tasks", "gpus_per_task", "gpu_model"]
+        )
         names = {rule.form_name: name for name, rule in job_fields().items()}
         for name in list(self.fields):
             field = names.get(name, name)

@@ -23,8 +23,8 @@ from portal.web.views import page
 
 PAGE_SIZE = 50
 SCHEDULING_EVENTS = (
-    "submitted", "verdict", "job_state", "attempt_state", "edited", "moved", "image_pull", "image_pulled", "resume",
-    "continues", "shrinks",
+    "submitted", "verdict", "job_state", "attempt_state", "changed", "edited", "moved", "image_pull", "image_pulled",
+    "resume", "continues", "shrinks",
 )  # fmt: skip
 
 
