@@ -9,9 +9,11 @@ export function startLaunch(root) {
   if (!form || form.dataset.started) return;
   form.dataset.started = "1";
   let timer = 0;
+  let current = false; // the preview is of the form as it is
+  let wanted = false; // Launch was pressed before the preview was current
   const rail = document.getElementById("rail");
-  const askNow = () => window.htmx.trigger(rail, "check");
-  const ask = (delay = DELAY_MS) => { clearTimeout(timer); timer = setTimeout(askNow, delay); };
+  const askNow = () => { timer = 0; current = false; window.htmx.trigger(rail, "check"); };
+  const ask = (delay = DELAY_MS) => { clearTimeout(timer); current = false; timer = setTimeout(askNow, delay); };
 
   const shape = () => {
     const kind = form.elements.kind.value;
@@ -68,10 +70,17 @@ export function startLaunch(root) {
   proportional(true);
   for (const part of form.querySelectorAll("[data-lines]")) startLineTable(part, form.elements[part.dataset.lines], ask);
 
-  document.addEventListener("htmx:afterSwap", () => markFields(form));
+  document.addEventListener("htmx:afterSwap", ({ detail }) => {
+    markFields(form);
+    if (detail.target !== rail || timer) return; // an answer to what was typed before
+    current = true;
+    if (wanted) form.requestSubmit(rail.querySelector("[type=submit]"));
+    wanted = false;
+  });
   for (const failure of ["htmx:responseError", "htmx:sendError"]) rail.addEventListener(failure, () => ask(RETRY_MS));
   document.addEventListener("input", (event) => {
     if (event.target.form !== form) return;
+    wanted = false;
     proportional(["cores", "memory_gib", "shm_mib"].includes(event.target.name));
     saveDraft(form);
     ask();
@@ -82,14 +91,31 @@ export function startLaunch(root) {
     if (offer && (form.contains(offer) || rail.contains(offer))) set(offer.dataset.set);
   });
   form.addEventListener("submit", (event) => {
-    if (event.submitter?.getAttribute("aria-disabled") === "true") { event.preventDefault(); ask(); rail.scrollIntoView({ block: "nearest" }); return; }
+    if (event.submitter?.getAttribute("aria-disabled") === "true") {
+      event.preventDefault();
+      wanted = !current;
+      ask(0);
+      rail.scrollIntoView({ block: "nearest" });
+      return;
+    }
     if (form.dataset.sent) { event.preventDefault(); return; } // a double click is one job
     form.dataset.sent = "1";
     markSent();
   });
   addEventListener("pageshow", () => { delete form.dataset.sent; });
+  rail.addEventListener("pointerdown", ({ target }) => keepClick(rail, target.closest("button")));
   shape();
   askNow(); // the page itself has no preview
+}
+
+// A click on a button that a new preview replaces while it is pressed counts for the new one.
+function keepClick(rail, pressed) {
+  if (!pressed) return;
+  document.addEventListener("pointerup", ({ target }) => {
+    const button = target.closest?.("button");
+    if (pressed.isConnected || !button || !rail.contains(button)) return;
+    if (button.type === pressed.type && button.dataset.set === pressed.dataset.set) button.click();
+  }, { once: true });
 }
 
 // Writes what the preview refuses next to each field. A blank field is only missing, and the preview says so.

@@ -105,6 +105,44 @@ def test_a_draft_survives_navigation_until_it_is_launched_or_discarded(open_as) 
     expect(note).to_be_hidden()
 
 
+def test_launch_pressed_before_the_preview_is_current_counts(open_as) -> None:
+    page = open_as("m-okafor")
+    page.goto("/launch/?kind=training&defaults=1")
+    launch = page.locator("#rail button[type=submit]").first
+    expect(launch).to_have_attribute("aria-disabled", "true", timeout=PATIENCE_MS)  # no command yet
+    page.locator("[name=command]").fill("true")
+    launch.click(force=True)  # without waiting until it is enabled
+    page.wait_for_url("**/jobs/*/", timeout=PATIENCE_MS)
+
+
+def test_launch_pressed_while_a_field_is_wrong_launches_nothing_when_it_is_corrected(open_as) -> None:
+    page = open_as("m-okafor")
+    page.goto("/launch/?kind=training&defaults=1")
+    page.evaluate(OPEN_FOLDS)
+    page.locator("[name=command]").fill("true")
+    page.locator("[name=time_limit_s]").fill("a while")
+    page.locator("#rail button[type=submit]").first.click(force=True)
+    expect(page.locator("#id_time_limit_s_error")).to_be_visible(timeout=PATIENCE_MS)
+    page.locator("[name=time_limit_s]").fill("4h")
+    launch = page.locator("#rail button[type=submit]").first
+    expect(launch).not_to_have_attribute("aria-disabled", "true", timeout=PATIENCE_MS)
+    assert "/launch/" in page.url
+
+
+def test_a_click_counts_when_a_new_preview_replaces_the_pressed_button(open_as) -> None:
+    page = open_as("m-okafor")
+    page.goto("/launch/?kind=workspace&defaults=1")
+    expect(page.locator("#sum-data")).to_contain_text("your home", timeout=PATIENCE_MS)
+    launch = page.locator("#rail button[type=submit]").first
+    launch.hover()
+    page.mouse.down()
+    launch.evaluate("(button) => { button.dataset.pressed = '1'; }")
+    page.evaluate("() => window.htmx.trigger(document.getElementById('rail'), 'check')")
+    expect(page.locator("[data-pressed]")).to_have_count(0, timeout=PATIENCE_MS)
+    page.mouse.up()
+    page.wait_for_url("**/jobs/*/", timeout=PATIENCE_MS)
+
+
 def test_amounts_follow_the_gpus_until_they_are_edited(open_as) -> None:
     page = open_as("m-okafor")
     page.goto("/launch/?kind=training&defaults=1")
