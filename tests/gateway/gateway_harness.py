@@ -107,6 +107,9 @@ class Tool:
                 await response.write(b"half")
                 request.transport.close()
                 return response
+            case "/lost":
+                if sum(each.get("path") == "/lost" for each in self.seen) % 2:
+                    request.transport.close()  # the first of two requests gets no response
             case "/cookies":
                 answer = web.Response(text="ok", headers={"Server": "tool", "X-Powered-By": "tool"})
                 answer.headers.add("Set-Cookie", "mine=1; Domain=localhost; Path=/; HttpOnly")

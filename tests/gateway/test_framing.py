@@ -8,6 +8,7 @@ import pytest
 
 from portal.gateway.addresses import match_app_host
 from portal.gateway.protocol.framing import framing_error
+from tests.engine_harness import wait_for
 
 
 def _send(testbed, raw: bytes, wait_s: float = 1.0) -> bytes:
@@ -129,6 +130,7 @@ def test_no_answer_falls_into_another(testbed, workspace, cookie):
     key = f"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nOrigin: http://{testbed.host(workspace)}\r\n"
     two = f"GET /one HTTP/1.1\r\n{host}\r\nGET /socket HTTP/1.1\r\n{host}{upgrade}{key}\r\n"
     assert b"101" not in _send(testbed, two.encode())
+    wait_for("the first request has arrived", lambda: testbed.tool.seen)  # not during the next test
 
 
 def test_bytes_invalid_in_a_url_are_refused(testbed, workspace, cookie):

@@ -160,6 +160,13 @@ def test_a_stopped_server_is_a_clear_page(testbed, owner, session):
     assert time.monotonic() - started < budget_s(10)
 
 
+def test_a_request_that_is_lost_is_sent_again_if_it_has_no_effect(testbed, inside):
+    assert inside.get("/lost").text == "tool at /lost"
+    assert len(testbed.tool.seen) == 2
+    assert inside.post("/lost", content=b"x").status_code == 502
+    assert len(testbed.tool.seen) == 3
+
+
 # -- sockets ---------------------------------------------------------------------------------------
 
 

@@ -37,7 +37,7 @@ class ProxiedRequest:
     max_body_bytes: int | None = None
     """The largest body, counted as it passes regardless of Content-Length. None: no limit."""
     retries: int = 0
-    """How often a request without effects is sent again when a new connection ended without a response."""
+    """How often a request without effects is sent again when a new connection fails or ends without a response."""
     watch: Callable[[Callable[[object], None]], AbstractContextManager[None]] = lambda on_revoked: (
         nullcontext()
     )
@@ -110,16 +110,18 @@ async def _exchange(
     watchdog: RequestWatchdog,
     send: Send,
 ) -> None:
-    connection = await proxied.pool.acquire()
+    connection: Connection | None = None
     sending: asyncio.Task[None] | None = None
     retries_left = proxied.retries
-    kept = False
+    is_retry = kept = False
     try:
         while True:
-            connection.send_head(head, head_request=method == "HEAD")
-            if not body.is_complete:
-                sending = asyncio.create_task(body.stream_to(connection))
+            connection = None  # the one of a failed try is closed
             try:
+                connection = await proxied.pool.acquire(new=is_retry)
+                connection.send_head(head, head_request=method == "HEAD")
+                if not body.is_complete:
+                    sending = asyncio.create_task(body.stream_to(connection))
                 await connection.read_head()
                 break
             except NoResponseError:
@@ -127,12 +129,12 @@ async def _exchange(
                     sending.result()  # raises ClientDisconnectedError or BodyTooLargeError
                 if sending is not None or method not in _RETRYABLE_METHODS:
                     raise
-                if connection.request_count == 1:
+                if connection is None or connection.request_count == 1:
                     if not retries_left:
                         raise
                     retries_left -= 1
                 # Else the server closed the idle connection while it was reused.
-                connection = await proxied.pool.acquire(new=True)
+                is_retry = True
         watchdog.response_started = True
         headers = proxied.response_headers(connection.headers)
         if connection.status in (204, 304):
@@ -156,7 +158,7 @@ async def _exchange(
                 await sending
         elif sending is not None and not sending.cancelled():
             sending.exception()  # expected: the response was incomplete, or ended before the body did
-        if not kept:
+        if connection is not None and not kept:
             connection.close()
 
 
