@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scheduler.core.decide import decide
 from scheduler.core.forecast.durations import DurationHistory, DurationKey
 from scheduler.core.forecast.queue_simulation import SIMULATION_RUNS
-from scheduler.core.forecast.start_times import QueueForecast, draw_quantiles, queue_pool_of
+from scheduler.core.forecast.start_times import EVICTION_S, QueueForecast, draw_quantiles, queue_pool_of
 from scheduler.core.model.policy import Policy, SchedulingSemantics
 from scheduler.core.model.snapshot import (
     GpuRow,
@@ -96,6 +96,19 @@ def test_from_snapshot_and_plan_to_a_median() -> None:
     assert 0.0 < medians[jobs[0]] < medians[jobs[4]] < 2_000.0
     assert medians == QueueForecast(snapshot, plan, MAIN, taught(), policy).median_starts_s(jobs[::-1])
     assert medians == {job: outlook.median_starts_s([job])[job] for job in jobs}  # alone, as together
+
+
+def test_a_job_that_gpus_are_freed_for_gets_them_and_the_free_ones_beside_them() -> None:
+    rows = [runs(f"r{i}", "rich", ("n1", [i]), started_s=NOW_S - 100.0) for i in range(3)]
+    line = [waits("first", "poor", 2, age_s=20.0), waits("second", "rich", 1, age_s=10.0)]
+    quotas = [quota("poor", guaranteed=2), quota("rich")]
+    photo = cluster([node("n1", 4)], [project("rich"), project("poor")], quotas, running=rows, pending=line)
+    plan = decide(photo, Policy())
+    assert [(each.for_job, each.reason.value) for each in plan.evictions] == [("first", "reclaimed")]
+    outlook = QueueForecast(photo, plan, MAIN, taught(), Policy())
+    assert outlook.queue == ("first", "second")
+    medians = outlook.median_starts_s(outlook.queue)
+    assert medians[JobId("first")] == EVICTION_S < medians[JobId("second")]
 
 
 def test_the_order_of_rows_changes_no_forecast() -> None:

@@ -33,7 +33,7 @@ from scheduler.core.forecast.queue_simulation import (
     SimulationInput,
     simulate_queue,
 )
-from scheduler.core.model.apply_plan import apply_plan
+from scheduler.core.model.apply_plan import complete_evictions
 from scheduler.core.model.plan import Plan, Verdict
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.project_tree import ProjectTree
@@ -59,7 +59,7 @@ DEFAULT_DURATION_S = 600.0
 """Remaining time of a job with unknown duration; at the median at least as long as it has run."""
 
 EVICTION_S = 1.0
-"""Time until an evicted job is gone."""
+"""Start of a job whose GPUs are being freed by evictions."""
 
 ANY_USER = UserId("")
 """The user of all jobs where no user limit applies."""
@@ -105,7 +105,10 @@ class QueueForecast:
         runs: int = SIMULATION_RUNS,
     ) -> None:
         self._runs = runs
-        after = apply_plan(snapshot, plan)
+        after = complete_evictions(snapshot, plan)
+        evicted = {eviction.job for eviction in plan.evictions}
+        self._nominated = {start.job: start.pool for start in plan.nominations if start.job not in evicted}
+        self._pool = pool
         self._now_s = after.now_s
         self._durations = durations
         self._consumed_s = consumed_s
@@ -157,8 +160,9 @@ class QueueForecast:
 
     @property
     def queue(self) -> Sequence[JobId]:
-        """The pending jobs with a queue position in this pool, in order."""
-        return tuple(self._position)
+        """The pending jobs with a queue position in this pool, in order; first those whose GPUs are being freed."""
+        nominated = (job for job, pool in self._nominated.items() if pool == self._pool)
+        return (*nominated, *self._position)
 
     def median_starts_s(self, jobs: Iterable[JobId], max_steps: int = MAX_STEPS) -> dict[JobId, float]:
         """Return the median start of each job over the runs, in seconds from now.
@@ -169,8 +173,9 @@ class QueueForecast:
         Raises:
             KeyError: a job has no position here: it is held, has dependencies, or requests no GPU.
         """
-        positions = {self._position[job]: job for job in jobs}
-        found = {}
+        jobs = list(jobs)
+        found = {job: EVICTION_S for job in jobs if job in self._nominated}
+        positions = {self._position[job]: job for job in jobs if job not in found}
         for position, runs in simulate_queue(self._simulation_input, positions, max_steps=max_steps).items():
             known = sorted(start_s for start_s in runs if start_s is not None)
             if len(known) > len(runs) // 2:
@@ -192,8 +197,6 @@ class QueueForecast:
         memory_mib = sum(task.memory_mib for task in row.tasks)
         owner = self._owner(row, ResourceVector(milli, cpu_milli, memory_mib))
         places = self._bucket_builder.slots_of(row.tasks)
-        if row.stopping:
-            return RunningJob(owner, places, [EVICTION_S] * self._runs)
         if (end_s := self._known_ends_s.get(row.job)) is not None:
             return RunningJob(owner, places, [max(0.0, end_s - self._now_s)] * self._runs)
         ran_s = max(0.0, self._now_s - row.started_s)

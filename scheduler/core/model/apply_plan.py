@@ -11,6 +11,7 @@ from scheduler.core.model.snapshot import (
     WHOLE_MILLI,
     NodeRow,
     PendingRow,
+    PoolId,
     RunningRow,
     RunningTask,
     Snapshot,
@@ -38,29 +39,57 @@ def apply_plan(snapshot: Snapshot, plan: Plan) -> Snapshot:
             running[runs[start.job]] = replace(before, tasks=(*before.tasks, *new))
             joined.append(replace(before, tasks=new))
             continue
-        started.append(
-            RunningRow(
-                row.job,
-                row.project,
-                row.user,
-                start.pool,
-                row.priority,
-                row.preemptible,
-                snapshot.now_s,
-                row.time_limit_s,
-                _running_tasks(start, row),
-                name=row.name,
-                avoid_nodes=row.avoid_nodes,
-                node_affinity=row.node_affinity,
-                min_tasks=row.min_tasks,
-                submitted_s=row.submitted_s,
-                topology_constraint=row.topology_constraint,
-                allow_mixed_gpus=row.allow_mixed_gpus,
-                **gpu_constraints(row)._asdict(),
-            )
-        )
-    nodes = _add_usage(snapshot.nodes, [*started, *joined])
+        started.append(_running_row(row, start.pool, snapshot.now_s, _running_tasks(start, row)))
+    nodes = _change_usage(snapshot.nodes, [*started, *joined])
     return replace(snapshot, nodes=nodes, running=(*running, *started), pending=tuple(pending.values()))
+
+
+def complete_evictions(snapshot: Snapshot, plan: Plan) -> Snapshot:
+    """Return ``snapshot`` after ``plan``, when stopping jobs are gone and nominated jobs run in their place."""
+    after = apply_plan(snapshot, plan)
+    nominated = {start.job: start for start in plan.nominations}
+    pending = [row for row in after.pending if row.job not in nominated or row.ranks]
+    started = [
+        _running_row(row, nominated[row.job].pool, after.now_s, row.nominated_tasks)
+        for row in after.pending
+        if row.job in nominated and not row.ranks
+    ]
+    started += [
+        replace(row, tasks=row.nominated_tasks, stopping=False)
+        for row in after.running
+        if row.stopping and row.job in nominated
+    ]
+    nodes = _change_usage(after.nodes, [row for row in after.running if row.stopping], -1)
+    running = [row for row in after.running if not row.stopping]
+    return replace(
+        after,
+        nodes=_change_usage(nodes, started),
+        running=(*running, *started),
+        pending=tuple(pending),
+    )
+
+
+def _running_row(row: PendingRow, pool: PoolId, now_s: float, tasks: tuple[RunningTask, ...]) -> RunningRow:
+    """Return the row of a job that starts now."""
+    return RunningRow(
+        row.job,
+        row.project,
+        row.user,
+        pool,
+        row.priority,
+        row.preemptible,
+        now_s,
+        row.time_limit_s,
+        tasks,
+        name=row.name,
+        avoid_nodes=row.avoid_nodes,
+        node_affinity=row.node_affinity,
+        min_tasks=row.min_tasks,
+        submitted_s=row.submitted_s,
+        topology_constraint=row.topology_constraint,
+        allow_mixed_gpus=row.allow_mixed_gpus,
+        **gpu_constraints(row)._asdict(),
+    )
 
 
 def _evicted(row: RunningRow, eviction: Eviction | None, nominated: JobPlacement | None) -> RunningRow:
@@ -117,19 +146,19 @@ def _nominated_tasks(start: JobPlacement, row: RunningRow) -> tuple[RunningTask,
     )
 
 
-def _add_usage(nodes: tuple[NodeRow, ...], rows: list[RunningRow]) -> tuple[NodeRow, ...]:
-    """Return the nodes with what ``rows`` hold added."""
+def _change_usage(nodes: tuple[NodeRow, ...], rows: list[RunningRow], sign: int = 1) -> tuple[NodeRow, ...]:
+    """Return the nodes with what ``rows`` hold added, or removed if ``sign`` is -1."""
     milli: Counter[str] = Counter()
     cpu: Counter[str] = Counter()
     memory: Counter[str] = Counter()
     whole: dict[str, bool] = {}
     for row in rows:
         for task in row.tasks:
-            cpu[task.node] += task.cpu_milli
-            memory[task.node] += task.memory_mib
+            cpu[task.node] += sign * task.cpu_milli
+            memory[task.node] += sign * task.memory_mib
             for gpu in task.gpus:
-                milli[gpu.uuid] += gpu.milli
-                whole[gpu.uuid] = gpu.milli == WHOLE_MILLI
+                milli[gpu.uuid] += sign * gpu.milli
+                whole[gpu.uuid] = sign > 0 and gpu.milli == WHOLE_MILLI
     return tuple(
         node
         if node.id not in cpu
