@@ -53,6 +53,13 @@ def _print(name: str, found: Figures) -> None:
         baseline_score_s=found["baseline_winkler"],
     )
     print_width(f"{name}: median width", found)
+    longer = found["waited_a_minute"]
+    print_figure(
+        f"{name}: the same of jobs that waited at least a minute",
+        ours=longer["coverage"],
+        unit="of nominal 0.8",
+        **{name: longer[name] for name in ("forecasts", "median_width_s", "median_wait_s")},
+    )
 
 
 def _jobs_of_minutes(seed: int, load: float) -> list[TraceJob]:

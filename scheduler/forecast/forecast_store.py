@@ -18,7 +18,7 @@ from django.utils import timezone
 from portal.live_events import publish_on_commit
 from portal.models import Forecast, Job, JobVerdict
 from scheduler import leases
-from scheduler.core.forecast.calibration import SCORED_FROM_S, interval_score
+from scheduler.core.forecast.calibration import interval_score
 from scheduler.core.model.plan import StartInterval
 from scheduler.core.model.snapshot import JobId
 from scheduler.leases import HeldLease
@@ -150,18 +150,17 @@ def score_started() -> int:
     """Score the first forecast of each job that has started; return their number."""
     rows = (
         Forecast.objects.filter(is_first=True, started_at__isnull=True, job__started_at__isnull=False)
-        .annotate(job_started=F("job__started_at"), job_submitted=F("job__submitted_at"))
+        .annotate(job_started=F("job__started_at"))
         .order_by("id")[:MAX_SCORED]
     )
     with transaction.atomic():
         scored = list(rows.select_for_update(of=("self",), no_key=True, skip_locked=True))
         for row in scored:
             row.started_at = row.job_started
-            if (row.job_started - row.job_submitted).total_seconds() >= SCORED_FROM_S:
-                row.covered = row.p10_at <= row.job_started <= row.p90_at
-                row.score_s = interval_score(
-                    row.p10_at.timestamp(), row.p90_at.timestamp(), row.job_started.timestamp()
-                )
+            row.covered = row.p10_at <= row.job_started <= row.p90_at
+            row.score_s = interval_score(
+                row.p10_at.timestamp(), row.p90_at.timestamp(), row.job_started.timestamp()
+            )
         Forecast.objects.bulk_update(scored, ["started_at", "covered", "score_s"], batch_size=1000)
     return len(scored)
 

@@ -1,19 +1,20 @@
 """Forecasts during a trace replay: made at submit, scored at the start against a baseline.
 
-Only jobs that waited at least a minute are scored, once, with the Winkler score. The baseline is p10 to p90
-of the last 500 scored waits of the same size.
+Each job that does not start in the decision after its submit is scored once, with the Winkler score. The baseline is
+p10 to p90 of the last 500 scored waits of the same size. The same figures of jobs that waited at least a minute are
+returned beside them.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from scheduler.core.forecast.calibration import (
     HIGH,
     LOW,
-    SCORED_FROM_S,
     WaitCalibration,
     WaitInterval,
     interval_score,
@@ -28,6 +29,7 @@ from scheduler.replay.simulator import POOL, SimulationHook
 from scheduler.replay.trace import TraceJob
 
 BASELINE_WAITS = 500
+MINUTE_S = 60.0
 
 
 class ForecastHook(SimulationHook):
@@ -71,7 +73,7 @@ class ForecastHook(SimulationHook):
     def on_start(self, job: TraceJob, row: RunningRow, ran_s: float) -> RunningRow:
         """Score the forecast at the first start."""
         waited_s = row.started_s - job.submitted_s
-        if ran_s == 0.0 and waited_s >= SCORED_FROM_S and (forecast := self._forecasts.pop(row.job, None)):
+        if ran_s == 0.0 and (forecast := self._forecasts.pop(row.job, None)):
             made_s, median_s, (low_s, _, high_s), baseline = forecast
             covered = low_s <= waited_s <= high_s
             ours, theirs = interval_score(low_s, high_s, waited_s), interval_score(*baseline, waited_s)
@@ -102,15 +104,20 @@ class ForecastHook(SimulationHook):
 
     def summary(self) -> dict[str, Any]:
         """Return the scores; None when none was scored."""
-        scored = len(self._scores)
-        if not scored:
-            return {"forecasts": 0, "coverage": None, "winkler": None, "baseline_winkler": None}
-        widths, waits = (sorted(score[column] for score in self._scores) for column in (3, 4))
-        return {
-            "forecasts": scored,
-            "coverage": round(sum(score[2] for score in self._scores) / scored, 4),
-            "winkler": round(math.fsum(ours for ours, *_ in self._scores) / scored, 1),
-            "baseline_winkler": round(math.fsum(theirs for _, theirs, *_ in self._scores) / scored, 1),
-            "median_width_s": round(widths[scored // 2], 1),
-            "median_wait_s": round(waits[scored // 2], 1),
-        }
+        waited_a_minute = [score for score in self._scores if score[4] >= MINUTE_S]
+        return _summarize(self._scores) | {"waited_a_minute": _summarize(waited_a_minute)}
+
+
+def _summarize(scores: Sequence[tuple[float, float, bool, float, float]]) -> dict[str, Any]:
+    scored = len(scores)
+    if not scored:
+        return {"forecasts": 0, "coverage": None, "winkler": None, "baseline_winkler": None}
+    widths, waits = (sorted(score[column] for score in scores) for column in (3, 4))
+    return {
+        "forecasts": scored,
+        "coverage": round(sum(score[2] for score in scores) / scored, 4),
+        "winkler": round(math.fsum(ours for ours, *_ in scores) / scored, 1),
+        "baseline_winkler": round(math.fsum(theirs for _, theirs, *_ in scores) / scored, 1),
+        "median_width_s": round(widths[scored // 2], 1),
+        "median_wait_s": round(waits[scored // 2], 1),
+    }

@@ -88,7 +88,7 @@ def started(job: Job, *, waited_s: float) -> None:
 
 @pytest.mark.parametrize(
     ("low_s", "high_s", "waited_s", "inside", "score_s"),
-    [(-60, 60, 300, True, 120), (30, 60, 300, False, 30 + 10 * 30), (-60, 60, 59, None, None)],
+    [(-60, 60, 300, True, 120), (30, 60, 300, False, 30 + 10 * 30), (-60, 60, 1, True, 120)],
 )
 def test_the_first_forecast_is_scored_once_when_the_job_starts(
     waiting, low_s, high_s, waited_s, inside, score_s
@@ -103,8 +103,8 @@ def test_the_first_forecast_is_scored_once_when_the_job_starts(
     assert first.started_at is not None and first.score_s == pytest.approx(score_s, abs=20)
     assert score_started() == 0
     reported = forecast_accuracy()
-    assert (reported.scored, reported.covered) == ((0, 0) if inside is None else (1, int(inside)))
-    assert reported.percent == (None if inside is None else 100 * int(inside))
+    assert (reported.scored, reported.covered) == (1, int(inside))
+    assert reported.percent == 100 * int(inside)
 
 
 def test_measured_forgets_after_thirty_days(waiting) -> None:

@@ -159,12 +159,13 @@ class StartForecast(ResponseSerializer):
     covered = serializers.BooleanField(
         allow_null=True,
         source="forecast.covered",
-        help_text="Whether the job started between p10_at and p90_at; null if not scored.",
+        help_text="Whether the job started between p10_at and p90_at; null unless it is the first forecast and "
+        "the job has started.",
     )
     score_s = serializers.FloatField(
         allow_null=True,
         source="forecast.score_s",
-        help_text="Interval score (Winkler, alpha 0.2) in seconds; lower is better; null if not scored.",
+        help_text="Interval score (Winkler, alpha 0.2) in seconds; lower is better; null like covered.",
     )
 
     @staticmethod

@@ -6,7 +6,10 @@ middle 80 % of these residuals around a new median (split conformal prediction; 
 
 Until residuals are known, a prior stands for them: most waits are within a factor of 3 of the simulation. It
 counts as much as the residuals of ``PRIOR_HOURS`` hours. In the same way the residuals of all jobs stand for those
-of a job size until there are enough of that size.
+of a job size until there are enough of that size (``SIZE_HOURS``).
+
+Every forecast counts, however short the wait was: who sees an interval does not know yet how long the wait will be,
+and intervals learned only from waits of a minute and more were too wide.
 
 A short memory does not work: jobs submitted together wait alike, so the latest thousand are often one batch,
 and unfinished waits are missing. So the memory is long and decays: the weight of a residual halves every week
@@ -27,16 +30,15 @@ from typing import NamedTuple
 LOW, HIGH = 0.1, 0.9
 ALPHA = 0.2
 """1 - ALPHA is the nominal coverage of an interval."""
-SCORED_FROM_S = 60.0
-"""Shorter waits are neither scored nor learned from."""
 
-SOFT_S = 200.0
+SOFT_S = 100.0
 """``c`` in the module docstring."""
 HALF_LIFE_HOURS = 7 * 24
 MAX_RESIDUALS = 20_000
 HOUR_S = 3_600.0
 
 PRIOR_HOURS = 24.0
+SIZE_HOURS = 6.0
 _POINTS = tuple((i + 0.5) / 9 for i in range(9))
 _PRIOR = tuple(NormalDist(0.0, 0.75).inv_cdf(part) for part in _POINTS)
 """Residuals at ``_POINTS`` of their distribution while none is known; they alone give -1.2 to 1.2."""
@@ -71,8 +73,8 @@ class WaitCalibration:
 
     def interval(self, milli: int, median_s: float) -> WaitInterval:
         """Return the interval around a simulated median for a job of ``milli``."""
-        of_all = self._all.quantiles(_PRIOR, _POINTS)
-        of_size = self._of_size.get(milli, _Residuals()).quantiles(of_all, (LOW, 0.5, HIGH))
+        of_all = self._all.quantiles(_PRIOR, PRIOR_HOURS, _POINTS)
+        of_size = self._of_size.get(milli, _Residuals()).quantiles(of_all, SIZE_HOURS, (LOW, 0.5, HIGH))
         return WaitInterval(*(_wait_s(residual, median_s) for residual in of_size))
 
 
@@ -109,8 +111,10 @@ class _Residuals:
         if not self._in_hour[hour]:
             del self._in_hour[hour]
 
-    def quantiles(self, prior: Sequence[float], parts: Sequence[float]) -> tuple[float, ...]:
-        """Return quantiles of the residuals with ``prior``, equally likely values for what is not known."""
+    def quantiles(
+        self, prior: Sequence[float], prior_hours: float, parts: Sequence[float]
+    ) -> tuple[float, ...]:
+        """Return quantiles of the residuals with ``prior``: equally likely values that weigh ``prior_hours``."""
         if self._found is None or self._found[0] != (prior, parts):
             newest = max(self._in_hour, default=0)
             weight = {
@@ -119,7 +123,7 @@ class _Residuals:
             }
             known = zip(self._ordered, map(weight.__getitem__, self._hours), strict=True)
             weighted = sorted(
-                [*known, *((each, PRIOR_HOURS / len(prior)) for each in prior)], key=itemgetter(0)
+                [*known, *((each, prior_hours / len(prior)) for each in prior)], key=itemgetter(0)
             )
             below = list(accumulate(map(itemgetter(1), weighted)))
             last = len(below) - 1
