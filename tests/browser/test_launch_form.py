@@ -119,12 +119,13 @@ def test_launch_pressed_while_a_field_is_wrong_launches_nothing_when_it_is_corre
     page = open_as("m-okafor")
     page.goto("/launch/?kind=training&defaults=1")
     page.evaluate(OPEN_FOLDS)
+    launch = page.locator("#rail button[type=submit]").first
+    expect(launch).to_have_attribute("aria-disabled", "true", timeout=PATIENCE_MS)  # no command yet
     page.locator("[name=command]").fill("true")
     page.locator("[name=time_limit_s]").fill("a while")
-    page.locator("#rail button[type=submit]").first.click(force=True)
+    launch.click(force=True)
     expect(page.locator("#id_time_limit_s_error")).to_be_visible(timeout=PATIENCE_MS)
     page.locator("[name=time_limit_s]").fill("4h")
-    launch = page.locator("#rail button[type=submit]").first
     expect(launch).not_to_have_attribute("aria-disabled", "true", timeout=PATIENCE_MS)
     assert "/launch/" in page.url
 
