@@ -1,5 +1,6 @@
 // The launch form: requests a preview shortly after each keystroke, and applies suggestions.
 import { markSent, restoreDraft, saveDraft } from "./drafts.js";
+import { translated } from "./translations.js";
 
 const DELAY_MS = 220;
 const RETRY_MS = 5000;
@@ -94,6 +95,7 @@ export function startLaunch(root) {
     if (event.submitter?.getAttribute("aria-disabled") === "true") {
       event.preventDefault();
       wanted = !current;
+      if (wanted) event.submitter.textContent = translated("Checking"); // until the preview that decides
       ask(0);
       rail.scrollIntoView({ block: "nearest" });
       return;
