@@ -700,7 +700,7 @@ class Migration(NewTables):
                 ('code', models.CharField(blank=True, help_text='Its verdict at that time.', max_length=32)),
                 ('jobs_ahead', models.JSONField(default=list, help_text='The jobs ahead in the verdict at that time.')),
                 ('started_at', models.DateTimeField(blank=True, help_text='When the job started; set on its first forecast.', null=True)),
-                ('covered', models.BooleanField(help_text='null: the job has not started yet.', null=True)),
+                ('covered', models.BooleanField(help_text='null: before the start, and if it is not the first forecast.', null=True)),
                 ('score_s', models.FloatField(help_text="Winkler's interval score in seconds, alpha 0.2; lower is better.", null=True)),
                 ('job', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='forecasts', to='portal.job')),
             ],

@@ -170,7 +170,9 @@ class Forecast(models.Model):
     code = models.CharField(max_length=32, blank=True, help_text="Its verdict at that time.")
     jobs_ahead = models.JSONField(default=list, help_text="The jobs ahead in the verdict at that time.")
     started_at = optional_time("When the job started; set on its first forecast.")
-    covered = models.BooleanField(null=True, help_text="null: the job has not started yet.")
+    covered = models.BooleanField(
+        null=True, help_text="null: before the start, and if it is not the first forecast."
+    )
     score_s = models.FloatField(
         null=True, help_text="Winkler's interval score in seconds, alpha 0.2; lower is better."
     )

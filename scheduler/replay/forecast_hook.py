@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from scheduler.core.forecast.calibration import (
     HIGH,
@@ -32,6 +32,16 @@ BASELINE_WAITS = 500
 MINUTE_S = 60.0
 
 
+class ForecastScore(NamedTuple):
+    """How a forecast compares with the start; scores are Winkler's, in seconds."""
+
+    score_s: float
+    baseline_score_s: float
+    covered: bool
+    width_s: float
+    waited_s: float
+
+
 class ForecastHook(SimulationHook):
     """Forecasts each job that does not start at once, and forwards all calls to ``inner``."""
 
@@ -45,8 +55,7 @@ class ForecastHook(SimulationHook):
         self._ran_s: dict[JobId, float] = {}
         self._forecasts: dict[JobId, tuple[float, float, WaitInterval, tuple[float, float]]] = {}
         self._waits: dict[int, deque[float]] = {}
-        # forecast score, baseline score, covered, width, wait
-        self._scores: list[tuple[float, float, bool, float, float]] = []
+        self._scores: list[ForecastScore] = []
 
     def on_submit(self, job: TraceJob, row: PendingRow, now_s: float) -> PendingRow:
         """Mark the job for a forecast after the next decision."""
@@ -77,7 +86,7 @@ class ForecastHook(SimulationHook):
             made_s, median_s, (low_s, _, high_s), baseline = forecast
             covered = low_s <= waited_s <= high_s
             ours, theirs = interval_score(low_s, high_s, waited_s), interval_score(*baseline, waited_s)
-            self._scores.append((ours, theirs, covered, high_s - low_s, waited_s))
+            self._scores.append(ForecastScore(ours, theirs, covered, high_s - low_s, waited_s))
             self._calibration.learn(job.gpus * WHOLE_MILLI, made_s, median_s, waited_s)
             self._waits.setdefault(job.gpus, deque(maxlen=BASELINE_WAITS)).append(waited_s)
         self._ran_s[row.job] = ran_s
@@ -104,20 +113,19 @@ class ForecastHook(SimulationHook):
 
     def summary(self) -> dict[str, Any]:
         """Return the scores; None when none was scored."""
-        waited_a_minute = [score for score in self._scores if score[4] >= MINUTE_S]
+        waited_a_minute = [score for score in self._scores if score.waited_s >= MINUTE_S]
         return _summarize(self._scores) | {"waited_a_minute": _summarize(waited_a_minute)}
 
 
-def _summarize(scores: Sequence[tuple[float, float, bool, float, float]]) -> dict[str, Any]:
+def _summarize(scores: Sequence[ForecastScore]) -> dict[str, Any]:
     scored = len(scores)
     if not scored:
         return {"forecasts": 0, "coverage": None, "winkler": None, "baseline_winkler": None}
-    widths, waits = (sorted(score[column] for score in scores) for column in (3, 4))
     return {
         "forecasts": scored,
-        "coverage": round(sum(score[2] for score in scores) / scored, 4),
-        "winkler": round(math.fsum(ours for ours, *_ in scores) / scored, 1),
-        "baseline_winkler": round(math.fsum(theirs for _, theirs, *_ in scores) / scored, 1),
-        "median_width_s": round(widths[scored // 2], 1),
-        "median_wait_s": round(waits[scored // 2], 1),
+        "coverage": round(sum(score.covered for score in scores) / scored, 4),
+        "winkler": round(math.fsum(score.score_s for score in scores) / scored, 1),
+        "baseline_winkler": round(math.fsum(score.baseline_score_s for score in scores) / scored, 1),
+        "median_width_s": round(sorted(score.width_s for score in scores)[scored // 2], 1),
+        "median_wait_s": round(sorted(score.waited_s for score in scores)[scored // 2], 1),
     }

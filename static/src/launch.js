@@ -10,11 +10,15 @@ export function startLaunch(root) {
   if (!form || form.dataset.started) return;
   form.dataset.started = "1";
   let timer = 0;
-  let current = false; // the preview is of the form as it is
-  let wanted = false; // Launch was pressed before the preview was current
+  let isCurrent = false; // the preview shows the form as it is
+  let launchPressed = false; // before the preview was current
   const rail = document.getElementById("rail");
-  const askNow = () => { timer = 0; current = false; window.htmx.trigger(rail, "check"); };
-  const ask = (delay = DELAY_MS) => { clearTimeout(timer); current = false; timer = setTimeout(askNow, delay); };
+  const askNow = () => { timer = 0; window.htmx.trigger(rail, "check"); };
+  const ask = (delay = DELAY_MS) => {
+    clearTimeout(timer);
+    isCurrent = launchPressed = false;
+    timer = setTimeout(askNow, delay);
+  };
 
   const shape = () => {
     const kind = form.elements.kind.value;
@@ -74,14 +78,12 @@ export function startLaunch(root) {
   document.addEventListener("htmx:afterSwap", ({ detail }) => {
     markFields(form);
     if (detail.target !== rail || timer) return; // an answer to what was typed before
-    current = true;
-    if (wanted) form.requestSubmit(rail.querySelector("[type=submit]"));
-    wanted = false;
+    isCurrent = true;
+    if (launchPressed) form.requestSubmit(rail.querySelector("[type=submit]"));
   });
   for (const failure of ["htmx:responseError", "htmx:sendError"]) rail.addEventListener(failure, () => ask(RETRY_MS));
   document.addEventListener("input", (event) => {
     if (event.target.form !== form) return;
-    wanted = false;
     proportional(["cores", "memory_gib", "shm_mib"].includes(event.target.name));
     saveDraft(form);
     ask();
@@ -94,9 +96,10 @@ export function startLaunch(root) {
   form.addEventListener("submit", (event) => {
     if (event.submitter?.getAttribute("aria-disabled") === "true") {
       event.preventDefault();
-      wanted = !current;
-      if (wanted) event.submitter.textContent = translated("Checking"); // until the preview that decides
+      const pressedEarly = !isCurrent;
       ask(0);
+      launchPressed = pressedEarly;
+      if (pressedEarly) event.submitter.textContent = translated("Checking"); // until the next preview
       rail.scrollIntoView({ block: "nearest" });
       return;
     }

@@ -100,12 +100,13 @@ def test_from_snapshot_and_plan_to_a_median() -> None:
 
 def test_a_job_that_gpus_are_freed_for_gets_them_and_the_free_ones_beside_them() -> None:
     rows = [runs(f"r{i}", "rich", ("n1", [i]), started_s=NOW_S - 100.0) for i in range(3)]
-    line = [waits("first", "poor", 2, age_s=20.0), waits("second", "rich", 1, age_s=10.0)]
+    pending = [waits("first", "poor", 2, age_s=20.0), waits("second", "rich", 1, age_s=10.0)]
     quotas = [quota("poor", guaranteed=2), quota("rich")]
-    photo = cluster([node("n1", 4)], [project("rich"), project("poor")], quotas, running=rows, pending=line)
-    plan = decide(photo, Policy())
+    projects = [project("rich"), project("poor")]
+    snapshot = cluster([node("n1", 4)], projects, quotas, running=rows, pending=pending)
+    plan = decide(snapshot, Policy())
     assert [(each.for_job, each.reason.value) for each in plan.evictions] == [("first", "reclaimed")]
-    outlook = QueueForecast(photo, plan, MAIN, taught(), Policy())
+    outlook = QueueForecast(snapshot, plan, MAIN, taught(), Policy())
     assert outlook.queue == ("first", "second")
     medians = outlook.median_starts_s(outlook.queue)
     assert medians[JobId("first")] == EVICTION_S < medians[JobId("second")]

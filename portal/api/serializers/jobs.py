@@ -165,7 +165,7 @@ class StartForecast(ResponseSerializer):
     score_s = serializers.FloatField(
         allow_null=True,
         source="forecast.score_s",
-        help_text="Interval score (Winkler, alpha 0.2) in seconds; lower is better; null like covered.",
+        help_text="Interval score (Winkler, alpha 0.2) in seconds; lower is better; null while covered is null.",
     )
 
     @staticmethod

@@ -109,7 +109,7 @@ class WorkspaceApp(OriginApp):
                 ports={target.port, target.tool_port},
             ),
             max_body_bytes=self._max_upload_bytes,
-            retries=1,  # a tunnel may end under a request, and tools do not request their files twice
+            retries=1,  # a tunnel may end during a request, and a page does not request its files again
             watch=partial(self._monitor.watch, ActiveGrant(job, cookie, target)),
         )
 

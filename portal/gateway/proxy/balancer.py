@@ -54,6 +54,7 @@ class ReplicaPool:
         self._tried: set[int] = set()
         self._current: Target | None = None
         self._reused = False
+        self._problem = NoResponseError("no replica is ready")
 
     async def acquire(self, *, new: bool = False) -> Connection:
         """Return a connection to the next replica. Raise NoResponseError when none is left."""
@@ -82,7 +83,6 @@ class ReplicaPool:
         if self._current is not None:  # it did not answer
             self._balancer.record_failure(self._current.attempt_pk)
             self.finish()
-        problem: Exception = NoResponseError("no replica is ready")
         while (target := self._balancer.choose(self._targets, self._tried)) is not None:
             self._tried.add(target.attempt_pk)
             self._current = target
@@ -91,10 +91,10 @@ class ReplicaPool:
                 async with asyncio.timeout(CONNECT_TIMEOUT_S):
                     return await connect(self._pool(target))
             except (NoResponseError, TimeoutError) as refused:
-                problem = NoResponseError(str(refused) or "no connection in time")
+                self._problem = NoResponseError(str(refused) or "no connection in time")
                 self._balancer.record_failure(target.attempt_pk)
                 self.finish()
-        raise problem
+        raise self._problem
 
     def _pool(self, target: Target) -> Any:
         return self._balancer.upstreams.port(target.address, target.port)

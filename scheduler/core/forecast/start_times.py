@@ -106,8 +106,8 @@ class QueueForecast:
     ) -> None:
         self._runs = runs
         after = complete_evictions(snapshot, plan)
-        evicted = {eviction.job for eviction in plan.evictions}
-        self._nominated = {start.job: start.pool for start in plan.nominations if start.job not in evicted}
+        waiting = {row.job for row in snapshot.pending if not row.ranks}
+        self._nominated = {start.job: start.pool for start in plan.nominations if start.job in waiting}
         self._pool = pool
         self._now_s = after.now_s
         self._durations = durations

@@ -48,25 +48,20 @@ def complete_evictions(snapshot: Snapshot, plan: Plan) -> Snapshot:
     """Return ``snapshot`` after ``plan``, when stopping jobs are gone and nominated jobs run in their place."""
     after = apply_plan(snapshot, plan)
     nominated = {start.job: start for start in plan.nominations}
-    pending = [row for row in after.pending if row.job not in nominated or row.ranks]
-    started = [
-        _running_row(row, nominated[row.job].pool, after.now_s, row.nominated_tasks)
-        for row in after.pending
-        if row.job in nominated and not row.ranks
-    ]
+    pending: list[PendingRow] = []
+    started: list[RunningRow] = []
+    for row in after.pending:
+        if row.job in nominated and not row.ranks:
+            started.append(_running_row(row, nominated[row.job].pool, after.now_s, row.nominated_tasks))
+        else:
+            pending.append(row)
+    gone = [row for row in after.running if row.stopping]
     started += [
-        replace(row, tasks=row.nominated_tasks, stopping=False)
-        for row in after.running
-        if row.stopping and row.job in nominated
+        replace(row, tasks=row.nominated_tasks, stopping=False) for row in gone if row.job in nominated
     ]
-    nodes = _change_usage(after.nodes, [row for row in after.running if row.stopping], -1)
-    running = [row for row in after.running if not row.stopping]
-    return replace(
-        after,
-        nodes=_change_usage(nodes, started),
-        running=(*running, *started),
-        pending=tuple(pending),
-    )
+    running = (*(row for row in after.running if not row.stopping), *started)
+    nodes = _change_usage(_change_usage(after.nodes, gone, -1), started)
+    return replace(after, nodes=nodes, running=running, pending=tuple(pending))
 
 
 def _running_row(row: PendingRow, pool: PoolId, now_s: float, tasks: tuple[RunningTask, ...]) -> RunningRow:
