@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from scheduler.core.forecast.calibration import (
@@ -70,6 +71,10 @@ class ForecastHook(SimulationHook):
         waiting = [job for job in self._new if job not in started]
         self._new = []
         if waiting:
+            running = tuple(
+                replace(row, submitted_s=self._jobs[row.job].submitted_s) for row in snapshot.running
+            )
+            snapshot = replace(snapshot, running=running)
             outlook = QueueForecast(snapshot, plan, POOL, self._durations, self._policy, self._ran_s)
             for job in waiting:
                 median_s = outlook.median_starts_s([job]).get(job, math.inf)

@@ -107,7 +107,7 @@ def test_a_job_that_gpus_are_freed_for_gets_them_and_the_free_ones_beside_them()
     plan = decide(snapshot, Policy())
     assert [(each.for_job, each.reason.value) for each in plan.evictions] == [("first", "reclaimed")]
     outlook = QueueForecast(snapshot, plan, MAIN, taught(), Policy())
-    assert outlook.queue == ("first", "second")
+    assert outlook.queue == ("first", "r0", "second")
     medians = outlook.median_starts_s(outlook.queue)
     assert medians[JobId("first")] == EVICTION_S < medians[JobId("second")]
 

@@ -17,6 +17,7 @@ from scheduler.core.model.policy import Policy
 from scheduler.core.model.snapshot import WHOLE_MILLI, ProjectId, RunningRow, TaskShape
 from scheduler.core.session.gang import Gang, GangTask, total_demand
 from scheduler.core.session.pool import PoolState
+from scheduler.core.shares.reclaim_rules import reclaim_min_runtime_s
 
 
 def ends_soon(row: RunningRow, now_s: float, policy: Policy) -> bool:
@@ -145,11 +146,8 @@ class VictimCandidates:
             return gang.running_row.predicted_end_s
         least_s = self._policy.preempt_min_runtime_s
         if kind in ("reclaim", "guaranteed"):
-            for level in self._pool_state.tree.path[gang.leaf_project]:
-                own_s = self._pool_state.quotas[level].reclaim_min_runtime_s
-                if own_s is not None:
-                    least_s = own_s
-                    break
+            path = self._pool_state.tree.path[gang.leaf_project]
+            least_s = reclaim_min_runtime_s(path, self._pool_state.quotas, least_s)
         return gang.started_s + least_s if self._now_s - gang.started_s < least_s else None
 
     def protection_ends_s(self) -> list[float]:

@@ -12,7 +12,7 @@ gone.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -190,6 +190,13 @@ class BucketOccupancy:
                 self._add_shared_gpu(bucket, gpu, buckets.tenants.get(gpu, 0), milli)
         for bucket in range(len(buckets.type_of)):
             self._count_bucket(bucket)
+
+    def whole_gpus(self, bucket_types: Iterable[int]) -> Iterator[tuple[int, int]]:
+        """Yield the buckets of these types with their free whole GPUs."""
+        for bucket_type in bucket_types:
+            for (whole, _), buckets in self._buckets_by_state[bucket_type].items():
+                for bucket in buckets:
+                    yield bucket, whole
 
     def allocate(self, request: BucketRequest, bucket_types: Iterable[int]) -> BucketSlots | None:
         """Allocate one task in the bucket with the tightest fit; return None if none fits."""

@@ -2,7 +2,8 @@
 
 Free GPUs go to the project with the smallest ratio of held (with its next job) to fair share, and within a
 project by position. A job is skipped if it does not fit, may not start yet, or would exceed a quota; reserved
-nodes close and open with time. Future submissions are not considered.
+nodes close and open with time. A job that does not fit may reclaim GPUs (``simulated_reclaims.py``); its victims
+continue later. Future submissions are not considered.
 
 Results are cached until an event can change them: a start takes capacity, an end releases it.
 
@@ -13,9 +14,10 @@ from __future__ import annotations
 
 import heapq
 import math
+import operator
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -26,8 +28,8 @@ from scheduler.core.forecast.capacity_buckets import (
     BucketSlots,
     CapacityBuckets,
 )
-from scheduler.core.model.resources import ResourceVector
-from scheduler.core.model.snapshot import WHOLE_MILLI, ProjectId, UserId
+from scheduler.core.forecast.simulated_reclaims import EvictableJob, EvictableJobs, JobOwner, Requeue
+from scheduler.core.model.snapshot import WHOLE_MILLI, ProjectId
 from scheduler.core.shares.quota_ledger import AssumeReleased, PoolLedger
 
 SIMULATION_RUNS = 8
@@ -35,22 +37,20 @@ MAX_STEPS = 2_000_000
 """Bound on ends and job classes examined per run; the start of a job after that is unknown."""
 
 
-class JobOwner(NamedTuple):
-    """The project and user that a job counts for, and its amounts."""
-
-    project: ProjectId
-    leaf_project: ProjectId
-    user: UserId
-    preemptible: bool
-    amounts: ResourceVector
-
-
 class RunningJob(NamedTuple):
-    """A running job with its remaining seconds in each run."""
+    """A running job with its remaining seconds in each run; without ``requeue`` it cannot be evicted."""
 
     owner: JobOwner
     slots: Sequence[BucketSlots]
     remaining_s: Sequence[float]
+    requeue: Requeue | None = None
+
+
+class ReclaimRules(NamedTuple):
+    """From when jobs reclaim GPUs, in seconds from now, and the least run time of victims by leaf project."""
+
+    from_s: float
+    min_runtime_s: Mapping[ProjectId, float]
 
 
 class Closure(NamedTuple):
@@ -75,6 +75,7 @@ class JobClass(NamedTuple):
 class SimulationInput:
     """``durations_s`` are the run times of pending jobs, by position and run.
 
+    Without ``reclaim_rules`` nothing is evicted.
     ``ledger`` contains what running jobs hold; None if no quota can block a job. Job classes, fit classes and
     projects are numbered; a *fit class* is all job classes with equal requests and closures.
     """
@@ -88,8 +89,10 @@ class SimulationInput:
         share_milli: Mapping[ProjectId, float],
         ledger: PoolLedger | None = None,
         runs: int = SIMULATION_RUNS,
+        reclaim_rules: ReclaimRules | None = None,
     ) -> None:
         self.runs = runs
+        self.reclaim_rules = reclaim_rules
         self.buckets = buckets
         self.running = running
         self.job_classes = job_classes
@@ -109,14 +112,14 @@ class SimulationInput:
         }
         self.infeasible = [self._is_infeasible(job_class) for job_class in job_classes]
         """By job class: no GPU matches, or a quota is too small even with nothing held."""
-        projects = list(dict.fromkeys(job_class.owner.project for job_class in job_classes))
+        owners = [*(job_class.owner for job_class in job_classes), *(job.owner for job in running)]
+        projects = list(dict.fromkeys(owner.project for owner in owners))
         self.project_at = {project: number for number, project in enumerate(projects)}
         self.project_of = [self.project_at[job_class.owner.project] for job_class in job_classes]
         self.share_milli = np.array([max(1.0, share_milli.get(project, 0.0)) for project in projects])
         self.held_milli = np.zeros(len(projects))
         for job in running:
-            if (number := self.project_at.get(job.owner.project)) is not None:
-                self.held_milli[number] += job.owner.amounts.gpu_milli
+            self.held_milli[self.project_at[job.owner.project]] += job.owner.amounts.gpu_milli
         kinds: dict[object, list[int]] = {}
         for number, job_class in enumerate(job_classes):
             alike = (job_class.requests, job_class.closures, job_class.hardware)
@@ -168,6 +171,14 @@ class SimulationInput:
             ]
             for request, _ in job_class.requests
         ]
+
+    def last_targets(self, targets: Iterable[int]) -> dict[int, int]:
+        """Return the last target position of each project that has any."""
+        last: dict[int, int] = {}
+        for position in targets:
+            project = self.project_of[self.class_of[position]]
+            last[project] = max(position, last.get(project, position))
+        return last
 
     def _is_infeasible(self, job_class: JobClass) -> bool:
         if not all(request.bucket_types for request, _ in job_class.requests):
@@ -229,7 +240,8 @@ class _Simulation:
         """Fit classes whose tasks do not fit together, until capacity is released or opened."""
         for kind in range(len(simulation_input.fit_classes)):
             self._update_open_types(kind)
-        self._remaining = _positions_to_simulate(simulation_input, targets)
+        self._last_targets = simulation_input.last_targets(targets)
+        self._remaining = _positions_to_simulate(simulation_input, self._last_targets)
         """By job class: the positions not started yet, in descending order."""
         self._queues: list[dict[int, list[tuple[int, int]]]] = [{} for _ in simulation_input.held_milli]
         """By project and fit class: first position and number of each job class that may start; ascending."""
@@ -248,14 +260,23 @@ class _Simulation:
         """By job class within its quotas: the starts at its highest bounded project at that time."""
         self._blocked_by: dict[int, tuple[ProjectId, int]] = {}
         """By job class blocked by a quota: the project, and its ends at that time."""
+        self._evictable = EvictableJobs(self._occupancy, simulation_input.share_milli)
+        self._evicted: set[int] = set()
+        """Numbers of evicted jobs, whose ends no longer count."""
+        self._remaining_s: dict[int, float] = {}
+        """By position of an evicted job: its remaining time."""
+        if simulation_input.reclaim_rules is not None:
+            for number, job in enumerate(simulation_input.running):
+                if job.requeue is not None:
+                    self._add_evictable(number, job.owner, job.slots, job.remaining_s[run], job.requeue)
 
     def starts_s(self, max_steps: int) -> dict[int, float | None]:
         found: dict[int, float | None] = {}
         while self._steps < max_steps:
-            while (job_class := self._next()) is not None:
+            while (job_class := self._next()) is not None or (job_class := self._reclaim()) is not None:
                 position = self._start(job_class)
                 if position in self._targets:
-                    found[position] = self._now_s
+                    found.setdefault(position, self._now_s)
             if len(found) == len(self._targets):
                 break
             if not self._ends:
@@ -268,7 +289,9 @@ class _Simulation:
     def _advance(self) -> None:
         """Advance to the next end of a job, earliest start, or end of a reservation."""
         simulation_input = self._input
-        self._now_s, _, owner, places = heapq.heappop(self._ends)
+        self._now_s, number, owner, places = heapq.heappop(self._ends)
+        if number in self._evicted:
+            return
         passed = bisect_left(simulation_input.closings, (self._now_s, -1))
         for _, kind in simulation_input.closings[self._closings : passed]:
             self._update_open_types(kind)
@@ -279,11 +302,15 @@ class _Simulation:
             for job_class in simulation_input.arrivals.get(self._now_s, ()):
                 self._enqueue(job_class)
         else:
-            self._count(owner, -1)
-            for place in places:
-                self._occupancy.release(place)
-            self._unplaceable.clear()
-            self._steps += 1
+            self._evictable.discard(number)
+            self._release(owner, places)
+
+    def _release(self, owner: JobOwner, places: Sequence[BucketSlots]) -> None:
+        self._count(owner, -1)
+        for place in places:
+            self._occupancy.release(place)
+        self._unplaceable.clear()
+        self._steps += 1
 
     def _update_open_types(self, fit_class: int) -> None:
         self._bucket_types[fit_class] = self._input.open_bucket_types(fit_class, self._now_s)
@@ -299,6 +326,15 @@ class _Simulation:
             insort(self._queues[project].setdefault(kind, []), (self._remaining[number][-1], number))
             self._queue_lengths[kind, project] += 1
             self._ready[kind] = True
+
+    def _dequeue(self, number: int) -> None:
+        """Take the first remaining job of a job class out of its queue."""
+        if self._remaining[number]:
+            project, kind = self._input.project_of[number], self._input.fit_class_of[number]
+            queue = self._queues[project][kind]
+            del queue[bisect_left(queue, (self._remaining[number][-1], number))]
+            self._queue_lengths[kind, project] -= 1
+            self._ready[kind] = self._queue_lengths[kind].any()
 
     # -- next job ------------------------------------------------------------------------------------------
 
@@ -422,24 +458,88 @@ class _Simulation:
     def _start(self, number: int) -> int:
         """Start the first job of a job class and return its position."""
         simulation_input = self._input
-        project, kind = simulation_input.project_of[number], simulation_input.fit_class_of[number]
+        self._dequeue(number)
         position = self._remaining[number].pop()
-        queue = self._queues[project][kind]
-        del queue[bisect_left(queue, (position, number))]
-        self._queue_lengths[kind, project] -= 1
-        self._ready[kind] = self._queue_lengths[kind].any()
         self._enqueue(number)
-        owner, places = simulation_input.job_classes[number].owner, self._allocate_gang(kind) or ()
+        owner = simulation_input.job_classes[number].owner
+        places = self._allocate_gang(simulation_input.fit_class_of[number]) or ()
         self._count(owner, +1)
         self._number += 1
-        ends_s = self._now_s + simulation_input.durations_s[position][self._run]
+        remaining_s = self._remaining_s.pop(position, None)
+        if remaining_s is None:
+            remaining_s = simulation_input.durations_s[position][self._run]
+        ends_s = self._now_s + remaining_s
         heapq.heappush(self._ends, (ends_s, self._number, owner, places))
+        if owner.preemptible and (rules := simulation_input.reclaim_rules) is not None:
+            protected_until_s = self._now_s + rules.min_runtime_s.get(owner.leaf_project, 0.0)
+            requeue = Requeue(number, position, self._now_s, protected_until_s)
+            self._add_evictable(self._number, owner, places, ends_s, requeue)
         return position
 
+    # -- reclaims ------------------------------------------------------------------------------------------
+
+    def _reclaim(self) -> int | None:
+        """Evict jobs so that a job of a project within its fair share fits; return its class, or None."""
+        simulation_input, rules = self._input, self._input.reclaim_rules
+        if rules is None or not self._ready.any() or self._now_s <= rules.from_s:
+            return None
+        shares_milli = simulation_input.share_milli
+        least_milli = min(simulation_input.milli_of[kind] for kind in self._ready.nonzero()[0].tolist())
+        within = self._queue_lengths.any(axis=0) & (self._held_milli + least_milli <= shares_milli)
+        if not within.any() or not (self._held_milli > shares_milli).any():
+            return None
+        for project in sorted(
+            within.nonzero()[0].tolist(), key=(self._held_milli / shares_milli).__getitem__
+        ):
+            heads = sorted((*queue[0], kind) for kind, queue in self._queues[project].items() if queue)
+            for _, job_class, kind in heads:
+                if (
+                    self._held_milli[project] + simulation_input.milli_of[kind] <= shares_milli[project]
+                    and self._is_within_quota(job_class)
+                    and self._evict_for(project, kind)
+                ):
+                    return job_class
+        return None
+
+    def _evict_for(self, project: int, kind: int) -> bool:
+        """Evict jobs so that one of the fit class fits; return whether it does."""
+        self._steps += 1
+        requests = self._input.fit_classes[kind].requests
+        for hardware in self._input.fit_classes[kind].hardware or (None,):
+            tasks = [
+                (request, count, [each for each in open_types if hardware is None or each in hardware])
+                for (request, count), open_types in zip(requests, self._bucket_types[kind], strict=True)
+            ]
+            victims = self._evictable.find_victims(tasks, project, self._held_milli, self._now_s)
+            if victims is not None:
+                for number in victims:
+                    self._evict(number)
+                self._unplaceable.discard(kind)
+                return self._fits(kind)
+        return False
+
+    def _evict(self, number: int) -> None:
+        """Stop a running job; it continues when it is placed again."""
+        job = self._evictable.jobs[number]
+        self._evictable.discard(number)
+        self._evicted.add(number)
+        self._release(job.owner, job.slots)
+        job_class, position = job.requeue.job_class, job.requeue.position
+        if self._input.infeasible[job_class] or position > self._last_targets.get(job.project, position):
+            return
+        self._remaining_s[position] = job.ends_s - self._now_s
+        self._dequeue(job_class)
+        insort(self._remaining[job_class], position, key=operator.neg)
+        self._enqueue(job_class)
+
+    def _add_evictable(
+        self, number: int, owner: JobOwner, slots: Sequence[BucketSlots], ends_s: float, requeue: Requeue
+    ) -> None:
+        project = self._input.project_at[owner.project]
+        self._evictable.add(number, EvictableJob(project, owner, slots, ends_s, requeue))
+
     def _count(self, owner: JobOwner, sign: int) -> None:
-        number = self._input.project_at.get(owner.project)
-        if number is not None:
-            self._held_milli[number] += sign * owner.amounts.gpu_milli
+        self._held_milli[self._input.project_at[owner.project]] += sign * owner.amounts.gpu_milli
         if self._ledger is not None:
             self._ledger.add(owner.leaf_project, owner.user, owner.amounts, owner.preemptible, sign)
             changes = self._start_counts if sign > 0 else self._end_counts
@@ -447,12 +547,8 @@ class _Simulation:
                 changes[project] += 1
 
 
-def _positions_to_simulate(simulation_input: SimulationInput, targets: Collection[int]) -> list[list[int]]:
-    """Return the startable positions of each job class, descending, up to the last target of the project."""
-    last: dict[int, int] = {}
-    for position in targets:
-        project = simulation_input.project_of[simulation_input.class_of[position]]
-        last[project] = max(position, last.get(project, position))
+def _positions_to_simulate(simulation_input: SimulationInput, last: Mapping[int, int]) -> list[list[int]]:
+    """Return the startable positions of each job class, descending, up to the ``last`` target of the project."""
     found = []
     for job_class, project, infeasible in zip(
         simulation_input.job_classes, simulation_input.project_of, simulation_input.infeasible, strict=True

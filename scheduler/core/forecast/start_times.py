@@ -28,12 +28,13 @@ from scheduler.core.forecast.queue_simulation import (
     SIMULATION_RUNS,
     Closure,
     JobClass,
-    JobOwner,
+    ReclaimRules,
     RunningJob,
     SimulationInput,
     simulate_queue,
 )
-from scheduler.core.model.apply_plan import complete_evictions
+from scheduler.core.forecast.simulated_reclaims import JobOwner, Requeue
+from scheduler.core.model.apply_plan import complete_evictions, requeued
 from scheduler.core.model.plan import Plan, Verdict
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.project_tree import ProjectTree
@@ -53,6 +54,7 @@ from scheduler.core.session.admin_reservations import reservation_blocks
 from scheduler.core.session.gang import build_task_shape
 from scheduler.core.session.job_queue import queue_ages_s
 from scheduler.core.shares.quota_ledger import PoolLedger
+from scheduler.core.shares.reclaim_rules import reclaim_min_runtime_s
 
 GOLDEN = 0.618_033_988_749_895
 DEFAULT_DURATION_S = 600.0
@@ -115,7 +117,12 @@ class QueueForecast:
         self._template_of = template_of
         self._known_ends_s = known_ends_s
         self._tree = ProjectTree(after.projects)
-        self._ledger = PoolLedger(self._tree.quotas_in_pool(after.quotas, pool), self._tree.path)
+        quotas = self._tree.quotas_in_pool(after.quotas, pool)
+        self._ledger = PoolLedger(quotas, self._tree.path)
+        self._min_runtime_s = {
+            leaf: reclaim_min_runtime_s(self._tree.path[leaf], quotas, policy.preempt_min_runtime_s)
+            for leaf in self._tree.leaf_of.values()
+        }
         nodes = [node for node in after.nodes if node.pool == pool]
         self._smallest_gpu_mib = min((gpu.memory_mib for node in nodes for gpu in node.gpus), default=1)
         self._reservations = _upcoming_reservations(after, {node.id for node in nodes})
@@ -125,6 +132,10 @@ class QueueForecast:
             for row in after.pending
             if _is_queued(row) and queue_pool_of(row, verdicts.get(row.job)) == pool
         ]
+        here = sorted((row for row in after.running if row.pool == pool), key=lambda row: row.job)
+        reclaims = "reclaim" in policy.semantics.actions
+        evictable = {row.job for row in here if reclaims and row.preemptible and _holds_gpus(row)}
+        queued += [requeued(row) for row in here if row.job in evictable]
         ages_s = queue_ages_s(queued, policy)
         ordered = sorted(
             zip(queued, ages_s, strict=True), key=lambda pair: (-pair[0].priority, pair[1], pair[0].job)
@@ -133,29 +144,33 @@ class QueueForecast:
         self._demands: dict[tuple[object, ...], GangDemand] = {}
         asked = [self._demand(row) for row in rows]
         shapes = dict.fromkeys(shape for tasks, _ in asked for shape, _ in tasks)
-        here = sorted((row for row in after.running if row.pool == pool), key=lambda row: row.job)
         settings = (each.settings for each in after.pools if each.id == pool)
         sharing = None if policy.for_pool(next(settings, ())).gpu_sharing_scope == "any" else here
         self._bucket_builder = BucketBuilder(
             nodes, shapes, [row.nodes for row in self._reservations], sharing
         )
+        job_classes, requeue_of = self._job_classes(rows, asked, evictable)
         running = [
-            self._running_job(row, number)
+            self._running_job(row, number, requeue_of.get(row.job))
             for number, row in enumerate(sorted(after.running, key=lambda row: row.job))
             if row.pool == pool
         ]
         for job in running:
             owner = job.owner
             self._ledger.add(owner.leaf_project, owner.user, owner.amounts, owner.preemptible)
-        self._position = {row.job: position for position, row in enumerate(rows)}
+        self._position = {row.job: position for position, row in enumerate(rows) if row.job not in evictable}
         self._simulation_input = SimulationInput(
             self._bucket_builder.build(job.slots for job in running),
             running,
-            self._job_classes(rows, asked),
-            [self._durations_s(row, position) for position, row in enumerate(rows)],
+            job_classes,
+            [
+                () if row.job in evictable else self._durations_s(row, position)
+                for position, row in enumerate(rows)
+            ],
             {each.project: each.fair_share_milli for each in plan.share_breakdowns if each.pool == pool},
             self._ledger if self._ledger.can_block(all(row.preemptible for row in rows)) else None,
             runs,
+            ReclaimRules(policy.preemption_delay_s, self._min_runtime_s) if evictable else None,
         )
 
     @property
@@ -191,19 +206,26 @@ class QueueForecast:
 
     # -- running jobs ----------------------------------------------------------------------------------
 
-    def _running_job(self, row: RunningRow, number: int) -> RunningJob:
+    def _running_job(
+        self, row: RunningRow, number: int, place_in_queue: tuple[int, int] | None
+    ) -> RunningJob:
         milli = sum(gpu.milli for task in row.tasks for gpu in task.gpus)
         cpu_milli = sum(task.cpu_milli for task in row.tasks)
         memory_mib = sum(task.memory_mib for task in row.tasks)
         owner = self._owner(row, ResourceVector(milli, cpu_milli, memory_mib))
         places = self._bucket_builder.slots_of(row.tasks)
-        if (end_s := self._known_ends_s.get(row.job)) is not None:
-            return RunningJob(owner, places, [max(0.0, end_s - self._now_s)] * self._runs)
         ran_s = max(0.0, self._now_s - row.started_s)
+        requeue = None
+        if place_in_queue is not None:
+            saved_s = max(row.started_s, row.checkpoint_s or row.started_s) - self._now_s
+            protected_until_s = self._min_runtime_s[owner.leaf_project] - ran_s
+            requeue = Requeue(*place_in_queue, saved_s, protected_until_s)
+        if (end_s := self._known_ends_s.get(row.job)) is not None:
+            return RunningJob(owner, places, [max(0.0, end_s - self._now_s)] * self._runs, requeue)
         kind = DurationKey(row.project, row.user, self._template_of.get(row.job), milli)
         had_s = self._consumed_s.get(row.job, 0.0) + ran_s
         limit_s = None if row.time_limit_s is None else row.time_limit_s + had_s - ran_s
-        return RunningJob(owner, places, self._draw_remaining_s(kind, had_s, limit_s, number))
+        return RunningJob(owner, places, self._draw_remaining_s(kind, had_s, limit_s, number), requeue)
 
     # -- pending jobs ----------------------------------------------------------------------------------
 
@@ -228,8 +250,13 @@ class QueueForecast:
                 found[shape] += count
         return self._demands.setdefault(key, (tuple(found.items()), amounts))
 
-    def _job_classes(self, rows: Sequence[PendingRow], asked: Sequence[GangDemand]) -> list[JobClass]:
-        """Group the pending jobs that fit and are blocked alike."""
+    def _job_classes(
+        self, rows: Sequence[PendingRow], asked: Sequence[GangDemand], running: Set[JobId]
+    ) -> tuple[list[JobClass], dict[JobId, tuple[int, int]]]:
+        """Group the jobs that fit and are blocked alike.
+
+        Those ``running`` are not in the queue; return the class and the position of each once it is evicted.
+        """
         positions: dict[JobClass, list[int]] = {}
         for position, (row, (tasks, amounts)) in enumerate(zip(rows, asked, strict=True)):
             needs = tuple((self._bucket_builder.request_for(shape), count) for shape, count in tasks)
@@ -237,7 +264,17 @@ class QueueForecast:
             hardware = self._bucket_builder.hardware_types([shape for shape, _ in tasks])
             line = JobClass(self._owner(row, amounts), needs, (), from_s, self._closures(row), hardware)
             positions.setdefault(line, []).append(position)
-        return [line._replace(positions=mine) for line, mine in positions.items()]
+        classes = [
+            line._replace(positions=[each for each in mine if rows[each].job not in running])
+            for line, mine in positions.items()
+        ]
+        requeue_of = {
+            rows[position].job: (number, position)
+            for number, mine in enumerate(positions.values())
+            for position in mine
+            if rows[position].job in running
+        }
+        return classes, requeue_of
 
     def _closures(self, row: PendingRow) -> tuple[Closure, ...]:
         """Return when reserved nodes are closed to this job: from when it might overlap until the end."""
@@ -270,6 +307,10 @@ class QueueForecast:
                 parts, self._durations.remaining_quantiles_s(kind, had_s, limit_s, parts), strict=True
             )
         ]
+
+
+def _holds_gpus(row: RunningRow) -> bool:
+    return any(task.gpus for task in row.tasks)
 
 
 def _is_queued(row: PendingRow) -> bool:

@@ -15,6 +15,7 @@ from scheduler.core.model.snapshot import (
     RunningRow,
     RunningTask,
     Snapshot,
+    TaskRequest,
 )
 
 
@@ -45,7 +46,10 @@ def apply_plan(snapshot: Snapshot, plan: Plan) -> Snapshot:
 
 
 def complete_evictions(snapshot: Snapshot, plan: Plan) -> Snapshot:
-    """Return ``snapshot`` after ``plan``, when stopping jobs are gone and nominated jobs run in their place."""
+    """Return ``snapshot`` after ``plan``, when stopping jobs are gone and nominated jobs run in their place.
+
+    Jobs evicted for others are pending again.
+    """
     after = apply_plan(snapshot, plan)
     nominated = {start.job: start for start in plan.nominations}
     pending: list[PendingRow] = []
@@ -59,9 +63,50 @@ def complete_evictions(snapshot: Snapshot, plan: Plan) -> Snapshot:
     started += [
         replace(row, tasks=row.nominated_tasks, stopping=False) for row in gone if row.job in nominated
     ]
+    pending += [requeued(row) for row in gone if row.preempted_for and row.job not in nominated]
     running = (*(row for row in after.running if not row.stopping), *started)
     nodes = _change_usage(_change_usage(after.nodes, gone, -1), started)
     return replace(after, nodes=nodes, running=running, pending=tuple(pending))
+
+
+def requeued(row: RunningRow) -> PendingRow:
+    """Return the row of a running job once it is evicted: it requests what it holds."""
+    constraints = gpu_constraints(row)._asdict()
+    asks = tuple(
+        TaskRequest(
+            len(task.gpus),
+            task.gpus[0].milli if task.gpus else WHOLE_MILLI,
+            task.cpu_milli,
+            task.memory_mib,
+            share_mib=task.share_mib,
+            **constraints,
+        )
+        for task in row.tasks
+    )
+    first = asks[0]
+    return PendingRow(
+        row.job,
+        row.name,
+        row.project,
+        row.user,
+        (row.pool,),
+        row.started_s if row.submitted_s is None else row.submitted_s,
+        row.priority,
+        row.preemptible,
+        len(asks),
+        first.gpus,
+        first.milli,
+        cpu_milli=first.cpu_milli,
+        memory_mib=first.memory_mib,
+        time_limit_s=row.time_limit_s,
+        avoid_nodes=row.avoid_nodes,
+        node_affinity=row.node_affinity,
+        min_tasks=row.min_tasks,
+        task_requests=() if all(ask == first for ask in asks) else asks,
+        share_mib=first.share_mib,
+        allow_mixed_gpus=row.allow_mixed_gpus,
+        **constraints,
+    )
 
 
 def _running_row(row: PendingRow, pool: PoolId, now_s: float, tasks: tuple[RunningTask, ...]) -> RunningRow:

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from scheduler.core.model.resources import Entitlement, ResourceVector
+from scheduler.core.model.snapshot import ProjectId, QuotaRow
 
 Key = TypeVar("Key", bound=str)
 Involved = tuple[bool, bool, bool]
@@ -101,6 +102,14 @@ def may_have_reclaimable(
                 return True
             below = below or has < promised
     return not below
+
+
+def reclaim_min_runtime_s(
+    path: Sequence[ProjectId], quotas: Mapping[ProjectId, QuotaRow], default_s: float
+) -> float:
+    """Return how long jobs of a project run before they may be reclaimed: the first setting on its path."""
+    own_s = (quotas[project].reclaim_min_runtime_s for project in path)
+    return next((each_s for each_s in own_s if each_s is not None), default_s)
 
 
 def saturation(held: float, fair_share: float) -> float:

@@ -1,0 +1,159 @@
+"""Which running jobs a simulation evicts so that a job of another project starts.
+
+A coarser form of *reclaim* in ``scheduler.core.actions.preemption``: a project that stays within its fair share with
+the job evicts jobs of projects above theirs, in the bucket where they lose the least work together. Only whole
+GPUs are reclaimed, and the shares of parent projects are not compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from scheduler.core.forecast.capacity_buckets import BucketOccupancy, BucketRequest, BucketSlots
+from scheduler.core.model.resources import ResourceVector
+from scheduler.core.model.snapshot import WHOLE_MILLI, ProjectId, UserId
+
+
+class JobOwner(NamedTuple):
+    """The project and user that a job counts for, and its amounts."""
+
+    project: ProjectId
+    leaf_project: ProjectId
+    user: UserId
+    preemptible: bool
+    amounts: ResourceVector
+
+
+class Requeue(NamedTuple):
+    """How a job returns to the queue if it is evicted; times are in seconds from now, in the past negative."""
+
+    job_class: int
+    position: int
+    saved_s: float
+    """Its start or last checkpoint."""
+    protected_until_s: float
+
+
+class EvictableJob(NamedTuple):
+    """A running job that may be evicted, with the number of its project."""
+
+    project: int
+    owner: JobOwner
+    slots: Sequence[BucketSlots]
+    ends_s: float
+    requeue: Requeue
+
+    @property
+    def milli(self) -> float:
+        return self.owner.amounts.gpu_milli
+
+    def whole_gpus_in(self, bucket: int) -> int:
+        return sum(amount for each, amount, gpus in self.slots if each == bucket and not gpus)
+
+
+class EvictableJobs:
+    """The evictable jobs of a simulation by number, the latest start last."""
+
+    def __init__(self, occupancy: BucketOccupancy, share_milli: np.ndarray) -> None:
+        self.occupancy = occupancy
+        self.share_milli = share_milli
+        self.jobs: dict[int, EvictableJob] = {}
+        self._in_bucket: dict[int, dict[int, None]] = {}
+
+    def add(self, number: int, job: EvictableJob) -> None:
+        self.jobs[number] = job
+        for bucket, _, _ in job.slots:
+            self._in_bucket.setdefault(bucket, {})[number] = None
+
+    def discard(self, number: int) -> None:
+        """Remove the job of this number, if it is one of them."""
+        if (job := self.jobs.pop(number, None)) is not None:
+            for bucket in {bucket for bucket, _, _ in job.slots}:
+                del self._in_bucket[bucket][number]
+
+    def cheapest_first(self, bucket: int, now_s: float) -> list[tuple[float, int, EvictableJob]]:
+        """Return the jobs in a bucket with the milli-seconds of work they lose and their negative numbers."""
+        found = [
+            ((now_s - job.requeue.saved_s) * job.milli, -number, job)
+            for number in self._in_bucket.get(bucket, ())
+            if (job := self.jobs[number]).requeue.protected_until_s <= now_s
+        ]
+        found.sort(key=lambda each: each[:2])
+        return found
+
+    def find_victims(
+        self,
+        tasks: Iterable[tuple[BucketRequest, int, Sequence[int]]],
+        reclaimer: int,
+        held_milli: np.ndarray,
+        now_s: float,
+    ) -> list[int] | None:
+        """Return the numbers of the jobs without which the tasks of a project fit; None if nothing helps.
+
+        ``tasks`` are the requests with their number and open bucket types, ``held_milli`` what projects hold.
+        """
+        search = _VictimSearch(self, reclaimer, held_milli, now_s)
+        for request, count, bucket_types in tasks:
+            for _ in range(count):
+                if request.milli != WHOLE_MILLI or not search.place(request.gpus, bucket_types):
+                    return None
+        return list(search.victims)
+
+
+class _VictimSearch:
+    """Places the tasks of a gang one by one, each where evictions lose the least."""
+
+    def __init__(
+        self, evictable: EvictableJobs, reclaimer: int, held_milli: np.ndarray, now_s: float
+    ) -> None:
+        self._evictable = evictable
+        self._reclaimer = reclaimer
+        self._now_s = now_s
+        self._held_milli = held_milli.copy()
+        self._freed: dict[int, int] = {}
+        """By bucket: GPUs that victims free, less those of the placed tasks."""
+        self.victims: dict[int, None] = {}
+
+    def place(self, gpus: int, bucket_types: Sequence[int]) -> bool:
+        """Choose a bucket for a task and its victims there; return False if there is none."""
+        best: tuple[float, int, int, list[int]] | None = None
+        for bucket, free in self._evictable.occupancy.whole_gpus(bucket_types):
+            missing = gpus - free - self._freed.get(bucket, 0)
+            if (found := self._victims_in(bucket, missing)) is not None:
+                lost, victims = found
+                if best is None or (lost, len(victims)) < best[:2]:
+                    best = lost, len(victims), bucket, victims
+                if not victims:
+                    break
+        if best is None:
+            return False
+        _, _, bucket, victims = best
+        for number in victims:
+            job = self._evictable.jobs[number]
+            self.victims[number] = None
+            self._held_milli[job.project] -= job.milli
+            for each in {bucket for bucket, _, _ in job.slots}:
+                self._freed[each] = self._freed.get(each, 0) + job.whole_gpus_in(each)
+        self._freed[bucket] = self._freed.get(bucket, 0) - gpus
+        return True
+
+    def _victims_in(self, bucket: int, missing: int) -> tuple[float, list[int]] | None:
+        """Return the lost work and the victims that free ``missing`` GPUs of a bucket; None if they cannot."""
+        lost, victims = 0.0, []
+        held: dict[int, float] = {}
+        if missing > 0:
+            for loses, number, job in self._evictable.cheapest_first(bucket, self._now_s):
+                holds = held.get(job.project, self._held_milli[job.project])
+                over_share = holds > self._evictable.share_milli[job.project]
+                if not over_share or job.project == self._reclaimer or -number in self.victims:
+                    continue
+                held[job.project] = holds - job.milli
+                victims.append(-number)
+                lost += loses
+                missing -= job.whole_gpus_in(bucket)
+                if missing <= 0:
+                    break
+        return (lost, victims) if missing <= 0 else None
