@@ -27,7 +27,7 @@ def running(
     milli = sum(gpus for _, gpus, _ in slots) * WHOLE_MILLI
     name = ProjectId(str(project))
     owner = JobOwner(name, name, UserId("ada"), True, ResourceVector(milli))
-    return EvictableJob(project, owner, slots, 500.0, Requeue(0, 0, saved_s, protected_until_s))
+    return EvictableJob(project, owner, milli, slots, 500.0, Requeue(0, 0, saved_s, protected_until_s))
 
 
 def victims(
@@ -78,7 +78,7 @@ def test_protected_jobs_stay() -> None:
 
 def test_tasks_of_a_gang_use_what_earlier_victims_free_elsewhere() -> None:
     gang = running([(0, 2, ()), (1, 2, ())], 50.0)
-    single = running([(1, 2, ())], 0.0, OTHER)
+    single = running([(1, 2, ())], -900.0, OTHER)
     assert victims([0, 0], [gang, single], (gpus(2), 2)) == [0]
     assert victims([0, 0], [gang, single], (gpus(2), 3)) == [0, 1]
     assert victims([0, 0], [gang, single], (gpus(2), 4)) is None

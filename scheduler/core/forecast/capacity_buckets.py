@@ -162,7 +162,7 @@ class BucketOccupancy:
     """Free capacity per bucket during a simulation, with an index of buckets by state."""
 
     def __init__(self, buckets: CapacityBuckets, sizes: Sequence[TaskSize]) -> None:
-        self._type_of = buckets.type_of
+        self.type_of = buckets.type_of
         self._sizes = [BucketRequest(gpus, milli, (), tenant) for gpus, milli, tenant in sizes]
         self._sizes_of: dict[int, list[tuple[int, BucketRequest]]] = {}
         """By tenant: indexes in ``sizes`` and requests."""
@@ -172,7 +172,7 @@ class BucketOccupancy:
         self.fit_counts = np.zeros((len(sizes), max(buckets.type_of, default=-1) + 1), dtype=np.int64)
         """Lower bound of the tasks of each size that fit, by bucket type."""
         self._tasks_in: dict[BucketState, np.ndarray] = {}
-        self._whole = list(buckets.whole_gpus)
+        self.whole_gpus = list(buckets.whole_gpus)
         self._shared: dict[int, dict[int, int]] = {}  # by bucket: shared GPUs open to all tenants
         self._own: dict[int, dict[int, dict[int, int]]] = {}
         """By bucket and tenant: shared GPUs open to that tenant only."""
@@ -191,12 +191,16 @@ class BucketOccupancy:
         for bucket in range(len(buckets.type_of)):
             self._count_bucket(bucket)
 
-    def whole_gpus(self, bucket_types: Iterable[int]) -> Iterator[tuple[int, int]]:
-        """Yield the buckets of these types with their free whole GPUs."""
-        for bucket_type in bucket_types:
-            for (whole, _), buckets in self._buckets_by_state[bucket_type].items():
-                for bucket in buckets:
-                    yield bucket, whole
+    def freest_buckets(self, bucket_types: Iterable[int]) -> Iterator[int]:
+        """Yield the buckets of these types with free whole GPUs, those with the most first."""
+        states = [
+            (-state[0], bucket_type, state)
+            for bucket_type in bucket_types
+            for state in self._buckets_by_state[bucket_type]
+            if state[0]
+        ]
+        for _, bucket_type, state in sorted(states):
+            yield from self._buckets_by_state[bucket_type][state]
 
     def allocate(self, request: BucketRequest, bucket_types: Iterable[int]) -> BucketSlots | None:
         """Allocate one task in the bucket with the tightest fit; return None if none fits."""
@@ -208,7 +212,7 @@ class BucketOccupancy:
             return None
         self._uncount_bucket(bucket)
         if request.milli == WHOLE_MILLI:
-            self._whole[bucket] -= request.gpus
+            self.whole_gpus[bucket] -= request.gpus
             place: BucketSlots = bucket, request.gpus, ()
         else:
             place = self._take_shares(bucket, request)
@@ -219,14 +223,14 @@ class BucketOccupancy:
         bucket, amount, gpus = slots
         self._uncount_bucket(bucket)
         if not gpus:
-            self._whole[bucket] += amount
+            self.whole_gpus[bucket] += amount
         for gpu in gpus:
             tenant = self._tenants.get(gpu, 0)
             shared = self._own[bucket][tenant] if tenant else self._shared[bucket]
             shared[gpu] += amount
             if shared[gpu] == WHOLE_MILLI:
                 del shared[gpu]
-                self._whole[bucket] += 1
+                self.whole_gpus[bucket] += 1
                 if tenant:
                     del self._tenants[gpu]
                     if not shared:
@@ -248,12 +252,12 @@ class BucketOccupancy:
         """Return the bucket where the task joins the fullest GPU of its tenant that has enough left."""
         best: tuple[int, int, int] | None = None
         for bucket in self._buckets_of.get(request.tenant, ()):
-            if self._type_of[bucket] in bucket_types:
+            if self.type_of[bucket] in bucket_types:
                 able = [
                     milli for milli in self._own[bucket][request.tenant].values() if milli >= request.milli
                 ]
-                if able and len(able) + self._whole[bucket] >= request.gpus:
-                    mine = (min(able), self._whole[bucket], bucket)
+                if able and len(able) + self.whole_gpus[bucket] >= request.gpus:
+                    mine = (min(able), self.whole_gpus[bucket], bucket)
                     best = mine if best is None else min(best, mine)
         return None if best is None else best[2]
 
@@ -269,7 +273,7 @@ class BucketOccupancy:
         for gpu in gpus:
             shared[gpu] -= request.milli
         while len(gpus) < request.gpus:
-            self._whole[bucket] -= 1
+            self.whole_gpus[bucket] -= 1
             self._add_shared_gpu(bucket, self._next_gpu, request.tenant, WHOLE_MILLI - request.milli)
             gpus.append(self._next_gpu)
             self._next_gpu += 1
@@ -285,14 +289,14 @@ class BucketOccupancy:
 
     def _count_bucket(self, bucket: int) -> None:
         shared = self._shared.get(bucket)
-        state = (self._whole[bucket], tuple(sorted(shared.values())) if shared else ())
+        state = (self.whole_gpus[bucket], tuple(sorted(shared.values())) if shared else ())
         self._states[bucket] = state
-        bucket_type = self._type_of[bucket]
+        bucket_type = self.type_of[bucket]
         self._buckets_by_state[bucket_type].setdefault(state, {})[bucket] = None
         self.fit_counts[:, bucket_type] += self._tasks_of_sizes(state)
         if own := self._own.get(bucket):
             self._more[bucket] = [
-                (number, _extra_fit_count(size, mine.values(), self._whole[bucket]))
+                (number, _extra_fit_count(size, mine.values(), self.whole_gpus[bucket]))
                 for tenant, mine in own.items()
                 for number, size in self._sizes_of.get(tenant, ())
             ]
@@ -300,7 +304,7 @@ class BucketOccupancy:
                 self.fit_counts[number, bucket_type] += more
 
     def _uncount_bucket(self, bucket: int) -> None:
-        bucket_type = self._type_of[bucket]
+        bucket_type = self.type_of[bucket]
         having, state = self._buckets_by_state[bucket_type], self._states[bucket]
         buckets = having[state]
         del buckets[bucket]

@@ -35,6 +35,8 @@ from scheduler.core.shares.quota_ledger import AssumeReleased, PoolLedger
 SIMULATION_RUNS = 8
 MAX_STEPS = 2_000_000
 """Bound on ends and job classes examined per run; the start of a job after that is unknown."""
+MAX_SEARCH_DELAY = 256
+"""Events between two searches of a project for victims, when several found none."""
 
 
 class RunningJob(NamedTuple):
@@ -98,6 +100,11 @@ class SimulationInput:
         self.job_classes = job_classes
         self.durations_s = durations_s
         self.ledger = ledger
+        self.evictable = [
+            (number, job, job.requeue) for number, job in enumerate(running) if job.requeue is not None
+        ]
+        """The running jobs that may be evicted with their indexes, the latest last."""
+        self.evictable.sort(key=lambda each: each[2].saved_s)
         self.bounded_by = [
             ledger.highest_bounded_project(job_class.owner.leaf_project, job_class.owner.preemptible)
             if ledger
@@ -261,14 +268,17 @@ class _Simulation:
         self._blocked_by: dict[int, tuple[ProjectId, int]] = {}
         """By job class blocked by a quota: the project, and its ends at that time."""
         self._evictable = EvictableJobs(self._occupancy, simulation_input.share_milli)
+        self._next_search = np.zeros(len(simulation_input.held_milli), dtype=np.int64)
+        """By project: the event from which it looks for victims. A search that finds none delays the next one."""
+        self._search_delay = np.ones(len(simulation_input.held_milli), dtype=np.int64)
+        self._events = 0
         self._evicted: set[int] = set()
         """Numbers of evicted jobs, whose ends no longer count."""
         self._remaining_s: dict[int, float] = {}
         """By position of an evicted job: its remaining time."""
         if simulation_input.reclaim_rules is not None:
-            for number, job in enumerate(simulation_input.running):
-                if job.requeue is not None:
-                    self._add_evictable(number, job.owner, job.slots, job.remaining_s[run], job.requeue)
+            for number, job, requeue in simulation_input.evictable:
+                self._add_evictable(number, job.owner, job.slots, job.remaining_s[run], requeue)
 
     def starts_s(self, max_steps: int) -> dict[int, float | None]:
         found: dict[int, float | None] = {}
@@ -292,6 +302,7 @@ class _Simulation:
         self._now_s, number, owner, places = heapq.heappop(self._ends)
         if number in self._evicted:
             return
+        self._events += 1
         passed = bisect_left(simulation_input.closings, (self._now_s, -1))
         for _, kind in simulation_input.closings[self._closings : passed]:
             self._update_open_types(kind)
@@ -486,11 +497,11 @@ class _Simulation:
         shares_milli = simulation_input.share_milli
         least_milli = min(simulation_input.milli_of[kind] for kind in self._ready.nonzero()[0].tolist())
         within = self._queue_lengths.any(axis=0) & (self._held_milli + least_milli <= shares_milli)
+        within &= self._next_search <= self._events
         if not within.any() or not (self._held_milli > shares_milli).any():
             return None
-        for project in sorted(
-            within.nonzero()[0].tolist(), key=(self._held_milli / shares_milli).__getitem__
-        ):
+        parts = self._held_milli / shares_milli
+        for project in sorted(within.nonzero()[0].tolist(), key=parts.__getitem__):
             heads = sorted((*queue[0], kind) for kind, queue in self._queues[project].items() if queue)
             for _, job_class, kind in heads:
                 if (
@@ -498,7 +509,10 @@ class _Simulation:
                     and self._is_within_quota(job_class)
                     and self._evict_for(project, kind)
                 ):
+                    self._search_delay[project] = 1
                     return job_class
+            self._next_search[project] = self._events + self._search_delay[project]
+            self._search_delay[project] = min(2 * self._search_delay[project], MAX_SEARCH_DELAY)
         return None
 
     def _evict_for(self, project: int, kind: int) -> bool:
@@ -536,7 +550,8 @@ class _Simulation:
         self, number: int, owner: JobOwner, slots: Sequence[BucketSlots], ends_s: float, requeue: Requeue
     ) -> None:
         project = self._input.project_at[owner.project]
-        self._evictable.add(number, EvictableJob(project, owner, slots, ends_s, requeue))
+        milli = owner.amounts.gpu_milli
+        self._evictable.add(number, EvictableJob(project, owner, milli, slots, ends_s, requeue))
 
     def _count(self, owner: JobOwner, sign: int) -> None:
         self._held_milli[self._input.project_at[owner.project]] += sign * owner.amounts.gpu_milli

@@ -2,12 +2,14 @@
 
 A coarser form of *reclaim* in ``scheduler.core.actions.preemption``: a project that stays within its fair share with
 the job evicts jobs of projects above theirs, in the bucket where they lose the least work together. Only whole
-GPUs are reclaimed, and the shares of parent projects are not compared.
+GPUs are reclaimed, and the shares of parent projects are not compared. In a large pool a search looks only at the
+buckets with the most free GPUs and those of the latest jobs, which lose little.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +17,10 @@ import numpy as np
 from scheduler.core.forecast.capacity_buckets import BucketOccupancy, BucketRequest, BucketSlots
 from scheduler.core.model.resources import ResourceVector
 from scheduler.core.model.snapshot import WHOLE_MILLI, ProjectId, UserId
+
+MAX_BUCKETS = 8
+MAX_JOBS = 64
+"""Jobs looked at to find these buckets."""
 
 
 class JobOwner(NamedTuple):
@@ -42,13 +48,10 @@ class EvictableJob(NamedTuple):
 
     project: int
     owner: JobOwner
+    milli: float
     slots: Sequence[BucketSlots]
     ends_s: float
     requeue: Requeue
-
-    @property
-    def milli(self) -> float:
-        return self.owner.amounts.gpu_milli
 
     def whole_gpus_in(self, bucket: int) -> int:
         return sum(amount for each, amount, gpus in self.slots if each == bucket and not gpus)
@@ -59,7 +62,7 @@ class EvictableJobs:
 
     def __init__(self, occupancy: BucketOccupancy, share_milli: np.ndarray) -> None:
         self.occupancy = occupancy
-        self.share_milli = share_milli
+        self.share_milli: list[float] = share_milli.tolist()
         self.jobs: dict[int, EvictableJob] = {}
         self._in_bucket: dict[int, dict[int, None]] = {}
 
@@ -73,6 +76,20 @@ class EvictableJobs:
         if (job := self.jobs.pop(number, None)) is not None:
             for bucket in {bucket for bucket, _, _ in job.slots}:
                 del self._in_bucket[bucket][number]
+
+    def buckets_to_search(self, bucket_types: Collection[int], projects: Collection[int]) -> dict[int, None]:
+        """Return ``MAX_BUCKETS`` buckets with free GPUs, and as many with the latest jobs of these projects."""
+        found = dict.fromkeys(islice(self.occupancy.freest_buckets(bucket_types), MAX_BUCKETS))
+        enough = len(found) + MAX_BUCKETS
+        for number in islice(reversed(self.jobs), MAX_JOBS):
+            job = self.jobs[number]
+            if job.project in projects:
+                for bucket, _, _ in job.slots:
+                    if self.occupancy.type_of[bucket] in bucket_types:
+                        found[bucket] = None
+            if len(found) >= enough:
+                break
+        return found
 
     def cheapest_first(self, bucket: int, now_s: float) -> list[tuple[float, int, EvictableJob]]:
         """Return the jobs in a bucket with the milli-seconds of work they lose and their negative numbers."""
@@ -112,16 +129,18 @@ class _VictimSearch:
         self._evictable = evictable
         self._reclaimer = reclaimer
         self._now_s = now_s
-        self._held_milli = held_milli.copy()
+        self._held_milli: list[float] = held_milli.tolist()
         self._freed: dict[int, int] = {}
         """By bucket: GPUs that victims free, less those of the placed tasks."""
+        self._buckets: dict[tuple[int, ...], dict[int, None]] = {}
+        """By bucket types: those to search."""
         self.victims: dict[int, None] = {}
 
     def place(self, gpus: int, bucket_types: Sequence[int]) -> bool:
         """Choose a bucket for a task and its victims there; return False if there is none."""
         best: tuple[float, int, int, list[int]] | None = None
-        for bucket, free in self._evictable.occupancy.whole_gpus(bucket_types):
-            missing = gpus - free - self._freed.get(bucket, 0)
+        for bucket in self._buckets_to_search(bucket_types):
+            missing = gpus - self._evictable.occupancy.whole_gpus[bucket] - self._freed.get(bucket, 0)
             if (found := self._victims_in(bucket, missing)) is not None:
                 lost, victims = found
                 if best is None or (lost, len(victims)) < best[:2]:
@@ -139,6 +158,18 @@ class _VictimSearch:
                 self._freed[each] = self._freed.get(each, 0) + job.whole_gpus_in(each)
         self._freed[bucket] = self._freed.get(bucket, 0) - gpus
         return True
+
+    def _buckets_to_search(self, bucket_types: Sequence[int]) -> dict[int, None]:
+        key = tuple(bucket_types)
+        if (found := self._buckets.get(key)) is None:
+            shares_milli = self._evictable.share_milli
+            over_share = {
+                project
+                for project, (held, share) in enumerate(zip(self._held_milli, shares_milli, strict=True))
+                if held > share and project != self._reclaimer
+            }
+            found = self._buckets[key] = self._evictable.buckets_to_search(frozenset(key), over_share)
+        return found
 
     def _victims_in(self, bucket: int, missing: int) -> tuple[float, list[int]] | None:
         """Return the lost work and the victims that free ``missing`` GPUs of a bucket; None if they cannot."""
