@@ -32,8 +32,8 @@ DEFAULT_KINDS = ("browser",)
 DEFAULT_MARKS = "not (rig or gpu or heavy)"
 FIRST_MARKS = "not heavy"
 LAST_MARKS = "heavy"
-LAST_MARK_NAME = "mark.heavy"
-WITH_REQUIREMENTS = "(rig or browser or gpu)"
+REQUIREMENT_MARKS = ("rig", "browser", "gpu")
+WITH_REQUIREMENTS = f"({' or '.join(REQUIREMENT_MARKS)})"
 NOTHING_COLLECTED, TESTS_FAILED = 5, 1
 MAX_REPEATED = 5
 """More failures than this are no accident of timing."""
@@ -80,9 +80,10 @@ class Command(BaseCommand):
         else:
             results = [_pytest(f"not {WITH_REQUIREMENTS} and {marks}", cores + 1, *chosen)]
             self._finish_install(*installing)
-            results.append(_pytest(f"{WITH_REQUIREMENTS} and {marks}", cores + 3, *chosen))
+            files = [] if options["paths"] else _files_with(*REQUIREMENT_MARKS)
+            results.append(_pytest(f"{WITH_REQUIREMENTS} and {marks}", cores + 3, *chosen, *files))
         if complete:
-            last = [] if options["paths"] else _last_files()
+            last = [] if options["paths"] else _files_with(LAST_MARKS)
             results.append(_pytest(LAST_MARKS, cores + 3, *chosen, *last))
         else:
             self.stdout.write("Tests with nodes, containers and whole portals were not run: add --all.")
@@ -106,10 +107,10 @@ class Command(BaseCommand):
             self.stderr.write("apt-get did not install everything; the tests below report what is missing.")
 
 
-def _last_files() -> list[str]:
-    """Return the files that use the mark, so that workers of the last part do not import all others."""
+def _files_with(*marks: str) -> list[str]:
+    """Return the files that use one of the marks, so that workers do not import all others."""
     files = sorted((Path(settings.BASE_DIR) / "tests").rglob("test_*.py"))
-    return [str(path) for path in files if LAST_MARK_NAME in path.read_text()]
+    return [str(path) for path in files if any(f"mark.{mark}" in path.read_text() for mark in marks)]
 
 
 def _start_compile() -> subprocess.Popen[bytes] | None:
