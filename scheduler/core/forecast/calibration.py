@@ -40,8 +40,8 @@ HOUR_S = 3_600.0
 PRIOR_HOURS = 24.0
 SIZE_HOURS = 6.0
 _POINTS = tuple((i + 0.5) / 9 for i in range(9))
-_PRIOR = tuple(NormalDist(0.0, 0.75).inv_cdf(part) for part in _POINTS)
-"""Residuals at ``_POINTS`` of their distribution while none is known; they alone give -1.2 to 1.2."""
+_PRIOR = tuple(NormalDist(0.0, 0.67).inv_cdf(part) for part in _POINTS)
+"""Residuals at ``_POINTS`` of their distribution while none is known; they alone give -1.07 to 1.07."""
 
 
 class WaitInterval(NamedTuple):

@@ -44,6 +44,7 @@ from scheduler.core.model.snapshot import (
     NodeId,
     PendingRow,
     PoolId,
+    ProjectId,
     ReservationRow,
     RunningRow,
     Snapshot,
@@ -133,8 +134,11 @@ class QueueForecast:
             if _is_queued(row) and queue_pool_of(row, verdicts.get(row.job)) == pool
         ]
         here = sorted((row for row in after.running if row.pool == pool), key=lambda row: row.job)
+        shares_milli = {
+            each.project: each.fair_share_milli for each in plan.share_breakdowns if each.pool == pool
+        }
         reclaims = "reclaim" in policy.semantics.actions
-        evictable = {row.job for row in here if reclaims and row.preemptible and _holds_gpus(row)}
+        evictable = _jobs_over_share(here, shares_milli) if reclaims else frozenset()
         queued += [requeued(row) for row in here if row.job in evictable]
         ages_s = queue_ages_s(queued, policy)
         ordered = sorted(
@@ -167,10 +171,10 @@ class QueueForecast:
                 () if row.job in evictable else self._durations_s(row, position)
                 for position, row in enumerate(rows)
             ],
-            {each.project: each.fair_share_milli for each in plan.share_breakdowns if each.pool == pool},
+            shares_milli,
             self._ledger if self._ledger.can_block(all(row.preemptible for row in rows)) else None,
             runs,
-            ReclaimRules(policy.preemption_delay_s, self._min_runtime_s) if evictable else None,
+            ReclaimRules(policy.preemption_delay_s, self._min_runtime_s) if reclaims else None,
         )
 
     @property
@@ -309,8 +313,22 @@ class QueueForecast:
         ]
 
 
-def _holds_gpus(row: RunningRow) -> bool:
-    return any(task.gpus for task in row.tasks)
+def _jobs_over_share(running: Sequence[RunningRow], shares_milli: Mapping[ProjectId, float]) -> Set[JobId]:
+    """Return the preemptible jobs with GPUs of projects that hold more than their fair share.
+
+    Of other projects only jobs that start later can be reclaimed in a simulation: it evicts the latest first.
+    """
+    held_milli = {row.job: sum(gpu.milli for task in row.tasks for gpu in task.gpus) for row in running}
+    of_project: Counter[ProjectId] = Counter()
+    for row in running:
+        of_project[row.project] += held_milli[row.job]
+    return {
+        row.job
+        for row in running
+        if row.preemptible
+        and held_milli[row.job]
+        and of_project[row.project] > shares_milli.get(row.project, 0.0)
+    }
 
 
 def _is_queued(row: PendingRow) -> bool:
