@@ -14,6 +14,7 @@ from scheduler.core.decide import decide
 from scheduler.core.forecast.durations import DurationHistory, DurationKey
 from scheduler.core.forecast.queue_simulation import SIMULATION_RUNS
 from scheduler.core.forecast.start_times import EVICTION_S, QueueForecast, draw_quantiles, queue_pool_of
+from scheduler.core.model.apply_plan import apply_plan, requeued
 from scheduler.core.model.policy import Policy, SchedulingSemantics
 from scheduler.core.model.snapshot import (
     GpuRow,
@@ -326,6 +327,34 @@ def test_jobs_that_never_start_have_no_forecast(me: PendingRow, quotas: list[Quo
     running = [ends_in("r0", "p", 100.0, ("n0", range(2)))]
     snapshot = cluster([node("n0", 2)], [project("p")], quotas, running=running, pending=[me])
     assert foreseen(snapshot, "me") == math.inf
+
+
+def test_a_forecast_includes_reclaims_once_a_project_is_within_its_share() -> None:
+    running = [
+        ends_in("own", "poor", 500.0, ("n0", range(1))),
+        *(ends_in(f"r{i}", "rich", 5_000.0, ("n0", range(i, i + 1))) for i in (1, 2, 3)),
+    ]
+    snapshot = cluster([node("n0", 4)], [project("poor"), project("rich")], running=running,
+                       pending=[asks("me", "poor", 2)])  # fmt: skip
+    assert foreseen(snapshot, "me") == 5_000.0
+    assert foreseen(snapshot, "me", Policy()) == 500.0
+    assert foreseen(snapshot, "me", Policy(preemption_delay_s=600.0)) == 5_000.0
+    protected = [replace(row, preemptible=False) for row in snapshot.running]
+    assert foreseen(replace(snapshot, running=tuple(protected)), "me", Policy()) == 5_000.0
+
+
+@pytest.mark.parametrize(
+    "request_changes",
+    [{}, {"tasks": 3, "min_tasks": 2}, {"cpu_milli": 500, "memory_mib": 64, "time_limit_s": 60.0},
+     {"milli_per_gpu": 500}, {"gpu_model": "A100", "priority": 7}],
+)  # fmt: skip
+def test_an_evicted_job_requests_again_what_it_held(request_changes: dict[str, Any]) -> None:
+    row = waits("me", "p", 1, **request_changes)
+    snapshot = cluster([node("n0", 4)], [project("p")], pending=[row])
+    running = apply_plan(snapshot, decide(snapshot, Policy())).running
+    assert [each.job for each in running] == ["me"]
+    again = requeued(running[0])
+    assert replace(again, pools=row.pools, submitted_s=row.submitted_s, version=row.version) == row
 
 
 @given(st.one_of(snapshots(), crowded()))
