@@ -77,9 +77,9 @@ class JobClass(NamedTuple):
 class SimulationInput:
     """``durations_s`` are the run times of pending jobs, by position and run.
 
-    Without ``reclaim_rules`` nothing is evicted.
-    ``ledger`` contains what running jobs hold; None if no quota can block a job. Job classes, fit classes and
-    projects are numbered; a *fit class* is all job classes with equal requests and closures.
+    ``ledger`` contains what running jobs hold; None if no quota can block a job. Without ``reclaim_rules`` nothing
+    is evicted. Job classes, fit classes and projects are numbered; a *fit class* is all job classes with equal
+    requests and closures.
     """
 
     def __init__(
@@ -300,13 +300,13 @@ class _Simulation:
         """Advance to the next end of a job, earliest start, or end of a reservation."""
         simulation_input = self._input
         self._now_s, number, owner, places = heapq.heappop(self._ends)
-        if number in self._evicted:
-            return
-        self._events += 1
         passed = bisect_left(simulation_input.closings, (self._now_s, -1))
         for _, kind in simulation_input.closings[self._closings : passed]:
             self._update_open_types(kind)
         self._closings = passed
+        if number in self._evicted:
+            return
+        self._events += 1
         if owner is None:
             for kind in simulation_input.openings.get(self._now_s, ()):
                 self._update_open_types(kind)
