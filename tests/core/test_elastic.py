@@ -175,6 +175,20 @@ STANDING_PLANS = [
         ),
         id="a rank that joins starts on a free GPU that was nominated for a rank of a gang that starts",
     ),
+    pytest.param(
+        cluster(
+            [node("n0", 1), node("n1", 4)],
+            [project("p"), project("q")],
+            [quota("p", 3), quota("q", 3)],
+            running=[some("r0", "q", [("n0", 0)], 1), some("r1", "q", [("n1", 0), ("n1", 1)], 1)],
+            pending=[
+                grows("r0", "q", (1,), 1),
+                waits("w0", "q", tasks=2),
+                waits("w1", "p", tasks=3, age_s=1.0),
+            ],
+        ),
+        id="a rank is evicted before a job that would start, as in the next decision",
+    ),
 ]
 
 

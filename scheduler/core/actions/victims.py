@@ -104,8 +104,8 @@ class VictimCandidates:
         if self._policy.victim_order == "youngest":
             return (gang.priority, -size_level, -gang.submitted_s)
         return (
-            gang.started_s is not None,
             size_level < 2,  # an elastic job that only shrinks keeps running
+            gang.started_s is not None,
             self.lost_gpu_seconds(gang),
             -(gang.started_s or self._now_s),
             -gang.submitted_s,
