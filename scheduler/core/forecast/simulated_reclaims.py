@@ -1,7 +1,7 @@
 """Which running jobs a simulation evicts so that a job of another project starts.
 
 A coarser form of *reclaim* in ``scheduler.core.actions.preemption``: a project that stays within its fair share with
-the job evicts jobs of projects above theirs, in the bucket where they lose the least work together. Only whole
+the job evicts jobs of projects above their shares, in the bucket where they lose the least work together. Only whole
 GPUs are reclaimed, and the shares of parent projects are not compared. In a large pool a search looks only at the
 buckets with the most free GPUs and those of the latest jobs, which lose little.
 """
