@@ -14,7 +14,7 @@ from scheduler.core.decide import decide
 from scheduler.core.forecast.durations import DurationHistory, DurationKey
 from scheduler.core.forecast.queue_simulation import SIMULATION_RUNS
 from scheduler.core.forecast.start_times import EVICTION_S, QueueForecast, draw_quantiles, queue_pool_of
-from scheduler.core.model.apply_plan import apply_plan, requeued
+from scheduler.core.model.apply_plan import apply_plan, requeued_row
 from scheduler.core.model.policy import Policy, SchedulingSemantics
 from scheduler.core.model.snapshot import (
     GpuRow,
@@ -353,7 +353,7 @@ def test_an_evicted_job_requests_again_what_it_held(request_changes: dict[str, A
     snapshot = cluster([node("n0", 4)], [project("p")], pending=[row])
     running = apply_plan(snapshot, decide(snapshot, Policy())).running
     assert [each.job for each in running] == ["me"]
-    again = requeued(running[0])
+    again = requeued_row(running[0])
     assert replace(again, pools=row.pools, submitted_s=row.submitted_s, version=row.version) == row
 
 

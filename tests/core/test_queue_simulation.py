@@ -15,15 +15,14 @@ from scheduler.core.forecast.queue_simulation import (
     SIMULATION_RUNS,
     Closure,
     JobClass,
-    ReclaimRules,
     RunningJob,
     SimulationInput,
     simulate_queue,
 )
-from scheduler.core.forecast.simulated_reclaims import JobOwner, Requeue
+from scheduler.core.forecast.simulated_reclaims import ReclaimRules, Requeue
 from scheduler.core.model.resources import ResourceVector
 from scheduler.core.model.snapshot import WHOLE_MILLI, ProjectId, QuotaRow, UserId
-from scheduler.core.shares.quota_ledger import PoolLedger
+from scheduler.core.shares.quota_ledger import JobOwner, PoolLedger
 from tests.core.cluster_builder import quota
 
 P, Q = ProjectId("p"), ProjectId("q")
@@ -249,7 +248,7 @@ def test_capacity_closes_when_a_reservation_is_too_near() -> None:
     me = pending_job(P, 10.0, (task(1), 1), closures=closed)
     assert start_s(buckets(0), [running_job(P, 60.0, (0, 1, ()))], [me]) == 60.0
     assert start_s(buckets(0), [running_job(P, 61.0, (0, 1, ()))], [me]) == 500.0
-    other = pending_job(Q, 10.0, (task(1), 1))  # one for whom it is
+    other = pending_job(Q, 10.0, (task(1), 1))  # the reservation is for its project
     assert start_s(buckets(0), [running_job(P, 61.0, (0, 1, ()))], [me, other]) == 61.0
 
 

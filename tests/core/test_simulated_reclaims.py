@@ -13,9 +13,10 @@ from scheduler.core.forecast.capacity_buckets import (
     BucketSlots,
     CapacityBuckets,
 )
-from scheduler.core.forecast.simulated_reclaims import EvictableJob, EvictableJobs, JobOwner, Requeue
+from scheduler.core.forecast.simulated_reclaims import EvictableJob, EvictableJobs, Requeue
 from scheduler.core.model.resources import ResourceVector
 from scheduler.core.model.snapshot import WHOLE_MILLI, ProjectId, UserId
+from scheduler.core.shares.quota_ledger import JobOwner
 
 RECLAIMER, VICTIM, OTHER = 0, 1, 2
 NOW_S = 100.0

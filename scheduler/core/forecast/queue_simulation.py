@@ -28,9 +28,9 @@ from scheduler.core.forecast.capacity_buckets import (
     BucketSlots,
     CapacityBuckets,
 )
-from scheduler.core.forecast.simulated_reclaims import EvictableJob, EvictableJobs, JobOwner, Requeue
+from scheduler.core.forecast.simulated_reclaims import EvictableJob, EvictableJobs, ReclaimRules, Requeue
 from scheduler.core.model.snapshot import WHOLE_MILLI, ProjectId
-from scheduler.core.shares.quota_ledger import AssumeReleased, PoolLedger
+from scheduler.core.shares.quota_ledger import AssumeReleased, JobOwner, PoolLedger
 
 SIMULATION_RUNS = 8
 MAX_STEPS = 2_000_000
@@ -46,13 +46,6 @@ class RunningJob(NamedTuple):
     slots: Sequence[BucketSlots]
     remaining_s: Sequence[float]
     requeue: Requeue | None = None
-
-
-class ReclaimRules(NamedTuple):
-    """From when jobs reclaim GPUs, in seconds from now, and the least run time of victims by leaf project."""
-
-    from_s: float
-    min_runtime_s: Mapping[ProjectId, float]
 
 
 class Closure(NamedTuple):

@@ -8,29 +8,26 @@ buckets with the most free GPUs and those of the latest jobs, which lose little.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
 from scheduler.core.forecast.capacity_buckets import BucketOccupancy, BucketRequest, BucketSlots
-from scheduler.core.model.resources import ResourceVector
-from scheduler.core.model.snapshot import WHOLE_MILLI, ProjectId, UserId
+from scheduler.core.model.snapshot import WHOLE_MILLI, ProjectId
+from scheduler.core.shares.quota_ledger import JobOwner
 
 MAX_BUCKETS = 8
 MAX_JOBS = 64
 """Jobs looked at to find these buckets."""
 
 
-class JobOwner(NamedTuple):
-    """The project and user that a job counts for, and its amounts."""
+class ReclaimRules(NamedTuple):
+    """From when jobs reclaim GPUs, in seconds from now, and the least run time of victims by leaf project."""
 
-    project: ProjectId
-    leaf_project: ProjectId
-    user: UserId
-    preemptible: bool
-    amounts: ResourceVector
+    from_s: float
+    min_runtime_s: Mapping[ProjectId, float]
 
 
 class Requeue(NamedTuple):
@@ -92,13 +89,13 @@ class EvictableJobs:
         return found
 
     def cheapest_first(self, bucket: int, now_s: float) -> list[tuple[float, int, EvictableJob]]:
-        """Return the jobs in a bucket with the milli-seconds of work they lose and their negative numbers."""
+        """Return the jobs in a bucket with the milli-seconds of work they lose and their numbers."""
         found = [
-            ((now_s - job.requeue.saved_s) * job.milli, -number, job)
+            ((now_s - job.requeue.saved_s) * job.milli, number, job)
             for number in self._in_bucket.get(bucket, ())
             if (job := self.jobs[number]).requeue.protected_until_s <= now_s
         ]
-        found.sort(key=lambda each: each[:2])
+        found.sort(key=lambda each: (each[0], -each[1]))  # the youngest of equal ones
         return found
 
     def find_victims(
@@ -179,10 +176,10 @@ class _VictimSearch:
             for loses, number, job in self._evictable.cheapest_first(bucket, self._now_s):
                 holds = held.get(job.project, self._held_milli[job.project])
                 over_share = holds > self._evictable.share_milli[job.project]
-                if not over_share or job.project == self._reclaimer or -number in self.victims:
+                if not over_share or job.project == self._reclaimer or number in self.victims:
                     continue
                 held[job.project] = holds - job.milli
-                victims.append(-number)
+                victims.append(number)
                 lost += loses
                 missing -= job.whole_gpus_in(bucket)
                 if missing <= 0:

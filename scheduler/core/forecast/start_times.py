@@ -28,13 +28,12 @@ from scheduler.core.forecast.queue_simulation import (
     SIMULATION_RUNS,
     Closure,
     JobClass,
-    ReclaimRules,
     RunningJob,
     SimulationInput,
     simulate_queue,
 )
-from scheduler.core.forecast.simulated_reclaims import JobOwner, Requeue
-from scheduler.core.model.apply_plan import complete_evictions, requeued
+from scheduler.core.forecast.simulated_reclaims import ReclaimRules, Requeue
+from scheduler.core.model.apply_plan import complete_evictions, requeued_row
 from scheduler.core.model.plan import Plan, Verdict
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.project_tree import ProjectTree
@@ -54,7 +53,7 @@ from scheduler.core.model.snapshot import (
 from scheduler.core.session.admin_reservations import reservation_blocks
 from scheduler.core.session.gang import build_task_shape
 from scheduler.core.session.job_queue import queue_ages_s
-from scheduler.core.shares.quota_ledger import PoolLedger
+from scheduler.core.shares.quota_ledger import JobOwner, PoolLedger
 from scheduler.core.shares.reclaim_rules import reclaim_min_runtime_s
 
 GOLDEN = 0.618_033_988_749_895
@@ -139,7 +138,7 @@ class QueueForecast:
         }
         reclaims = "reclaim" in policy.semantics.actions
         evictable = _jobs_over_share(here, shares_milli) if reclaims else frozenset()
-        queued += [requeued(row) for row in here if row.job in evictable]
+        queued += [requeued_row(row) for row in here if row.job in evictable]
         ages_s = queue_ages_s(queued, policy)
         ordered = sorted(
             zip(queued, ages_s, strict=True), key=lambda pair: (-pair[0].priority, pair[1], pair[0].job)

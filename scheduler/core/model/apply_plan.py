@@ -63,13 +63,13 @@ def complete_evictions(snapshot: Snapshot, plan: Plan) -> Snapshot:
     started += [
         replace(row, tasks=row.nominated_tasks, stopping=False) for row in gone if row.job in nominated
     ]
-    pending += [requeued(row) for row in gone if row.preempted_for and row.job not in nominated]
+    pending += [requeued_row(row) for row in gone if row.preempted_for and row.job not in nominated]
     running = (*(row for row in after.running if not row.stopping), *started)
     nodes = _change_usage(_change_usage(after.nodes, gone, -1), started)
     return replace(after, nodes=nodes, running=running, pending=tuple(pending))
 
 
-def requeued(row: RunningRow) -> PendingRow:
+def requeued_row(row: RunningRow) -> PendingRow:
     """Return the row of a running job once it is evicted: it requests what it holds."""
     constraints = gpu_constraints(row)._asdict()
     asks = tuple(

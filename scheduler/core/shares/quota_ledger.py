@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Generic, Self, TypeVar
+from typing import Generic, NamedTuple, Self, TypeVar
 
 from scheduler.core.model.resources import ZERO, Entitlement, ResourceVector, build_entitlement
 from scheduler.core.model.snapshot import UNLIMITED_MILLI, ProjectId, QuotaRow, ResourceQuota, UserId
@@ -29,6 +29,16 @@ class ExceededQuota:
     held: float
     allowed: float
     resource: int = 0
+
+
+class JobOwner(NamedTuple):
+    """The project and user that a job counts for, and its amounts."""
+
+    project: ProjectId
+    leaf_project: ProjectId
+    user: UserId
+    preemptible: bool
+    amounts: ResourceVector
 
 
 class AssumeReleased(Enum):
