@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -141,21 +142,50 @@ def _make_environment(folder: Path, python: Path, locks: Sequence[Path]) -> None
     print_message(
         f"Installing the packages of {' and '.join(lock.name for lock in locks)} (first start: a minute or two) ..."
     )
-    command = [str(python), "-m", "pip", "install", "--require-hashes", "--no-deps", "--no-input", "--quiet"]
-    command += ["--disable-pip-version-check", "--progress-bar", "off"]
-    for lock in locks:
-        command += ["-r", str(lock)]
-    try:
-        done = subprocess.run(command, timeout=INSTALL_TIMEOUT_S, stdout=sys.stderr, check=False)
-    except subprocess.TimeoutExpired:
-        raise BootstrapError(f"Installing took longer than {INSTALL_TIMEOUT_S // 60} minutes.") from None
-    if done.returncode:
-        raise BootstrapError(
-            "Installing failed; see the last lines of pip above. Fix the cause and run the command again."
-        )
+    with tempfile.TemporaryDirectory() as parts:
+        for step in _install_steps(locks):
+            _install(python, Path(parts), step)
     unmet = unmet_pins(python, locks)
     if unmet:
         raise BootstrapError(f"After installation, the environment still lacks {', '.join(unmet[:5])}.")
+
+
+def _install_steps(locks: Sequence[Path]) -> list[list[list[str]]]:
+    """Return the packages in steps, each in parts that are installed at once: one pip uses one core only.
+
+    Pip itself comes first, because it must not change while it runs.
+    """
+    text = "\n".join(lock.read_text() for lock in locks)
+    packages = dict.fromkeys(
+        re.split(r"^(?=[A-Za-z0-9])", re.sub(r"^\s*(#.*)?\n", "", text, flags=re.M), flags=re.M)
+    )
+    names = {package: package.partition("==")[0] for package in packages if package}
+    own = [package for package, name in names.items() if name in ("pip", "setuptools")]
+    others = [package for package in names if package not in own]
+    return [[part for part in step if part] for step in ([own], [others[::2], others[1::2]])]
+
+
+def _install(python: Path, folder: Path, parts: Sequence[Sequence[str]]) -> None:
+    """Install each part by a pip of its own."""
+    command = [str(python), "-m", "pip", "install", "--require-hashes", "--no-deps", "--no-input", "--quiet"]
+    command += ["--disable-pip-version-check", "--progress-bar", "off", "-r"]
+    running = []
+    for number, part in enumerate(parts):
+        path = folder / f"{number}.txt"
+        path.write_text("".join(part))
+        running.append(subprocess.Popen([*command, str(path)], stdout=sys.stderr))
+    try:
+        codes = [process.wait(INSTALL_TIMEOUT_S) for process in running]
+    except subprocess.TimeoutExpired:
+        raise BootstrapError(f"Installing took longer than {INSTALL_TIMEOUT_S // 60} minutes.") from None
+    finally:
+        for process in running:
+            process.kill()  # nothing if it has ended
+            process.wait()
+    if any(codes):
+        raise BootstrapError(
+            "Installing failed; see the last lines of pip above. Fix the cause and run the command again."
+        )
 
 
 def _create_environment(folder: Path) -> None:

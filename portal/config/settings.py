@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from django.core.exceptions import ImproperlyConfigured
 
 from portal.config import data_paths, production_checks
 
+# Django allocates much and leaves few cycles: with Python's 700 instead, a start takes 15 % longer.
+gc.set_threshold(50_000, 20, 20)
 env = environ.Env()
 
 BASE_DIR = Path(__file__).resolve().parent.parent.parent
