@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
-from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,16 @@ from django.db import connection
 from pytest_django import DjangoDbBlocker
 from xdist.scheduler import LoadScopeScheduling
 
-from portal.standalone.testing_requirements import MACHINE_REQUIREMENTS, missing_requirements, skip_reason
+from portal.management.commands.test import INSTALL_LOCK
+from portal.standalone.testing_requirements import (
+    MACHINE_REQUIREMENTS,
+    MachineRequirement,
+    missing_requirements,
+    skip_reason,
+)
 from tests import described_answers, table_flush
 
 TEMPLATE_DATABASE = "test_template"
-SKIP_REASONS = pytest.StashKey[Counter[str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -53,18 +57,9 @@ def pytest_pycollect_makemodule(module_path: Path) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    lacking = {kind: missing_requirements(kind) for kind in MACHINE_REQUIREMENTS}
-    reasons: Counter[str] = Counter()
     for item in items:
-        for kind, needs in lacking.items():
-            if needs and item.get_closest_marker(kind):
-                reasons[skip_reason(kind, needs)] += 1
-                item.add_marker(pytest.mark.skip(reason=skip_reason(kind, needs)))
-                break
         if item.get_closest_marker("long") and not config.getoption("--long"):
-            reasons["long campaigns need --long"] += 1
             item.add_marker(pytest.mark.skip(reason="long campaigns need --long"))
-    config.stash[SKIP_REASONS] = reasons
     items.sort(key=_priority)
 
 
@@ -103,14 +98,40 @@ def django_db_modify_db_settings(
     named["TEST"]["TEMPLATE"] = TEMPLATE_DATABASE
 
 
-def _priority(item: pytest.Item) -> int:
-    """What takes long is begun first."""
-    return 0 if item.get_closest_marker("early") else 1
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for kind in _requirements(item):
+        missing = _missing_requirements(kind)
+        if missing:
+            pytest.skip(skip_reason(kind, missing))
 
 
 @cache
-def _uses_own_engine(path: Path) -> bool:
-    return any(fixture in path.read_text() for fixture in ("podman_node", "own_engine"))
+def _missing_requirements(kind: str) -> list[MachineRequirement]:
+    """Return what is missing once the installation beside the tests, if there is one, has ended."""
+    if INSTALL_LOCK in os.environ:
+        with open(os.environ[INSTALL_LOCK]) as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+    return missing_requirements(kind)
+
+
+def _requirements(item: pytest.Item) -> list[str]:
+    return [kind for kind in MACHINE_REQUIREMENTS if item.get_closest_marker(kind)]
+
+
+def _priority(item: pytest.Item) -> tuple[bool, bool, bool]:
+    """Heavy tests run last, beside few others; what waits for an installation later; what takes long first."""
+    waits = INSTALL_LOCK in os.environ and bool(_requirements(item))
+    return item.get_closest_marker("heavy") is not None, waits, item.get_closest_marker("early") is None
+
+
+@cache
+def _lane(path: Path) -> str:
+    """Return the lane of a file whose tests use the one engine of this machine; its own path for others."""
+    text = path.read_text()
+    if not any(fixture in text for fixture in ("podman_node", "own_engine")):
+        return str(path)
+    return "heavy engine" if "mark.heavy" in text else "engine"
 
 
 class FileScheduling(LoadScopeScheduling):
@@ -120,14 +141,8 @@ class FileScheduling(LoadScopeScheduling):
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.split("::", 1)[0]
-        return "engine" if _uses_own_engine(self.config.rootpath / file) else file
+        return _lane(self.config.rootpath / nodeid.split("::", 1)[0])
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
     return FileScheduling(config, log)
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    for reason, count in config.stash.get(SKIP_REASONS, Counter()).items():
-        terminalreporter.write_line(f"{count} not run: {reason}", yellow=True)

@@ -154,7 +154,6 @@ def test_policy_limits_all_extensions_together(dataset) -> None:
     assert "at most 30 min" in refusal.value.fields["extra_s"]
 
 
-@pytest.mark.heavy
 def test_the_delay_impact_comes_from_a_worker_and_is_for_managers(dataset) -> None:
     dataset["project"].memberships.create(user=dataset["manager"], role="manager")
     elsewhere = factories.project("elsewhere", member=dataset["owner"])

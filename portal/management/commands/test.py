@@ -1,15 +1,17 @@
 """`manage.py test`: the tests that need neither root nor containers; with `--all` the others, too.
 
-The heavy ones run last, with few others beside them.
+Their order is in tests/conftest.py: those that wait for an installation later, the heavy ones last.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from argparse import ArgumentParser
 from collections.abc import Sequence
@@ -30,14 +32,12 @@ from portal.standalone.testing_requirements import (
 DEFAULT_KINDS = ("browser",)
 """Of ``MACHINE_REQUIREMENTS``: without --all, the other tests with requirements are left out."""
 DEFAULT_MARKS = "not (rig or gpu or heavy)"
-FIRST_MARKS = "not heavy"
-LAST_MARKS = "heavy"
-REQUIREMENT_MARKS = ("rig", "browser", "gpu")
-WITH_REQUIREMENTS = f"({' or '.join(REQUIREMENT_MARKS)})"
+INSTALL_LOCK = "FAIRWAY_TESTS_INSTALL_LOCK"
+"""Environment variable with the path of a file that is locked until apt-get has ended."""
+INSTALL_LIMIT_S = 600
 NOTHING_COLLECTED, TESTS_FAILED = 5, 1
 MAX_REPEATED = 5
 """More failures than this are no accident of timing."""
-INSTALL_LIMIT_S = 600
 
 
 class Command(BaseCommand):
@@ -73,44 +73,24 @@ class Command(BaseCommand):
         chosen = [*options["paths"], *(["--long"] if options["long"] else [])]
         chosen += ["-k", options["expression"]] if options["expression"] else []
         cores = min(len(os.sched_getaffinity(0)), 8)
-        marks = FIRST_MARKS if complete else DEFAULT_MARKS
         # Tests wait as much as they compute: more workers than cores.
-        if installing is None:
-            results = [_pytest(marks, cores + 3, *chosen)]
-        else:
-            results = [_pytest(f"not {WITH_REQUIREMENTS} and {marks}", cores + 1, *chosen)]
-            self._finish_install(*installing)
-            files = [] if options["paths"] else _files_with(*REQUIREMENT_MARKS)
-            results.append(_pytest(f"{WITH_REQUIREMENTS} and {marks}", cores + 3, *chosen, *files))
-        if complete:
-            last = [] if options["paths"] else _files_with(LAST_MARKS)
-            results.append(_pytest(LAST_MARKS, cores + 3, *chosen, *last))
-        else:
+        code = _pytest("" if complete else DEFAULT_MARKS, cores + 3, *chosen)
+        if installing is not None:
+            self._report_install(installing[0].wait(), installing[1])
+        if not complete:
             self.stdout.write("Tests with nodes, containers and whole portals were not run: add --all.")
         self.stdout.write(f"Tests took {time.monotonic() - began:.0f} s.")
-        if all(code == NOTHING_COLLECTED for code in results):
+        if code == NOTHING_COLLECTED:
             raise CommandError("No test was found there.", returncode=NOTHING_COLLECTED)
-        failed = next((code for code in results if code not in (0, NOTHING_COLLECTED)), 0)
-        if failed:
-            sys.exit(failed)
+        if code:
+            sys.exit(code)
 
-    def _finish_install(self, process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
-        """Wait for apt-get; tests whose requirements are still missing are skipped with a message."""
-        try:
-            code = process.wait(INSTALL_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            code = -1
+    def _report_install(self, code: int, log: IO[bytes]) -> None:
+        """Show why apt-get failed; the tests whose requirements are missing were skipped with a message."""
         if code:
             log.seek(0)
             self.stderr.write(log.read()[-3000:].decode(errors="replace"))
-            self.stderr.write("apt-get did not install everything; the tests below report what is missing.")
-
-
-def _files_with(*marks: str) -> list[str]:
-    """Return the files that use one of the marks, so that workers do not import all others."""
-    files = sorted((Path(settings.BASE_DIR) / "tests").rglob("test_*.py"))
-    return [str(path) for path in files if any(f"mark.{mark}" in path.read_text() for mark in marks)]
+            self.stderr.write("apt-get did not install everything; the skipped tests name what is missing.")
 
 
 def _start_compile() -> subprocess.Popen[bytes] | None:
@@ -147,7 +127,18 @@ def _start_install(kinds: Sequence[str]) -> tuple[subprocess.Popen[bytes], IO[by
         stderr=log,
         env=environment,
     )
+    handle, os.environ[INSTALL_LOCK] = tempfile.mkstemp(prefix="fairway-install-")
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    threading.Thread(target=_unlock_when_ended, args=(process, handle), daemon=True).start()
     return process, log
+
+
+def _unlock_when_ended(process: subprocess.Popen[bytes], handle: int) -> None:
+    try:
+        process.wait(INSTALL_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+    os.close(handle)
 
 
 def _pytest(marks: str, workers: int, *arguments: str) -> int:
