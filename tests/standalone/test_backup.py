@@ -16,7 +16,9 @@ import pytest
 
 from agents.keys import make_keys
 from portal.standalone.account import service_account
+from portal.standalone.backup import read_manifest
 from portal.standalone.data_dir import DataDir
+from portal.standalone.errors import StartError
 
 ROOT = Path(__file__).parent.parent.parent
 MAKE_ROWS = """
@@ -175,9 +177,11 @@ def test_a_file_that_does_not_fit_is_refused_with_a_reason(backup: Path, place: 
         rewritten(backup, place / "format", manifest={"format": 2}): "reads format 1",
         rewritten(backup, place / "damaged", secret_key=b"other"): "damaged",
     }
+    folder = DataDir(place / "third", service_account())
     for file, reason in files.items():
-        done = manage("restore", str(file), data=place / "third")
-        assert done.returncode != 0
-        assert reason in done.stderr
+        with pytest.raises(StartError, match=reason):
+            read_manifest(file, folder)
+    done = manage("restore", str(text), data=place / "third")
+    assert done.returncode != 0 and "not a readable backup" in done.stderr
     done = manage("restore", str(backup), data=place / "third")
     assert done.returncode == 0, "a refused restore leaves the folder empty: " + done.stderr
