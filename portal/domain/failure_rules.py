@@ -5,7 +5,7 @@ Patterns are RE2 regular expressions: matching takes linear time, whatever the p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -121,15 +121,6 @@ class FailureMatcher:
         if signature and (self._found is None or signature.priority > self._found.rule.priority):
             return FailureMatch(signature)
         return self._found
-
-
-def match_failure(
-    rules: Sequence[FailureRule], lines: Iterable[str], *, reason: str, exit_code: int | None
-) -> FailureMatch | None:
-    """Return the best match in the log of one rank."""
-    matcher = FailureMatcher(rules, reason, exit_code)
-    matcher.add_lines(0, lines)
-    return matcher.best
 
 
 def _options(memory_bytes: int) -> re2.Options:

@@ -10,7 +10,6 @@ RESERVED_TAG_PREFIX = "fairway."
 USER_TAG = "mlflow.user"
 NOTE_TAG = "mlflow.note.content"
 RUN_NAME_TAG = "mlflow.runName"
-SOURCE_TAGS = ("mlflow.source.git.commit", "mlflow.source.name", "mlflow.source.type")
 
 MODEL_STAGES = ("None", "Staging", "Production", "Archived")
 MODEL_LIST_ENDPOINT = "registered-models/search-workspaces"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,9 @@ import pytest
 from agents.xid_catalog import XID_MEANINGS
 from portal.domain.failure_rules import (
     FailureAction,
+    FailureMatch,
     FailureMatcher,
     FailureRule,
-    match_failure,
     pattern_error,
 )
 from portal.domain.reasons import EndReason
@@ -35,6 +36,15 @@ ENDS = {
 }
 """Reason and exit code of the recorded attempts that did not end with exit 1."""
 RULES = list(SHIPPED_RULES.values())
+
+
+def match_failure(
+    rules: Sequence[FailureRule], lines: Iterable[str], *, reason: str, exit_code: int | None
+) -> FailureMatch | None:
+    """The best match in the log of one rank."""
+    matcher = FailureMatcher(rules, reason, exit_code)
+    matcher.add_lines(0, lines)
+    return matcher.best
 
 
 def lines_of(path: Path) -> list[str]:
