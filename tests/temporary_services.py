@@ -86,8 +86,7 @@ def pytest_runtestloop() -> None:
 
 
 def pytest_unconfigure() -> None:
-    if _guardian is not None and _guardian.stdin is not None:
-        _guardian.stdin.close()
-        _guardian.wait(START_LIMIT_S)
+    if _guardian is not None:
+        _guardian.communicate(timeout=START_LIMIT_S)  # the end of its input ends it
     if _root is not None:
         shutil.rmtree(_root, ignore_errors=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 from django.test import AsyncClient, Client
@@ -41,6 +42,7 @@ def test_a_file_is_sent_piece_by_piece(file):
     assert same.status_code == 304
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.django_db  # the end of a request looks at the connection
 @pytest.mark.parametrize("client", [Client, AsyncClient])
 def test_browsers_keep_a_file_with_a_version(file, client):
@@ -52,6 +54,7 @@ def test_browsers_keep_a_file_with_a_version(file, client):
 
     assert age(file) == "max-age=60, public"
     assert age(f"{file}?v=1") == "max-age=315360000, public, immutable"
+    gc.collect()  # a file that is not closed is an error here
 
 
 def test_compressed_copies_are_sent_to_browsers_that_accept_them(file, tmp_path):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import io
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +40,19 @@ class StaticFilesMiddleware(WhiteNoiseMiddleware):  # type: ignore[misc]
             answered: HttpResponseBase = WhiteNoiseMiddleware.serve(static_file, request)
             return answered
         found = static_file.get_response(request.method, request.META)
-        answer = StreamingHttpResponse(iterate_in_thread(_chunks(found.file)), status=int(found.status))
+        answer = StreamingHttpResponse(_FileStream(found.file or io.BytesIO()), status=int(found.status))
         del answer.headers["Content-Type"]
         for name, value in found.headers:
             answer.headers[name] = value
         return answer
 
 
-def _chunks(file: Any) -> Iterator[bytes]:
-    if file is not None:
-        with file:
-            while piece := file.read(CHUNK_BYTES):
-                yield piece
+class _FileStream:
+    """The bytes of a file; Django closes it with the response, also when none of them was sent."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self.close = file.close
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return iterate_in_thread(iter(lambda: self._file.read(CHUNK_BYTES), b""))
