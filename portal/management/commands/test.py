@@ -33,7 +33,7 @@ DEFAULT_KINDS = ("browser",)
 """Of ``MACHINE_REQUIREMENTS``: without --all, the other tests with requirements are left out."""
 DEFAULT_MARKS = "not (rig or gpu or heavy)"
 INSTALL_LOCK = "FAIRWAY_TESTS_INSTALL_LOCK"
-"""Environment variable with the path of a file that is locked until apt-get has ended."""
+"""Environment variable with the path of the log of apt-get, which is locked until that has ended."""
 INSTALL_LIMIT_S = 600
 NOTHING_COLLECTED, TESTS_FAILED = 5, 1
 MAX_REPEATED = 5
@@ -116,7 +116,7 @@ def _start_install(kinds: Sequence[str]) -> tuple[subprocess.Popen[bytes], IO[by
     if not wanted or not can_install_packages():
         return None
     sys.stderr.write(f"Installing {' '.join(wanted)} with apt-get beside the first tests ...\n")
-    log = tempfile.TemporaryFile()  # noqa: SIM115  (it lives as long as apt-get)
+    log = tempfile.NamedTemporaryFile(prefix="fairway-install-")  # noqa: SIM115  (it lives as long as apt-get)
     install = ["apt-get", "install", "--yes", "--no-install-recommends", *wanted]
     script = 'apt-get update && exec "$@"'
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
@@ -127,7 +127,8 @@ def _start_install(kinds: Sequence[str]) -> tuple[subprocess.Popen[bytes], IO[by
         stderr=log,
         env=environment,
     )
-    handle, os.environ[INSTALL_LOCK] = tempfile.mkstemp(prefix="fairway-install-")
+    os.environ[INSTALL_LOCK] = log.name
+    handle = os.open(log.name, os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_EX)
     threading.Thread(target=_unlock_when_ended, args=(process, handle), daemon=True).start()
     return process, log
@@ -142,7 +143,7 @@ def _unlock_when_ended(process: subprocess.Popen[bytes], handle: int) -> None:
 
 
 def _pytest(marks: str, workers: int, *arguments: str) -> int:
-    """Return pytest's exit code for the files with these marks and this many workers.
+    """Return the exit code of pytest for the tests with these marks, in this many workers.
 
     A few failed tests run once more, alone: see docs/decisions/failed-tests-run-again.md.
     """
