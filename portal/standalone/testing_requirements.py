@@ -51,11 +51,13 @@ def chromium() -> str | None:
     return next((path for path in found if path), None)
 
 
+SSH = _program("ssh", "openssh-client")
 MACHINE_REQUIREMENTS: dict[str, tuple[MachineRequirement, ...]] = {
+    "ssh": (SSH,),
     "rig": (
         ROOT,
         _program("sshd", "openssh-server"),
-        _program("ssh", "openssh-client"),
+        SSH,
         _program("ssh-keygen", "openssh-client"),
         _program("podman", "podman"),
         _program("runc", "runc"),

@@ -116,8 +116,11 @@ def test_single_task_and_elastic_jobs_have_no_all_reduce() -> None:
         assert with_all_reduce(launch, gang, 0, 30) is launch
 
 
-@pytest.mark.skipif(missing_for_rig() is not None, reason=str(missing_for_rig()))
+@pytest.mark.rig
 def test_a_task_that_connected_to_itself_retries(tmp_path: Path) -> None:
+    reason = missing_for_rig()
+    if reason:
+        pytest.skip(reason)
     gang = GangShape(equal_members(2, 0), RendezvousPoint("127.0.0.1", 40000))
     program = tmp_path / "all_reduce.py"
     program.write_text(with_all_reduce(LaunchSpec(("true",)), gang, 0, 20).files[program.name].content)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -18,11 +17,6 @@ from django.db import connections
 KINDS = "%network,%file,write,writev,close,fsync,fdatasync,ftruncate,clone,clone3,vfork,execve,fork,pipe2,exit_group"
 """The calls by which a process has an effect, or hears of one."""
 ENDED = 7
-
-
-def cannot_trace() -> str | None:
-    """Why nobody can be killed at a system call here; None where it can be done."""
-    return None if shutil.which("strace") else "needs strace"
 
 
 Call = tuple[str, int]

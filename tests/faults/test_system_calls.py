@@ -24,11 +24,11 @@ from scheduler.nodes.reconcile import on_connected, reconcile
 from tests import factories
 from tests.engine_harness import EngineHarness, InProcessEngine, containers_alive, held_milli
 from tests.faults.counted_job import submit
-from tests.faults.system_calls import calls_of, cannot_trace, dies_at_call
+from tests.faults.system_calls import calls_of, dies_at_call
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
-    pytest.mark.skipif(cannot_trace() is not None, reason=cannot_trace() or ""),
+    pytest.mark.rig,
     pytest.mark.timeout(3 * 3600),
 ]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pty
-import shutil
 import socket
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from tests.gateway.gateway_harness import Testbed
 
 ROOT = Path(__file__).parent.parent.parent
 
-pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="needs the OpenSSH client")
+pytestmark = pytest.mark.ssh
 
 
 class WholeTestbed(Testbed):

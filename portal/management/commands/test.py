@@ -29,7 +29,7 @@ from portal.standalone.testing_requirements import (
     missing_requirements,
 )
 
-DEFAULT_KINDS = ("browser",)
+DEFAULT_KINDS = ("browser", "ssh")
 """Of ``MACHINE_REQUIREMENTS``: without --all, the other tests with requirements are left out."""
 DEFAULT_MARKS = "not (rig or gpu or heavy)"
 INSTALL_LOCK = "FAIRWAY_TESTS_INSTALL_LOCK"
