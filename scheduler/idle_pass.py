@@ -18,7 +18,7 @@ from portal.domain.stored_texts import stored_text
 from portal.models import Allocation, Attempt, AttemptActivity, IdleExemption, NodeMetricsMinute
 from portal.selectors.scheduling.project_settings import effective_rules
 from portal.services.jobs import idle
-from portal.services.serving.idle import scale_idle_to_zero
+from portal.services.serving.advance import scale_idle_to_zero
 from scheduler.core.idle_policy import (
     GpuActivity,
     GpuUsageMinute,

@@ -1,10 +1,14 @@
-"""Answers the portal's questions about layer profiles and pipeline plans; nothing of them is in the snapshot."""
+"""Answers the portal's questions about layer profiles and pipeline plans, and stores the profiles that jobs measured.
+
+Nothing of them is in the snapshot.
+"""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from typing import Any
 
+from portal.services.jobs.pipeline_plans import measured_profile, record_profile_run, unhandled_profile_runs
 from scheduler.planner.comparison import compare_plans
 from scheduler.planner.partition import BandwidthLevel, PlanError
 from scheduler.planner.profile import ProfileError, read_profile
@@ -31,3 +35,14 @@ def answer_plan_query(kind: str, body: dict[str, Any]) -> dict[str, Any]:
         return {"error": str(problem), "invalid": "profile"}
     except PlanError as problem:
         return {"error": str(problem), "invalid": "topology"}
+
+
+def store_measured_profiles() -> None:
+    """Read the result of each profile job that ended since the last pass. Repeatable."""
+    for run in unhandled_profile_runs():
+        content = measured_profile(run)
+        if content is None:
+            answer = {"error": f"The job is {run.job.state} and its log has no profile."}
+        else:
+            answer = answer_plan_query("profile", {"profile": content})
+        record_profile_run(run, content, answer)

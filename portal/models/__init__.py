@@ -3,7 +3,6 @@
 from portal.models.alerts import GpuAlert, InvalidRow
 from portal.models.announcements import Announcement
 from portal.models.checkpoints import AttemptObservation, AttemptWork, Checkpoint, RankProgress
-from portal.models.code_archives import CodeArchive
 from portal.models.credentials import ApiToken, BrowserSession, Invitation, MagicLink
 from portal.models.data_sets import DataSet, DataSetVersion
 from portal.models.environments import Environment, ImagePresence, SavedImage
@@ -14,13 +13,11 @@ from portal.models.jobs import Allocation, Attempt, Dependency, Job, JobEvent, R
 from portal.models.node_incidents import NodeIncident, OrphanContainer
 from portal.models.node_operations import AgentRollout, NodeOperation
 from portal.models.nodes import Gpu, GpuLink, Node, NodeLink, NodePool, Reservation, ReservationNode, Topology
-from portal.models.notebooks import NotebookListing
 from portal.models.notices import Notice, NoticeDelivery, NoticePreferences, NoticeWebhook
 from portal.models.plans import LayerProfile, PipelinePlan, ProfileRun
 from portal.models.projects import Membership, Project, Quota, QuotaChange
-from portal.models.quota_additions import QuotaAddition
-from portal.models.quota_replays import QuotaReplay
-from portal.models.reproduction import EnvironmentRecord, JobAnnotation, Rerun
+from portal.models.quotas import QuotaAddition, QuotaReplay
+from portal.models.reproduction import CodeArchive, EnvironmentRecord, JobAnnotation, Rerun
 from portal.models.request_records import AuditEntry, IdempotencyKey
 from portal.models.scheduler import (
     ClusterSettings,
@@ -53,6 +50,7 @@ from portal.models.volumes import Volume, VolumeUsage
 from portal.models.workspaces import (
     AttemptActivity,
     IdleExemption,
+    NotebookListing,
     Terminal,
     WorkspaceSession,
     WorkspaceShare,

@@ -1,4 +1,4 @@
-"""Interactive access to jobs: workspace tickets and sessions, terminals, and activity of attempts."""
+"""Interactive access to jobs: workspace tickets and sessions, terminals, notebooks, and activity of attempts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from django.db.models import Q
 from django.db.models.functions import Now
 
 from portal.domain.shares import ShareAccess
-from portal.models.columns import one_of, optional_number, optional_time, required_with
+from portal.models.columns import one_of, optional_number, optional_text, optional_time, required_with
 from portal.models.public_id import PublicIdField
 
 
@@ -164,4 +164,26 @@ class IdleExemption(models.Model):
             models.Index(
                 fields=["expires_at"], name="idle_exemption_live", condition=Q(revoked_at__isnull=True)
             )
+        ]
+
+
+class NotebookListing(models.Model):
+    """The latest listing for a workspace. Requested by its owner, answered by the actor of the node."""
+
+    job = models.OneToOneField(
+        "Job", on_delete=models.CASCADE, primary_key=True, related_name="notebook_listing"
+    )
+    node = models.ForeignKey("Node", on_delete=models.CASCADE, related_name="+")
+    requested_at = models.DateTimeField(db_default=Now())
+    listed_at = optional_time("When the node answered; null: not yet.")
+    notebooks = models.JSONField(
+        default=list, help_text="Path, modified_s, size_bytes, parameters, fixed, problem."
+    )
+    problem = optional_text(300, "Why notebooks may be missing.")
+
+    class Meta:
+        indexes = [
+            models.Index(
+                fields=["node"], name="notebook_listing_to_make", condition=Q(listed_at__isnull=True)
+            ),
         ]

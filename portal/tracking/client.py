@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlencode
@@ -93,7 +93,7 @@ def call(
     raise NotFound(message) if answer.status == http.HTTPStatus.NOT_FOUND else InvalidRequest(message)
 
 
-def read_chunks(answer: http.client.HTTPResponse, size: int = 256 * 1024) -> Iterable[bytes]:
+def read_chunks(answer: http.client.HTTPResponse, size: int = 256 * 1024) -> Iterator[bytes]:
     """Yield the body of an answer and close it."""
     with answer:
         while chunk := answer.read(size):

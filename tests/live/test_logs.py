@@ -13,8 +13,8 @@ from django.utils import timezone
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from portal.downloads import log_download_response
 from portal.errors import Forbidden, InvalidRequest, NotFound
-from portal.log_download import log_download_response
 from portal.models import Job
 from portal.selectors.logs import lines, search
 from portal.selectors.logs.files import log_path

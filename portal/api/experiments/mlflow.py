@@ -21,9 +21,9 @@ from rest_framework.request import Request
 
 from portal.access import AccessPolicy, Permission, access_policy, require_permission, visible_projects
 from portal.api.framework.authentication import BearerTokenAuthentication, client_key
-from portal.artifact_download import artifact_response
 from portal.database.pool_middleware import release_connection
 from portal.domain.tracking import JOB_TAG, RESERVED_TAG_PREFIX, RUN_NAME_TAG, USER_TAG
+from portal.downloads import artifact_response
 from portal.errors import FairwayError, Forbidden, InvalidRequest, NotFound, Unauthenticated
 from portal.models import ApiToken, Job, Project, User
 from portal.selectors.lookup import get_first

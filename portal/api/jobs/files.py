@@ -16,7 +16,7 @@ from portal.access import Permission, require_permission
 from portal.api.framework.request_parsing import QueryBooleanField, StrictCharField, StrictSerializer
 from portal.api.framework.responses import ResponseSerializer
 from portal.api.framework.views import SignedInView, operation
-from portal.file_download import ARCHIVE_TYPE, FILE_TYPE, FileResponse
+from portal.downloads import ARCHIVE_TYPE, FILE_TYPE, FileResponse
 from portal.selectors.jobs.jobs import get_job
 from portal.services.accounts.tokens import Scope
 from portal.services.jobs.files import (

@@ -12,8 +12,8 @@ from rest_framework.request import Request
 from portal.api.framework.request_parsing import QueryBooleanField, StrictCharField, StrictSerializer
 from portal.api.framework.responses import ResponseSerializer
 from portal.api.framework.views import SignedInView, operation
+from portal.downloads import log_download_response
 from portal.errors import InvalidRequest
-from portal.log_download import log_download_response
 from portal.models import User
 from portal.selectors.jobs.jobs import get_job
 from portal.selectors.logs import text

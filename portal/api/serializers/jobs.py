@@ -13,7 +13,6 @@ from typing import Any
 from rest_framework import serializers
 
 from portal.api.framework.responses import ResponseSerializer
-from portal.api.serializers.failures import Failure
 from portal.api.serializers.idle import IdleDetail
 from portal.api.serializers.job_inputs import JobSecret, JobVolume, Role, TopologyConstraint
 from portal.api.serializers.progress import JobPhase, LauncherRate, MeasuredLayout, ScalePoint, TaskProgress
@@ -21,6 +20,7 @@ from portal.api.serializers.references import Reference, UserReference
 from portal.api.serializers.user_requests import RequestSummary
 from portal.domain.checkpoints import Validity
 from portal.domain.end_states import FailureClass
+from portal.domain.failure_rules import FailureAction
 from portal.domain.job_spec import JobRole
 from portal.domain.lost_work import LossCause
 from portal.domain.notices import JOB_EVENTS, NO_NOTICES
@@ -462,6 +462,24 @@ class TimelineEvent(ResponseSerializer):
     message = serializers.CharField(allow_blank=True)
     actor = serializers.CharField(allow_blank=True)
     details = serializers.DictField()
+
+
+class Failure(ResponseSerializer):
+    """Why a job failed, by a failure rule."""
+
+    rule = serializers.CharField(source="rule.code")
+    title = serializers.CharField(source="rule.title")
+    cause = serializers.CharField(source="rule.cause")
+    fix = serializers.CharField(source="rule.fix")
+    action = serializers.ChoiceField(
+        [action.value for action in FailureAction], source="rule.action", help_text="What `retry/` does."
+    )
+    line = serializers.CharField(
+        allow_null=True,
+        allow_blank=True,
+        help_text="The line of the log that matched; blank: none, the exit signature did; null: not visible to you.",
+    )
+    rank = serializers.IntegerField(allow_null=True, help_text="Rank of that line.")
 
 
 class JobDetail(Job):

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from django.db import Error as DatabaseError
 from django.db import transaction
+from django.db.models.functions import Now
 from django.utils import timezone
 
 from portal.domain.end_states import backoff_s
@@ -22,15 +23,18 @@ from portal.domain.services import (
     VersionState,
     plan_rollout,
 )
-from portal.domain.states import TERMINAL_JOB_STATES, DesiredState, JobState
+from portal.domain.states import TERMINAL_JOB_STATES, AttemptState, DesiredState, JobState
 from portal.domain.stored_texts import stored_text
 from portal.errors import FairwayError
-from portal.models import Attempt, Service, ServiceReplica, ServiceVersion
+from portal.models import Attempt, AttemptActivity, Service, ServiceReplica, ServiceVersion
 from portal.selectors.services import ready_attempts, unresponsive_attempts
+from portal.services.jobs.idle import lock_ended_countdown
 from portal.services.jobs.submission import create_job, validate_request
 from portal.services.lifecycle import job_control
+from portal.services.lifecycle.state_events import record_owner_event
 from portal.services.serving.services import (
     TARGET_STATES,
+    announce_service,
     fail_version,
     live_replicas,
     lock_service,
@@ -186,3 +190,23 @@ def _start_replica(service: Service, version: ServiceVersion) -> bool:
         service.save(update_fields=["failures", "retry_at", "message"])
         return False
     return True
+
+
+def scale_idle_to_zero(decided: AttemptActivity) -> bool:
+    """Scale the service of a replica to zero; return False while another is used, or if anything changed."""
+    with transaction.atomic():
+        service = lock_service(decided.attempt.job.replica.version.service_id)
+        row, message = lock_ended_countdown(decided)
+        replicas = [each.job_id for each in live_replicas(service)]
+        idle = AttemptActivity.objects.filter(
+            attempt__job__in=replicas, attempt__state=AttemptState.RUNNING.value, suspend_at__lte=Now()
+        )
+        if row is None or row.inactive_since is None or service.asleep or idle.count() < len(replicas):
+            return False
+        if service.active_at > row.inactive_since:
+            return False
+        service.asleep, service.message = True, message
+        service.save(update_fields=["asleep", "message"])
+        record_owner_event(row.attempt, "idle_suspended", message)
+        announce_service(service)
+        return True

@@ -17,9 +17,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop, ngettext
 
 from portal.access import AccessPolicy, Permission, can, visible_jobs, visible_projects
-from portal.artifact_download import artifact_response
 from portal.domain.sweeps import Direction
 from portal.domain.tracking import USER_TAG
+from portal.downloads import artifact_response
 from portal.errors import InvalidRequest, NotFound
 from portal.models import Job, Project, User
 from portal.selectors import experiments as selectors

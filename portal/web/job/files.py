@@ -15,9 +15,8 @@ from django.utils.translation import gettext as _
 
 from agents.node.storage.files import DELETE, MAKE, MAX_PAGE, encode_path
 from portal.access import AccessPolicy, Permission, can, require_permission
-from portal.artifact_download import attachment_name
+from portal.downloads import ARCHIVE_TYPE, FILE_TYPE, FileResponse, attachment_name
 from portal.errors import Conflict, FairwayError, InvalidRequest
-from portal.file_download import ARCHIVE_TYPE, FILE_TYPE, FileResponse
 from portal.models import Job, User
 from portal.selectors.jobs.jobs import get_job
 from portal.services.jobs.files import (

@@ -9,8 +9,8 @@ from django.http.response import HttpResponseBase
 from django.shortcuts import render
 
 from portal.access import AccessPolicy, Permission, require_permission
+from portal.downloads import log_archive_response, log_download_response
 from portal.errors import FairwayError
-from portal.log_download import log_archive_response, log_download_response
 from portal.models import Attempt, User
 from portal.selectors.jobs.jobs import get_job
 from portal.selectors.logs import lines as log_lines

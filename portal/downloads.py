@@ -1,9 +1,12 @@
-"""Logs as files over HTTP: whole, as a byte range (RFC 9110, section 14), or several as a ZIP file."""
+"""Files over HTTP that no browser renders: logs (whole, a byte range by RFC 9110 section 14, or several as a ZIP
+file), files of a job, and files that a run stored."""
 
 from __future__ import annotations
 
+import http.client
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 from zipfile import ZIP_DEFLATED, ZipFile
 
 from django.core.handlers.asgi import ASGIRequest
@@ -14,9 +17,12 @@ from portal.errors import NotFound
 from portal.selectors.logs import text
 from portal.selectors.logs.files import iterate_in_thread
 from portal.selectors.logs.lines import LogFile
+from portal.services.jobs.files import Download
+from portal.tracking.client import read_chunks
 
 _RANGE = re.compile(r"bytes=(\d{0,15})-(\d{0,15})")
 PLAIN_TEXT = "text/plain; charset=utf-8"
+FILE_TYPE, ARCHIVE_TYPE = "application/octet-stream", "application/zip"
 
 
 def log_download_response(
@@ -67,7 +73,7 @@ def log_archive_response(request: HttpRequest, logs: Sequence[LogFile], *, job: 
         raise NotFound(
             "No rank has a log here: none was written yet, or they were removed.", code="no_log_yet"
         )
-    answer = _streaming_response(request, _zip_pieces(present), content_type="application/zip")
+    answer = _streaming_response(request, _zip_pieces(present), content_type=ARCHIVE_TYPE)
     answer["Content-Disposition"] = f'attachment; filename="{job}-{present[0].attempt}.zip"'
     answer["Cache-Control"] = "no-store"
     return answer
@@ -105,10 +111,11 @@ def _zip_pieces(logs: Sequence[LogFile]) -> Iterator[bytes]:
 def _streaming_response(
     request: HttpRequest, pieces: Iterator[bytes], status: int = 200, content_type: str = PLAIN_TEXT
 ) -> StreamingHttpResponse:
-    served = isinstance(request, ASGIRequest)
-    return StreamingHttpResponse(
-        iterate_in_thread(pieces) if served else pieces, content_type=content_type, status=status
-    )
+    return StreamingHttpResponse(_served(request, pieces), content_type=content_type, status=status)
+
+
+def _served(request: HttpRequest, pieces: Iterator[bytes]) -> Any:
+    return iterate_in_thread(pieces) if isinstance(request, ASGIRequest) else pieces
 
 
 def _byte_range(first: str, last: str, size: int) -> range | None:
@@ -118,3 +125,37 @@ def _byte_range(first: str, last: str, size: int) -> range | None:
     else:
         start, stop = int(first), min(int(last) + 1, size) if last else size
     return range(start, stop) if start < stop else None
+
+
+def artifact_response(
+    request: HttpRequest, answer: http.client.HTTPResponse, name: str
+) -> StreamingHttpResponse:
+    """Return a file of a user as a download that no browser renders."""
+    found = _streaming_response(request, read_chunks(answer), content_type=FILE_TYPE)
+    found["Content-Security-Policy"] = "sandbox"
+    found["Cache-Control"] = "no-store"
+    found["Content-Disposition"] = attachment_name(name or "artifact")
+    return found
+
+
+def attachment_name(name: str) -> str:
+    """Return a Content-Disposition that downloads, with only letters, digits, dots and hyphens of the name."""
+    safe = "".join(each if each.isalnum() or each in "._-" else "_" for each in name)
+    return f'attachment; filename="{safe.encode("ascii", "replace").decode()}"'
+
+
+class FileResponse(StreamingHttpResponse):
+    """A response that ends the reading on the node when it is closed."""
+
+    def __init__(self, request: HttpRequest, download: Download, content_type: str) -> None:
+        self._chunks = download.chunks
+        super().__init__(_served(request, self._chunks), content_type=content_type)
+        self["Content-Disposition"] = attachment_name(download.name)
+        self["Content-Security-Policy"] = "sandbox"
+        self["Cache-Control"] = "no-store"
+        if download.size_bytes is not None:
+            self["Content-Length"] = str(download.size_bytes)
+
+    def close(self) -> None:
+        self._chunks.close()
+        super().close()
