@@ -4,6 +4,7 @@ import { translated } from "./translations.js";
 
 const DELAY_MS = 220;
 const RETRY_MS = 5000;
+const MAX_CLICK_PX = 5; // a pointer that moves further while a button is pressed leaves it
 
 export function startLaunch(root) {
   const form = root.querySelector("[data-launch]");
@@ -108,18 +109,18 @@ export function startLaunch(root) {
     markSent();
   });
   addEventListener("pageshow", () => { delete form.dataset.sent; });
-  rail.addEventListener("pointerdown", ({ target }) => keepClick(rail, target.closest("button")));
+  rail.addEventListener("pointerdown", (down) => keepClick(rail, down.target.closest("button"), down));
   shape();
   askNow(); // the page itself has no preview
 }
 
-// A click on a button that a new preview replaces while it is pressed counts for the new one.
-function keepClick(rail, pressed) {
+// A click on a button that a new preview replaces while it is pressed counts for the new one, wherever that stands.
+function keepClick(rail, pressed, down) {
   if (!pressed) return;
-  document.addEventListener("pointerup", ({ target }) => {
-    const button = target.closest?.("button");
-    if (pressed.isConnected || !button || !rail.contains(button)) return;
-    if (button.type === pressed.type && button.dataset.set === pressed.dataset.set) button.click();
+  document.addEventListener("pointerup", (up) => {
+    if (pressed.isConnected || Math.hypot(up.clientX - down.clientX, up.clientY - down.clientY) > MAX_CLICK_PX) return;
+    const isSame = (button) => button.type === pressed.type && button.dataset.set === pressed.dataset.set;
+    [...rail.querySelectorAll("button")].find(isSame)?.click();
   }, { once: true });
 }
 

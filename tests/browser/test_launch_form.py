@@ -11,6 +11,7 @@ from portal.services.projects.secrets import do_save_secret
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 OPEN_FOLDS = "() => document.querySelectorAll('#launch details').forEach((fold) => { fold.open = true; })"
+MOVE_BUTTON = "() => { document.querySelector('#rail button[type=submit]').style.marginTop = '200px'; }"
 PATIENCE_MS = 20_000
 
 
@@ -140,6 +141,7 @@ def test_a_click_counts_when_a_new_preview_replaces_the_pressed_button(open_as) 
     launch.evaluate("(button) => { button.dataset.pressed = '1'; }")
     page.evaluate("() => window.htmx.trigger(document.getElementById('rail'), 'check')")
     expect(page.locator("[data-pressed]")).to_have_count(0, timeout=PATIENCE_MS)
+    page.evaluate(MOVE_BUTTON)
     page.mouse.up()
     page.wait_for_url("**/jobs/*/", timeout=PATIENCE_MS)
 
