@@ -111,10 +111,10 @@ def _zip_pieces(logs: Sequence[LogFile]) -> Iterator[bytes]:
 def _streaming_response(
     request: HttpRequest, pieces: Iterator[bytes], status: int = 200, content_type: str = PLAIN_TEXT
 ) -> StreamingHttpResponse:
-    return StreamingHttpResponse(_served(request, pieces), content_type=content_type, status=status)
+    return StreamingHttpResponse(_response_body(request, pieces), content_type=content_type, status=status)
 
 
-def _served(request: HttpRequest, pieces: Iterator[bytes]) -> Any:
+def _response_body(request: HttpRequest, pieces: Iterator[bytes]) -> Any:
     return iterate_in_thread(pieces) if isinstance(request, ASGIRequest) else pieces
 
 
@@ -149,7 +149,7 @@ class FileResponse(StreamingHttpResponse):
 
     def __init__(self, request: HttpRequest, download: Download, content_type: str) -> None:
         self._chunks = download.chunks
-        super().__init__(_served(request, self._chunks), content_type=content_type)
+        super().__init__(_response_body(request, self._chunks), content_type=content_type)
         self["Content-Disposition"] = attachment_name(download.name)
         self["Content-Security-Policy"] = "sandbox"
         self["Cache-Control"] = "no-store"

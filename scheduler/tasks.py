@@ -29,7 +29,7 @@ from scheduler.forecast.forecast_pass import ForecastState, run_forecast_pass
 from scheduler.idle_pass import run_idle_pass
 from scheduler.nodes.actor_supervisor import ACTOR_SUPERVISOR
 from scheduler.nodes.node_checks import run_check, run_enrolment
-from scheduler.plan_query import store_measured_profiles
+from scheduler.pipeline_plans import store_measured_profiles
 from scheduler.quota_replay import start_replays
 from scheduler.what_if import answer_query
 

@@ -18,7 +18,7 @@ from portal.domain.job_spec import job_fields
 from portal.engine_client import ANSWER_TTL_S, HEARTBEAT_KEY, HEARTBEAT_TTL_S, answer_key
 from portal.models import ClusterSettings, EngineQuery, Environment
 from portal.valkey.client import valkey_client
-from scheduler import plan_query
+from scheduler import pipeline_plans
 from scheduler.commit.verdict_store import change_fields, verdict_fields
 from scheduler.core.decide import decide, preview_request
 from scheduler.core.forecast.quota_effect import estimate_quota_effect, replace_quotas
@@ -90,8 +90,8 @@ def send_heartbeats(stopping: threading.Event) -> None:
 
 
 def _answer(kind: str, body: dict[str, Any]) -> dict[str, Any]:
-    if kind in plan_query.KINDS:
-        return plan_query.answer_plan_query(kind, body)
+    if kind in pipeline_plans.KINDS:
+        return pipeline_plans.answer_plan_query(kind, body)
     if kind not in ("would_start", "delays", "quota_effect"):
         return {"error": f"unknown query {kind}"}
     global _cached_inputs

@@ -20,7 +20,7 @@ from portal.models import (
     User,
 )
 from portal.services.jobs.submission import JobRequest, do_submit_job
-from scheduler.plan_query import answer_plan_query
+from scheduler.pipeline_plans import answer_plan_query
 
 _numbers = itertools.count(1)
 

@@ -151,17 +151,17 @@ def _make_environment(folder: Path, python: Path, locks: Sequence[Path]) -> None
 
 
 def _install_steps(locks: Sequence[Path]) -> list[list[list[str]]]:
-    """Return the packages in steps, each in parts that are installed at once: one pip uses one core only.
+    """Return the packages in two steps, each in parts that are installed at once, because one pip uses one core only.
 
-    Pip itself comes first, because it must not change while it runs.
+    Pip itself is the first step: it must not be replaced while another pip runs.
     """
-    text = "\n".join(lock.read_text() for lock in locks)
-    packages = dict.fromkeys(
-        re.split(r"^(?=[A-Za-z0-9])", re.sub(r"^\s*(#.*)?\n", "", text, flags=re.M), flags=re.M)
-    )
-    names = {package: package.partition("==")[0] for package in packages if package}
-    own = [package for package, name in names.items() if name in ("pip", "setuptools")]
-    others = [package for package in names if package not in own]
+    text = "\n".join([*(lock.read_text() for lock in locks), ""])
+    pins_only = re.sub(
+        r"^\s*(#.*)?\n", "", text, flags=re.M
+    )  # a package in both files has different comments
+    packages = dict.fromkeys(re.findall(r"^\w.*\n(?:\s.*\n)*", pins_only, flags=re.M))
+    own = [package for package in packages if package.startswith(("pip==", "setuptools=="))]
+    others = [package for package in packages if package not in own]
     return [[part for part in step if part] for step in ([own], [others[::2], others[1::2]])]
 
 

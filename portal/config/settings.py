@@ -12,8 +12,8 @@ from django.core.exceptions import ImproperlyConfigured
 
 from portal.config import data_paths, production_checks
 
-# Imports and Django's queries allocate much that lives on: with Python's 700 a start of the web process takes a
-# quarter longer. A full collection still comes after 250,000 objects (70,000), so cycles hold no sockets for long.
+# Most of what Django allocates needs no garbage collection: with Python's threshold of 700 objects the web process
+# takes a quarter longer to start. Full collections come after 250,000 objects, before after 70,000.
 gc.set_threshold(10_000, 5, 5)
 env = environ.Env()
 

@@ -18,7 +18,7 @@ from django.conf import settings
 from django.contrib.postgres.operations import BtreeGistExtension
 from django.db import migrations, models
 
-from portal.database.schema import NewTables
+from portal.database.new_tables import NewTables
 
 
 class Migration(NewTables):

@@ -15,8 +15,8 @@ from portal.models.node_operations import AgentRollout, NodeOperation
 from portal.models.nodes import Gpu, GpuLink, Node, NodeLink, NodePool, Reservation, ReservationNode, Topology
 from portal.models.notices import Notice, NoticeDelivery, NoticePreferences, NoticeWebhook
 from portal.models.plans import LayerProfile, PipelinePlan, ProfileRun
-from portal.models.projects import Membership, Project, Quota, QuotaChange
-from portal.models.quotas import QuotaAddition, QuotaReplay
+from portal.models.projects import Membership, Project
+from portal.models.quotas import Quota, QuotaAddition, QuotaChange, QuotaReplay
 from portal.models.reproduction import CodeArchive, EnvironmentRecord, JobAnnotation, Rerun
 from portal.models.request_records import AuditEntry, IdempotencyKey
 from portal.models.scheduler import (

@@ -1,13 +1,64 @@
-"""Temporary additions to quotas, and replays of the recorded jobs of a pool with other quotas."""
+"""Quotas of projects in pools, their changes, temporary additions, and replays of recorded jobs with other quotas."""
 
 from __future__ import annotations
 
 from django.db import models
 from django.db.models import F, Q
 
-from portal.models.columns import optional_text, optional_time
+from portal.models.columns import optional_number, optional_text, optional_time
 from portal.models.public_id import PublicIdField
 from portal.models.users import optional_user
+
+
+class Quota(models.Model):
+    """Quota of a project in a pool. Without a row: nothing guaranteed, no limit, weight 1."""
+
+    public_id = PublicIdField()
+    project = models.ForeignKey("Project", on_delete=models.CASCADE, related_name="quotas")
+    pool = models.ForeignKey("NodePool", on_delete=models.CASCADE, related_name="quotas")
+    guaranteed_milli = models.PositiveIntegerField(default=0, help_text="Never reclaimed by other projects.")
+    limit_milli = optional_number("null: no limit.")
+    user_limit_milli = optional_number("Limit per user; null: no limit.")
+    weight = models.FloatField(default=1.0, help_text="Weight in the division of GPUs beyond the guarantees.")
+    priority = models.IntegerField(
+        default=0, help_text="GPUs beyond the guarantees are divided by descending priority."
+    )
+    version = models.PositiveIntegerField(
+        default=1, help_text="Incremented by each change; used as the ETag."
+    )
+    updated_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["project", "pool"], name="quota_once"),
+            models.CheckConstraint(condition=Q(weight__gte=0), name="quota_weight_not_negative"),
+            models.CheckConstraint(
+                condition=Q(limit_milli__isnull=True) | Q(limit_milli__gte=F("guaranteed_milli")),
+                name="quota_limit_holds_guaranteed",
+            ),
+        ]
+
+    @property
+    def etag(self) -> str:
+        """The version as a strong entity tag, quotes included."""
+        return f'"{self.public_id}.{self.version}"'
+
+
+class QuotaChange(models.Model):
+    """One edit of a quota, kept forever, so that it can be shown and undone."""
+
+    quota = models.ForeignKey(Quota, on_delete=models.CASCADE, related_name="changes")
+    actor = optional_user(models.SET_NULL)
+    at = models.DateTimeField(auto_now_add=True)
+    before = models.JSONField()
+    after = models.JSONField()
+    reason = models.CharField(max_length=500, blank=True)
+    undoes = models.ForeignKey(
+        "self", null=True, blank=True, on_delete=models.SET_NULL, related_name="undone_by"
+    )
+
+    class Meta:
+        ordering = ["-id"]
 
 
 class QuotaAddition(models.Model):

@@ -1,4 +1,4 @@
-"""What is needed to run a job again: its code and packages, the job that it repeats, notes and tags."""
+"""What is needed to run a job again: code (also uploaded), packages, the job that it repeats, notes and tags."""
 
 from __future__ import annotations
 

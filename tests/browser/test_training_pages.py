@@ -25,7 +25,7 @@ from portal.models import (
 )
 from portal.models.public_id import new_public_id
 from portal.tracking.client import call
-from scheduler.plan_query import answer_plan_query
+from scheduler.pipeline_plans import answer_plan_query
 from tests.browser.conftest import elsewhere
 from tests.browser.test_accessibility import look_here
 from tests.factories import layer_profile, pipeline_plan

@@ -1,4 +1,4 @@
-"""Episodes of drawn faults: one here, more with ``--long``."""
+"""Episodes of random faults: one here, more with ``--long``."""
 
 from __future__ import annotations
 

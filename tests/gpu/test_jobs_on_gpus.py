@@ -24,7 +24,7 @@ from portal.domain.template_parameters import fill_fields, read_template_paramet
 from portal.models import Gpu, Job, LayerProfile, Node
 from portal.services.cluster.starter_templates import shipped_templates
 from portal.services.jobs.failures import identify_failures
-from scheduler.plan_query import store_measured_profiles
+from scheduler.pipeline_plans import store_measured_profiles
 from scheduler.planner.comparison import compare_plans
 from scheduler.planner.partition import BandwidthLevel, CostModel
 from scheduler.planner.profile import parse_profile
