@@ -162,7 +162,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("api/schema/", schema.SchemaView.as_view(), name="api-schema"),
     path("api/docs/", schema.docs, name="api-docs"),
     path("api/docs/start.js", schema.docs_script, name="api-docs-start"),
-    re_path(r"^api/mlflow/(?:(?P<project>[a-z][a-z0-9]{9})/)?api/(?P<path>.+)$", mlflow.mlflow_api),
+    re_path(r"^api/mlflow/(?:(?P<project>[a-z][a-z0-9]{9})/)?api/(?P<path>(?s:.+))\Z", mlflow.mlflow_api),
     re_path(
         r"^api(?!/mlflow/(?:[a-z0-9]{10}/)?$)(?:/.*)?$", api_not_found
     ),  # that page is in portal/web/urls.py

@@ -7,10 +7,11 @@ import json
 import logging
 import os
 import socket
+import string
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from portal.config import data_paths
 from portal.errors import FairwayError, InvalidRequest, NotFound
@@ -55,11 +56,15 @@ def send(
     headers: Mapping[str, str] | None = None,
     timeout_s: float = TIMEOUT_S,
 ) -> http.client.HTTPResponse:
-    """Send one request; ``path`` starts with ``/api/``. Raise TrackingUnavailable."""
+    """Send one request. Raise TrackingUnavailable.
+
+    ``path`` starts with ``/api/`` and is not encoded yet; ``query`` is, but may have other characters in it.
+    """
     connection = _Connection("localhost", timeout=timeout_s)
     sent = {WORKSPACE_HEADER: project, **(headers or {})}
+    target = quote(path) + (f"?{quote(query, safe=string.punctuation)}" if query else "")
     try:
-        connection.request(method, f"{path}?{query}" if query else path, body, sent)
+        connection.request(method, target, body, sent)
         return connection.getresponse()
     except (OSError, http.client.HTTPException) as problem:
         connection.close()

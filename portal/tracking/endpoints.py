@@ -12,6 +12,11 @@ from typing import NamedTuple
 ARTIFACT_TIMEOUT_S = 60.0
 """Longest time from the end of an upload to the answer; the file is copied to the artifacts meanwhile."""
 
+MAX_ARTIFACT_NAME_BYTES = 255
+MAX_ARTIFACT_PATH_BYTES = 2000
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_DECODED_AGAIN = re.compile(r"%[0-9A-Fa-f]{2}|#")
+
 
 class EndpointAccess(StrEnum):
     READ = "read"
@@ -86,3 +91,28 @@ def find_endpoint(method: str, path: str) -> Endpoint | None:
 def is_artifact_path(path: str) -> bool:
     """Return whether a path of the portal is that of a file of a run, which has limits of its own."""
     return path.startswith("/api/mlflow/") and "/mlflow-artifacts/artifacts/" in path
+
+
+def artifact_path_problem(path: str, *, of_file: bool) -> str:
+    """Return why the store cannot keep a file or folder under exactly this path; blank if it can.
+
+    MLflow decodes percent signs again, drops what follows `#`, and replaces control characters.
+    """
+    names = path.split("/")
+    if names[-1] == "" and not of_file:
+        names.pop()
+    if "" in names[-1:]:
+        return "a path that ends with / is that of a folder"
+    if any(name in (".", "..") for name in names):
+        return "no part of it may be . or .."
+    if _CONTROL.search(path):
+        return "it has a control character"
+    if "\ufffd" in path:
+        return "it is not UTF-8"
+    if _DECODED_AGAIN.search(path):
+        return "it has # or a percent sign before two hexadecimal digits, which MLflow reads otherwise"
+    if max(len(name.encode(errors="replace")) for name in names) > MAX_ARTIFACT_NAME_BYTES:
+        return f"a name may have at most {MAX_ARTIFACT_NAME_BYTES} bytes"
+    if len(path.encode(errors="replace")) > MAX_ARTIFACT_PATH_BYTES:
+        return f"a path may have at most {MAX_ARTIFACT_PATH_BYTES} bytes"
+    return ""

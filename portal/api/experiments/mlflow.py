@@ -6,7 +6,7 @@ have MLflow's form, so that its client shows the message.
 
 from __future__ import annotations
 
-import json
+import logging
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, cast
@@ -20,9 +20,9 @@ from rest_framework.exceptions import Throttled
 from rest_framework.request import Request
 
 from portal.access import AccessPolicy, Permission, access_policy, require_permission, visible_projects
+from portal.api.experiments.mlflow_bodies import checked_body
 from portal.api.framework.authentication import BearerTokenAuthentication, client_key
 from portal.database.pool_middleware import release_connection
-from portal.domain.tracking import JOB_TAG, RESERVED_TAG_PREFIX, RUN_NAME_TAG, USER_TAG
 from portal.downloads import artifact_response
 from portal.errors import FairwayError, Forbidden, InvalidRequest, NotFound, Unauthenticated
 from portal.models import ApiToken, Job, Project, User
@@ -30,8 +30,16 @@ from portal.selectors.lookup import get_first
 from portal.services.accounts.tokens import Scope, has_scope
 from portal.services.jobs.tracking import TOKEN_PREFIX, get_token_job
 from portal.tracking.client import TIMEOUT_S, WORKSPACE_HEADER, call, send
-from portal.tracking.endpoints import ARTIFACT_TIMEOUT_S, Endpoint, EndpointAccess, find_endpoint
+from portal.tracking.endpoints import (
+    ARTIFACT_TIMEOUT_S,
+    Endpoint,
+    EndpointAccess,
+    artifact_path_problem,
+    find_endpoint,
+)
 from portal.valkey import rate_limits
+
+log = logging.getLogger(__name__)
 
 _ERROR_CODES = {
     400: "INVALID_PARAMETER_VALUE",
@@ -69,6 +77,7 @@ def mlflow_api(request: HttpRequest, path: str, project: str = "") -> HttpRespon
         if endpoint is None:
             raise NotFound(f"{request.method} {path} is not part of the MLflow API that Fairway offers.")
         row = _authorize(caller, endpoint, project or request.headers.get(WORKSPACE_HEADER, ""))
+        _check_artifact_path(request, endpoint)
         return _forward(request, caller, endpoint, row, path)
     except Throttled as limit:
         return _error(429, "Too many invalid tokens.", retry_after_s=float(getattr(limit, "wait", None) or 1))
@@ -117,10 +126,20 @@ def _authorize(caller: RequestIdentity, endpoint: Endpoint, project: str) -> Pro
     return row
 
 
+def _check_artifact_path(request: HttpRequest, endpoint: Endpoint) -> None:
+    if endpoint.is_artifact:
+        path, of_file = endpoint.name.partition("/")[2], request.method != "DELETE"
+    else:
+        path, of_file = request.GET.get("path", ""), False  # of a list
+    problem = artifact_path_problem(path, of_file=of_file) if path or endpoint.is_artifact else ""
+    if problem:
+        raise InvalidRequest(f"“{path[:200]}” cannot be the path of an artifact: {problem}.")
+
+
 def _forward(
     request: HttpRequest, caller: RequestIdentity, endpoint: Endpoint, project: Project, path: str
 ) -> HttpResponseBase:
-    headers = {"Content-Type": request.META.get("CONTENT_TYPE") or "application/json"}
+    headers = {"Content-Type": "application/octet-stream" if endpoint.is_artifact else "application/json"}
     body: bytes | IO[bytes] | None = None
     if endpoint.is_artifact and request.method == "PUT":
         if int(request.META.get("CONTENT_LENGTH") or 0) > settings.MAX_ARTIFACT_BYTES:
@@ -128,7 +147,7 @@ def _forward(
         body = cast("IO[bytes]", request)
     elif request.method != "GET":
         try:
-            body = _checked_body(request.body, caller, endpoint)
+            body = checked_body(request.body, endpoint.name, caller.user, caller.job)
         except RequestDataTooBig as refused:
             raise BodyTooLarge("The request exceeds 1 MiB. Log in smaller batches.") from refused
     release_connection()  # the answer may take seconds
@@ -146,7 +165,11 @@ def _forward(
     if endpoint.is_artifact and request.method == "GET" and answer.status == 200:
         return artifact_response(request, answer, path.rpartition("/")[2])
     with answer:
-        found = HttpResponse(answer.read(), status=answer.status, content_type="application/json")
+        content = answer.read()
+    if answer.status >= 500 and not content.startswith(b"{"):
+        log.error("the tracking server failed to answer %s %s: %s", request.method, path, content[:500])
+        return _error(500, "The tracking server failed to handle this request. It has been logged.")
+    found = HttpResponse(content, status=answer.status, content_type="application/json")
     found["Cache-Control"] = "no-store"
     return found
 
@@ -160,36 +183,6 @@ def _ensure_default_experiment(project: Project, name: str) -> None:
     except NotFound:
         with suppress(InvalidRequest):  # another request was faster
             call(project.public_id, "POST", "experiments/create", {"name": name})
-
-
-def _checked_body(body: bytes, caller: RequestIdentity, endpoint: Endpoint) -> bytes:
-    """Return the body. A new run gets its user, and the job that creates it, whose name it has if it has none.
-
-    Nobody else may set such tags.
-    """
-    creates_run = endpoint.name == "runs/create"
-    if not creates_run and b'"fairway.' not in body and b"\\u" not in body:
-        return body
-    try:
-        given = json.loads(body)
-    except ValueError as problem:
-        raise InvalidRequest("The body is not JSON.") from problem
-    if not isinstance(given, dict):
-        raise InvalidRequest("The body is not a JSON object.")
-    listed = given.get("tags")
-    tags = [tag for tag in listed if isinstance(tag, dict)] if isinstance(listed, list) else []
-    reserved = [tag for tag in tags if str(tag.get("key", "")).startswith(RESERVED_TAG_PREFIX)]
-    if creates_run:
-        given["tags"] = [tag for tag in tags if tag not in reserved and tag.get("key") != USER_TAG]
-        given["tags"].append({"key": USER_TAG, "value": caller.user.username})
-        if caller.job is not None:
-            given["tags"].append({"key": JOB_TAG, "value": caller.job.public_id})
-            if not any(tag.get("key") == RUN_NAME_TAG for tag in tags):
-                given["run_name"] = given.get("run_name") or caller.job.name
-        return json.dumps(given).encode()
-    if reserved or str(given.get("key", "")).startswith(RESERVED_TAG_PREFIX):
-        raise Forbidden(f"Names that start with {RESERVED_TAG_PREFIX} are set by Fairway.")
-    return body
 
 
 def _error(status: int, message: str, *, retry_after_s: float | None = None) -> HttpResponse:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse, JsonResponse, QueryDict
@@ -375,7 +375,7 @@ def artifact(request: HttpRequest, user: User, project_id: str, run_id: str) -> 
     answer = send(
         project.public_id,
         "GET",
-        f"/api/2.0/mlflow-artifacts/artifacts/{quote(stored)}",
+        f"/api/2.0/mlflow-artifacts/artifacts/{stored}",
         timeout_s=ARTIFACT_TIMEOUT_S,
     )
     if answer.status != 200:
