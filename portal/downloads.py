@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import http.client
 import re
-from collections.abc import Iterator, Sequence
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from urllib.parse import quote
 from zipfile import ZIP_DEFLATED, ZipFile
 
 from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
+from django.utils.http import http_date
 
 from portal.errors import NotFound
 from portal.selectors.logs import text
@@ -127,11 +130,24 @@ def _byte_range(first: str, last: str, size: int) -> range | None:
     return range(start, stop) if start < stop else None
 
 
+ARTIFACT_STATUSES = (200, 206, 416)
+"""Of answers of the tracking server that are passed on: the file, a part of it, or that it has no such part."""
+_ARTIFACT_HEADERS = ("Content-Length", "Content-Range", "Accept-Ranges", "ETag", "Last-Modified")
+
+
+def range_headers(request: HttpRequest) -> dict[str, str]:
+    """Return the headers of a request that decide which part of an artifact the tracking server sends."""
+    return {name: request.headers[name] for name in ("Range", "If-Range") if name in request.headers}
+
+
 def artifact_response(
     request: HttpRequest, answer: http.client.HTTPResponse, name: str
 ) -> StreamingHttpResponse:
-    """Return a file of a user as a download that no browser renders."""
-    found = _streaming_response(request, read_chunks(answer), content_type=FILE_TYPE)
+    """Return an artifact, or the part that ``range_headers`` asked for, as a download that no browser renders."""
+    found = _streaming_response(request, read_chunks(answer), answer.status, FILE_TYPE)
+    for header in _ARTIFACT_HEADERS:
+        if value := answer.headers.get(header):
+            found[header] = value
     found["Content-Security-Policy"] = "sandbox"
     found["Cache-Control"] = "no-store"
     found["Content-Disposition"] = attachment_name(name or "artifact")
@@ -139,22 +155,85 @@ def artifact_response(
 
 
 def attachment_name(name: str) -> str:
-    """Return a Content-Disposition that downloads, with only letters, digits, dots and hyphens of the name."""
-    safe = "".join(each if each.isalnum() or each in "._-" else "_" for each in name)
-    return f'attachment; filename="{safe.encode("ascii", "replace").decode()}"'
+    """Return a Content-Disposition that downloads under this name, by RFC 6266.
+
+    Characters that no file system or browser takes are replaced; programs that only know ASCII get a second name.
+    """
+    safe = "".join(each if each.isprintable() and each not in "/\\" else "_" for each in name)
+    plain = unicodedata.normalize("NFKD", safe).encode("ascii", "ignore").decode() or "download"
+    plain = re.sub(r'["%;]', "_", plain)
+    if plain == safe:
+        return f'attachment; filename="{safe}"'
+    return f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(safe, safe='')}"
 
 
-class FileResponse(StreamingHttpResponse):
+OpenDownload = Callable[[int], Download]
+"""Opens a file at an offset in bytes."""
+
+
+def file_response(request: HttpRequest, open_at: OpenDownload) -> HttpResponseBase:
+    """Return a file of a job, or one byte range of it; a request for several ranges gets the whole file.
+
+    The ETag, of size and time of change, decides for If-Range, so that a download that was interrupted is
+    continued only while the file is the same. From nodes that cannot begin inside a file, all is sent.
+    """
+    asked = _RANGE.fullmatch(request.headers.get("Range", "").strip())
+    if asked is not None and asked.groups() == ("", ""):
+        asked = None
+    begin = int(asked[1]) if asked is not None and asked[1] else 0
+    opened = open_at(begin)
+    size, tag = opened.size_bytes, _file_tag(opened)
+    if size is None or opened.offset is None or asked is None:
+        return _FileResponse(request, opened, FILE_TYPE)
+    if request.headers.get("If-Range", tag) != tag:
+        return _FileResponse(request, _opened_at(0, opened, open_at), FILE_TYPE)
+    span = _byte_range(asked[1], asked[2], size)
+    if span is None:
+        opened.chunks.close()
+        headers = {"Content-Range": f"bytes */{size}", "Cache-Control": "no-store"}
+        return HttpResponse(status=416, headers=headers)
+    opened = _opened_at(span.start, opened, open_at)
+    if _file_tag(opened) != tag:
+        return _FileResponse(request, _opened_at(0, opened, open_at), FILE_TYPE)
+    return _FileResponse(request, opened, FILE_TYPE, span)
+
+
+def _opened_at(offset: int, opened: Download, open_at: OpenDownload) -> Download:
+    if opened.offset == offset:
+        return opened
+    opened.chunks.close()
+    return open_at(offset)
+
+
+def _file_tag(opened: Download) -> str:
+    return f'"{opened.size_bytes}-{opened.saved_s.hex()}"'
+
+
+def archive_response(request: HttpRequest, opened: Download) -> HttpResponseBase:
+    return _FileResponse(request, opened, ARCHIVE_TYPE)
+
+
+class _FileResponse(StreamingHttpResponse):
     """A response that ends the reading on the node when it is closed."""
 
-    def __init__(self, request: HttpRequest, download: Download, content_type: str) -> None:
+    def __init__(
+        self, request: HttpRequest, download: Download, content_type: str, span: range | None = None
+    ) -> None:
         self._chunks = download.chunks
-        super().__init__(_response_body(request, self._chunks), content_type=content_type)
+        pieces = self._chunks if span is None else text.slice_chunks(self._chunks, 0, len(span))
+        status = 200 if span is None else 206
+        super().__init__(_response_body(request, pieces), content_type=content_type, status=status)
         self["Content-Disposition"] = attachment_name(download.name)
         self["Content-Security-Policy"] = "sandbox"
         self["Cache-Control"] = "no-store"
         if download.size_bytes is not None:
-            self["Content-Length"] = str(download.size_bytes)
+            self["Content-Length"] = str(download.size_bytes if span is None else len(span))
+        if download.offset is not None:
+            self["Accept-Ranges"] = "bytes"
+            self["ETag"] = _file_tag(download)
+            self["Last-Modified"] = http_date(download.saved_s)
+        if span is not None:
+            self["Content-Range"] = f"bytes {span.start}-{span.stop - 1}/{download.size_bytes}"
 
     def close(self) -> None:
         self._chunks.close()

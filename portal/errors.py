@@ -79,6 +79,13 @@ class PreconditionFailed(FairwayError):
     code = "precondition_failed"
 
 
+class TooLarge(FairwayError):
+    """What is sent or requested exceeds a limit: 413."""
+
+    status = 413
+    code = "too_large"
+
+
 class Unsatisfiable(FairwayError):
     """A request that this cluster can never satisfy: 422, with the nearest one that it can."""
 

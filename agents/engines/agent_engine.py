@@ -310,8 +310,8 @@ class AgentEngine:
         fields = {**place, "action": LIST, "offset": offset}
         return self._request("files", FileList.from_wire, timeout_s=REPLY_TIMEOUT_S, **fields)
 
-    def open_files(self, place: Mapping[str, Any], action: str) -> FileStream:
-        fields = {**place, "action": action}
+    def open_files(self, place: Mapping[str, Any], action: str, offset: int = 0) -> FileStream:
+        fields = {**place, "action": action, "offset": offset}
         return self._request("files", FileStream.from_wire, timeout_s=REPLY_TIMEOUT_S, **fields)
 
     def read_files(self, stream: str) -> FileChunk:

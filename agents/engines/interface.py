@@ -357,6 +357,8 @@ class FileStream(Message):
     stream: ShortName
     size_bytes: Annotated[int | None, wire(FieldReader.integer_or_none, 0, MAX_SAFE_INTEGER)]
     saved_s: Annotated[float, wire(FieldReader.number, 0, MAX_TIMESTAMP_S)]
+    offset: Annotated[int | None, wire(FieldReader.integer_or_none, 0, MAX_SAFE_INTEGER)] = None
+    """Where the bytes of a file begin; None from older agents, which always send it from its beginning."""
 
 
 @dataclass(frozen=True)
@@ -612,13 +614,15 @@ class NodeEngine(Protocol):
     def list_files(self, place: Mapping[str, Any], offset: int) -> FileList:
         """Return a page of a directory of a job.
 
-        ``place``: the mount, the path below it, uid and gid. Raise AgentError ``no_such_file`` with a message
-        for users when it cannot be read.
+        ``place``: the mount, the path below it, uid and gid. Raise AgentError with a message for users when it
+        cannot be read; its code is one of ``no_such_file``, ``file_not_permitted``, ``not_a_file``,
+        ``name_too_long``, ``too_large`` and ``too_many_entries``.
         """
 
-    def open_files(self, place: Mapping[str, Any], action: str) -> FileStream:
+    def open_files(self, place: Mapping[str, Any], action: str, offset: int = 0) -> FileStream:
         """Open a stream: ``read`` of a file, ``archive`` of a directory, or ``write``. Same errors as ``list_files``.
 
+        ``offset``: position in the file that is read, bytes; the answer says whether the agent knows it.
         ``write`` raises ``file_exists`` unless ``place`` has ``overwrite``.
         """
 

@@ -67,8 +67,8 @@ def _send(connection: NodeConnection, request: FileRequest, sender: FileSender) 
     if request.action == LIST:
         sender.send_header(asdict(engine.list_files(place, request.offset)))
         return
-    opened = engine.open_files(place, request.action)
-    sender.send_header({"size_bytes": opened.size_bytes})
+    opened = engine.open_files(place, request.action, request.offset)
+    sender.send_header({"size_bytes": opened.size_bytes, "saved_s": opened.saved_s, "offset": opened.offset})
     empty = 0
     while True:
         chunk = engine.read_files(opened.stream)

@@ -10,6 +10,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from django.test import Client
@@ -139,13 +140,52 @@ def test_a_finished_jobs_files_are_listed_read_and_packed(world: World) -> None:
     assert world.page("files/image/?path=/home/ada/fake.png").status_code == 400
 
 
+def test_a_download_has_the_name_of_the_file_and_continues_where_it_stopped(world: World) -> None:
+    content = os.urandom(1_000_000)
+    for name, disposition in {
+        "größe 模型.pt": "filename=\"groe .pt\"; filename*=UTF-8''gr%C3%B6%C3%9Fe%20%E6%A8%A1%E5%9E%8B.pt",
+        "50%.bin": "filename=\"50_.bin\"; filename*=UTF-8''50%25.bin",
+        'odd\n;"<b>\u202e': "filename=\"odd___<b>_\"; filename*=UTF-8''odd_%3B%22%3Cb%3E_",
+    }.items():
+        file = world.write(f"results/{name}", content)
+        path = quote(f"/home/ada/results/{node_files.encode_path(name.encode())}")
+        for answer in (world.rest(f"files/content/?path={path}"), world.page(f"files/content/?path={path}")):
+            assert answer["Content-Disposition"] == f"attachment; {disposition}"
+            assert (answer.status_code, answer["Accept-Ranges"]) == (200, "bytes")
+            assert b"".join(answer.streaming_content) == content
+
+    def part(asked: str, **headers: str) -> Any:
+        client = world.client(world.owner)
+        answer = client.get(
+            f"/api/v1/jobs/{world.job.public_id}/files/content/?path={path}",
+            headers={"Range": asked} | headers,
+        )
+        return answer.status_code, answer.headers.get("Content-Range"), answer.getvalue()
+
+    tag, end = answer["ETag"], len(content) - 1
+    for asked, first, last in [
+        ("bytes=262140-262150", 262140, 262150), ("bytes=999999-", end, end), ("bytes=-5", end - 4, end),
+        ("bytes=10-99999999", 10, end), ("bytes=-9999999", 0, end),
+    ]:  # fmt: skip
+        expected = (206, f"bytes {first}-{last}/{len(content)}", content[first : last + 1])
+        assert part(asked) == expected, asked
+    assert part(asked, **{"If-Range": tag}) == expected
+    for asked in ("bytes=1000000-", "bytes=999999999999-"):
+        assert part(asked)[:2] == (416, f"bytes */{len(content)}"), asked
+    for asked in ("bytes=0-1,5-6", "bytes=-"):
+        assert part(asked) == (200, None, content), asked
+    file.write_bytes(content[::-1])
+    assert part("bytes=10-", **{"If-Range": tag}) == (200, None, content[::-1])
+
+
 def test_unreadable_files_are_refused_with_a_reason(world: World) -> None:
     world.write("file", b"x")
     (world.home / "out").symlink_to("/etc")
     (world.home / "link").symlink_to("/etc/passwd")
     for path, status, reason in [
-        ("/home/ada/gone", 404, "no such file"), ("/home/ada/link", 404, "links are not followed"),
-        ("/home/ada/out/passwd", 404, "not a directory"), ("/home/ada/../bob", 422, "relative"),
+        ("/home/ada/gone", 404, "no such file"), ("/home/ada/link", 409, "links are not followed"),
+        ("/home/ada/out/passwd", 409, "not a directory"), ("/home/ada/../bob", 422, "relative"),
+        (f"/home/ada/{'x' * 300}", 422, "255 bytes"),
         ("/etc", 404, "no directory of the job"), ("/home/adam", 404, "no directory of the job"),
     ]:  # fmt: skip
         answer = world.rest(f"files/?path={path}")
@@ -217,9 +257,9 @@ def test_files_are_uploaded_replaced_and_deleted_by_the_account_of_the_job(world
     (outside / "file").write_text("kept")
     for name in ("results/to-kept", "link"):
         (world.home / name).symlink_to(outside)
-    assert send("PUT", "content/?path=/home/ada/link/file", b"x").status_code == 404
-    assert send("PUT", "content/?path=/home/ada/link&overwrite=true", b"x").status_code == 404
-    assert send("DELETE", "?path=/home/ada/link/file").status_code == 404
+    assert send("PUT", "content/?path=/home/ada/link/file", b"x").status_code == 409
+    assert send("PUT", "content/?path=/home/ada/link&overwrite=true", b"x").status_code == 409
+    assert send("DELETE", "?path=/home/ada/link/file").status_code == 409
     assert send("DELETE", "?path=/home/ada/results").status_code == 204
     assert send("DELETE", "?path=/home/ada/link").status_code == 204
     assert send("DELETE", "?path=/home/ada/results").status_code == 404
@@ -240,7 +280,7 @@ def test_changes_need_control_a_writable_volume_and_the_size_limit(world: World,
     assert put(colleague, "/data/x").status_code == 403
     settings.MAX_UPLOAD_BYTES = 300_000
     large = put(world.owner, "/data/large", bytes(400_000))
-    assert large.status_code == 409 and "at most" in large.json()["detail"]
+    assert large.status_code == 413 and "at most" in large.json()["detail"]
     assert [path.name for path in world.volume.iterdir()] == ["by-max"]
     world.job.volumes = [{"volume": "data", "target": "/data", "read_only": True}]
     world.job.save(update_fields=["volumes"])

@@ -175,5 +175,14 @@ def test_an_artifact_has_the_name_it_was_given_or_is_refused(tracking: TrackingW
         assert api.send("GET", f"2.0/mlflow/artifacts/list?{query}").status_code == 400, name
     for at in (f"{folder}/", f"{folder}/x/"):
         assert api.send("PUT", at).status_code == 400
+    assert api.send("PUT", f"{folder}/part.bin", bytes(range(256))).status_code == 200
+    api.session.headers["Range"] = "bytes=10-19"
+    part = api.send("GET", f"{folder}/part.bin")
+    assert (part.status_code, part.headers["Content-Range"]) == (206, "bytes 10-19/256")
+    assert part.content == bytes(range(10, 20)) and part.headers["Content-Length"] == "10"
+    api.session.headers["Range"] = "bytes=256-"
+    beyond = api.send("GET", f"{folder}/part.bin")
+    assert (beyond.status_code, beyond.headers["Content-Range"]) == (416, "bytes */256")
+    del api.session.headers["Range"]
     assert api.send("GET", f"{folder}/missing.txt").status_code == 404
     assert api.send("GET", "2.0/mlflow/artifacts/list?run_id=%C3%BC").status_code == 404

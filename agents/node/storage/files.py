@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import zipfile
-from typing import IO, Any, BinaryIO, Dict, Iterator, List, NamedTuple, Optional, cast
+from typing import IO, Any, BinaryIO, Dict, Iterator, List, NamedTuple, Optional, Set, cast
 from urllib.parse import quote, unquote_to_bytes
 
 from agents.node import errors
@@ -52,17 +52,22 @@ _EXIT_TIMEOUT_S = 5.0
 _COPY_BYTES = 128 * 1024
 _FIRST_ZIP_YEAR = 1980
 _KINDS = {stat.S_IFDIR: "directory", stat.S_IFREG: "file", stat.S_IFLNK: "link"}
+_NOT_PERMITTED = (errors.NOT_PERMITTED, "The account of the job may not read it.")
 _PROBLEMS = {
-    errno.ENOENT: "There is no such file or directory.",
-    errno.ELOOP: "Symbolic links are not followed.",
-    errno.ENOTDIR: "It is not a directory; symbolic links are not followed.",
-    errno.EACCES: "The account of the job may not read it.",
-    errno.EPERM: "The account of the job may not read it.",
-    errno.EROFS: "It is mounted read only.",
-    errno.ENOSPC: "The disk is full.",
-    errno.EDQUOT: "The quota of this directory is used up.",
-    errno.EEXIST: "It exists already.",
+    errno.ENOENT: (errors.NO_SUCH_FILE, "There is no such file or directory."),
+    errno.ELOOP: (errors.NOT_A_FILE, "Symbolic links are not followed."),
+    errno.ENOTDIR: (errors.NOT_A_FILE, "It is not a directory; symbolic links are not followed."),
+    errno.EACCES: _NOT_PERMITTED,
+    errno.EPERM: _NOT_PERMITTED,
+    errno.ENAMETOOLONG: (errors.NAME_TOO_LONG, "A name on this file system has at most 255 bytes."),
+    errno.EROFS: (errors.READ_ONLY, "It is mounted read only."),
+    errno.ENOSPC: (errors.DISK_FULL, "The disk is full."),
+    errno.EDQUOT: (errors.DISK_FULL, "The quota of this directory is used up."),
+    errno.EEXIST: (errors.FILE_EXISTS, "It exists already."),
+    errno.ENOTEMPTY: (errors.FILE_EXISTS, "Something was added to it meanwhile. Try again."),
 }
+"""Code and message of each error of the file system; others have the words of the system."""
+_NOTE_NAME = "FILES-LEFT-OUT.txt"
 
 
 def encode_path(raw: bytes) -> str:
@@ -284,22 +289,34 @@ def main() -> int:
         if action == LIST:
             out.write_header(list_directory(descriptor, fields["offset"]))
         elif action == READ:
-            _send_file(out, descriptor)
+            _send_file(out, descriptor, fields["offset"])
         else:
             _send_archive(out, descriptor)
     except (Unreadable, OSError) as error:
         if out.has_header and action not in CHANGES:
             return 1
-        number = (error.errno or 0) if isinstance(error, OSError) else 0
-        problem = _PROBLEMS.get(number) or str(error)
+        code, problem = _describe(error)
         problem = problem.replace("read it", "change it") if action in CHANGES else problem
-        out.write_header({"problem": problem, **({"code": "file_exists"} if number == errno.EEXIST else {})})
+        out.write_header({"problem": problem, "code": code})
     out.flush()
     return 0
 
 
 class Unreadable(Exception):
     """It is not read; the message says why."""
+
+    def __init__(self, message: str, code: str = errors.NOT_A_FILE) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def _describe(error: Exception) -> "tuple[str, str]":
+    """Return the code and the message of a refusal."""
+    if isinstance(error, Unreadable):
+        return error.code, str(error)
+    number = (error.errno or 0) if isinstance(error, OSError) else 0
+    known = _PROBLEMS.get(number)
+    return known or (errors.ENGINE_ERROR, f"The file system of the node says: {os.strerror(number)}.")
 
 
 class _Output:
@@ -344,14 +361,20 @@ def _row(name: bytes, facts: os.stat_result) -> Dict[str, Any]:
     return {"name": encode_path(name), "kind": kind, "size_bytes": size, "saved_s": max(0.0, facts.st_mtime)}
 
 
-def _send_file(out: _Output, descriptor: int) -> None:
+def _send_file(out: _Output, descriptor: int, offset: int) -> None:
+    """Send a file from ``offset`` on; nothing if it is not longer."""
     facts = os.fstat(descriptor)
     if not stat.S_ISREG(facts.st_mode):
         raise Unreadable("It is not a file.")
     if facts.st_size > MAX_BYTES:
-        raise Unreadable(f"It has more than {MAX_BYTES // 1024**3} GiB, the limit of a download.")
-    out.write_header({"size_bytes": facts.st_size, "saved_s": max(0.0, facts.st_mtime)})
-    if _copy(descriptor, out, facts.st_size) != facts.st_size:
+        size = f"{facts.st_size / 1024**3:.2f} GiB"
+        raise Unreadable(
+            f"It has {size}; a download has at most {MAX_BYTES // 1024**3} GiB.", errors.TOO_LARGE
+        )
+    out.write_header({"size_bytes": facts.st_size, "saved_s": max(0.0, facts.st_mtime), "offset": offset})
+    left = max(0, facts.st_size - offset)
+    os.lseek(descriptor, offset, os.SEEK_SET)
+    if _copy(descriptor, out, left) != left:
         raise Unreadable("It was cut off in the meantime.")
 
 
@@ -390,7 +413,9 @@ def _delete(parent: int, name: bytes) -> None:
         return
     descriptor = os.open(name, NO_FOLLOW | os.O_DIRECTORY, dir_fd=parent)
     if any(number > MAX_ENTRIES for number, _ in enumerate(_walk(descriptor), 1)):
-        raise Unreadable(f"It has more than {MAX_ENTRIES:,} entries. Delete it in a terminal.")
+        raise Unreadable(
+            f"It has more than {MAX_ENTRIES:,} entries. Delete it in a terminal.", errors.TOO_MANY_ENTRIES
+        )
     _delete_content(descriptor)
     os.rmdir(name, dir_fd=parent)
 
@@ -443,6 +468,44 @@ def _write_file(out: _Output, parent: int, name: bytes, overwrite: bool) -> None
             os.unlink(part, dir_fd=parent)
 
 
+class LeftOut:
+    """What an archive lacks, for the reader of the archive."""
+
+    MAX_NAMED = 1000
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._lines: List[str] = []
+
+    def add(self, path: bytes, reason: str) -> None:
+        self.count += 1
+        if self.count <= self.MAX_NAMED:
+            self._lines.append(f"{encode_path(path)}: {reason.rstrip('.')}\n")
+
+    def text(self) -> str:
+        more = self.count - len(self._lines)
+        lines = [*self._lines, *([f"and {more} more\n"] if more else [])]
+        return "This archive lacks:\n\n" + "".join(lines)
+
+
+class ArchiveNames:
+    """Names of the entries of an archive, each once."""
+
+    def __init__(self) -> None:
+        self._given: Set[str] = set()
+
+    def unique(self, path: bytes) -> str:
+        """Return the name for a path; a number is added to one that stands for another path already."""
+        wanted, number = _archive_name(path), 1
+        name = wanted
+        while name.lower() in self._given:
+            number += 1
+            stem, slash = (wanted[:-1], "/") if wanted.endswith("/") else (wanted, "")
+            name = f"{stem} ({number}){slash}"
+        self._given.add(name.lower())
+        return name
+
+
 class _Entry(NamedTuple):
     path: bytes
     descriptor: int  # of the directory that has it
@@ -450,58 +513,74 @@ class _Entry(NamedTuple):
     facts: os.stat_result
 
 
-def _walk(descriptor: int, path: bytes = b"", depth: int = 0) -> Iterator[_Entry]:
-    """Yield the regular files and the directories below an open directory; links and devices are left out."""
+def _walk(
+    descriptor: int, path: bytes = b"", depth: int = 0, left_out: Optional[LeftOut] = None
+) -> Iterator[_Entry]:
+    """Yield the regular files and the directories below an open directory; others are written to ``left_out``."""
+    left_out = LeftOut() if left_out is None else left_out
     if depth > MAX_DEPTH:
+        left_out.add(path, f"more than {MAX_DEPTH} directories deep")
         return
     with os.scandir(descriptor) as found:
         for entry in found:
-            with contextlib.suppress(FileNotFoundError, PermissionError):
+            inner = path + os.fsencode(entry.name)
+            try:
                 facts = entry.stat(follow_symlinks=False)
-                inner = path + os.fsencode(entry.name)
                 if stat.S_ISREG(facts.st_mode):
                     yield _Entry(inner, descriptor, entry.name, facts)
                 elif stat.S_ISDIR(facts.st_mode):
                     yield _Entry(inner + b"/", descriptor, entry.name, facts)
                     below = os.open(entry.name, NO_FOLLOW | os.O_DIRECTORY, dir_fd=descriptor)
                     try:
-                        yield from _walk(below, inner + b"/", depth + 1)
+                        yield from _walk(below, inner + b"/", depth + 1, left_out)
                     finally:
                         os.close(below)
+                else:
+                    left_out.add(inner, "a link" if stat.S_ISLNK(facts.st_mode) else "a special file")
+            except OSError as error:
+                left_out.add(inner, _describe(error)[1])
 
 
 def _send_archive(out: _Output, descriptor: int) -> None:
     count = size = 0
     for count, entry in enumerate(_walk(descriptor), 1):
         size += entry.facts.st_size if stat.S_ISREG(entry.facts.st_mode) else 0
-        if count > MAX_ENTRIES or size > MAX_BYTES:
-            gib = MAX_BYTES // 1024**3
-            raise Unreadable(f"It has more than {MAX_ENTRIES} entries or {gib} GiB, the limit of a download.")
+        if count > MAX_ENTRIES:
+            raise Unreadable(
+                f"It has more than {MAX_ENTRIES:,} entries, the limit of a download.", errors.TOO_MANY_ENTRIES
+            )
+        if size > MAX_BYTES:
+            raise Unreadable(
+                f"Its files have more than {MAX_BYTES // 1024**3} GiB, the limit of a download.",
+                errors.TOO_LARGE,
+            )
     out.write_header({"size_bytes": None, "saved_s": 0.0})
-    left = MAX_BYTES
+    left, left_out, names = MAX_BYTES, LeftOut(), ArchiveNames()
     with zipfile.ZipFile(cast(Any, out), "w", zipfile.ZIP_DEFLATED) as archive:
-        for count, entry in enumerate(_walk(descriptor), 1):
+        for count, entry in enumerate(_walk(descriptor, left_out=left_out), 1):
             if count > MAX_ENTRIES or left <= 0:
                 raise Unreadable("It has grown in the meantime.")
-            left -= _add(archive, entry, left)
+            try:
+                left -= _add(archive, names.unique(entry.path), entry, left)
+            except (OSError, Unreadable) as error:
+                left_out.add(entry.path, _describe(error)[1])
+        if left_out.count:
+            archive.writestr(names.unique(_NOTE_NAME.encode()), left_out.text())
 
 
-def _add(archive: zipfile.ZipFile, entry: _Entry, limit: int) -> int:
-    """Add an entry; return the bytes of its content. A file that cannot be read is left out."""
+def _add(archive: zipfile.ZipFile, name: str, entry: _Entry, limit: int) -> int:
+    """Add an entry; return the bytes of its content. Raise OSError or Unreadable if it cannot be read."""
     moment = time.gmtime(max(0.0, entry.facts.st_mtime))[:6]
-    info = zipfile.ZipInfo(_archive_name(entry.path), max(moment, (_FIRST_ZIP_YEAR, 1, 1, 0, 0, 0)))
+    info = zipfile.ZipInfo(name, max(moment, (_FIRST_ZIP_YEAR, 1, 1, 0, 0, 0)))
     info.external_attr = (entry.facts.st_mode & 0o777 | stat.S_IFMT(entry.facts.st_mode)) << 16
     if entry.path.endswith(b"/"):
         archive.writestr(info, b"")
         return 0
     info.compress_type = zipfile.ZIP_DEFLATED
-    try:
-        descriptor = os.open(entry.name, NO_FOLLOW, dir_fd=entry.descriptor)
-    except OSError:
-        return 0
+    descriptor = os.open(entry.name, NO_FOLLOW, dir_fd=entry.descriptor)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return 0
+            raise Unreadable("It is not a file.")
         with archive.open(info, "w", force_zip64=True) as target:
             return _copy(descriptor, target, min(limit, entry.facts.st_size))
     finally:

@@ -23,8 +23,8 @@ from portal.access import AccessPolicy, Permission, access_policy, require_permi
 from portal.api.experiments.mlflow_bodies import checked_body
 from portal.api.framework.authentication import BearerTokenAuthentication, client_key
 from portal.database.pool_middleware import release_connection
-from portal.downloads import artifact_response
-from portal.errors import FairwayError, Forbidden, InvalidRequest, NotFound, Unauthenticated
+from portal.downloads import ARTIFACT_STATUSES, artifact_response, range_headers
+from portal.errors import FairwayError, Forbidden, InvalidRequest, NotFound, TooLarge, Unauthenticated
 from portal.models import ApiToken, Job, Project, User
 from portal.selectors.lookup import get_first
 from portal.services.accounts.tokens import Scope, has_scope
@@ -50,12 +50,6 @@ _ERROR_CODES = {
     429: "REQUEST_LIMIT_EXCEEDED",
     503: "TEMPORARILY_UNAVAILABLE",
 }
-
-
-class BodyTooLarge(FairwayError):
-    """The body exceeds the limit of its endpoint: 413."""
-
-    status = 413
 
 
 @dataclass(frozen=True)
@@ -139,17 +133,19 @@ def _check_artifact_path(request: HttpRequest, endpoint: Endpoint) -> None:
 def _forward(
     request: HttpRequest, caller: RequestIdentity, endpoint: Endpoint, project: Project, path: str
 ) -> HttpResponseBase:
+    downloads = endpoint.is_artifact and request.method == "GET"
     headers = {"Content-Type": "application/octet-stream" if endpoint.is_artifact else "application/json"}
+    headers |= range_headers(request) if downloads else {}
     body: bytes | IO[bytes] | None = None
     if endpoint.is_artifact and request.method == "PUT":
         if int(request.META.get("CONTENT_LENGTH") or 0) > settings.MAX_ARTIFACT_BYTES:
-            raise BodyTooLarge(f"An artifact may have at most {settings.MAX_ARTIFACT_BYTES // 2**20} MiB.")
+            raise TooLarge(f"An artifact may have at most {settings.MAX_ARTIFACT_BYTES // 2**20} MiB.")
         body = cast("IO[bytes]", request)
     elif request.method != "GET":
         try:
             body = checked_body(request.body, endpoint.name, caller.user, caller.job)
         except RequestDataTooBig as refused:
-            raise BodyTooLarge("The request exceeds 1 MiB. Log in smaller batches.") from refused
+            raise TooLarge("The request exceeds 1 MiB. Log in smaller batches.") from refused
     release_connection()  # the answer may take seconds
     if caller.job is not None and endpoint.name == "experiments/get-by-name":
         _ensure_default_experiment(project, request.GET.get("experiment_name", ""))
@@ -162,7 +158,7 @@ def _forward(
         headers=headers,
         timeout_s=ARTIFACT_TIMEOUT_S if endpoint.is_artifact else TIMEOUT_S,
     )
-    if endpoint.is_artifact and request.method == "GET" and answer.status == 200:
+    if downloads and answer.status in ARTIFACT_STATUSES:
         return artifact_response(request, answer, path.rpartition("/")[2])
     with answer:
         content = answer.read()

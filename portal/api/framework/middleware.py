@@ -10,7 +10,7 @@ from django.http.response import HttpResponseBase
 from portal.api.framework import problems
 
 MLFLOW_PREFIX = "/api/mlflow/"
-PRESERVED_HEADERS = {"Allow", "Retry-After", "WWW-Authenticate"}
+PRESERVED_HEADERS = {"Allow", "Content-Range", "Retry-After", "WWW-Authenticate"}
 """Headers that belong to the status (RFC 9110) rather than to the replaced body."""
 
 

@@ -32,6 +32,7 @@ CODES = {
     406: "not_acceptable",
     413: "too_large",
     415: "unsupported_media_type",
+    416: "range_not_satisfiable",
     429: "too_many_requests",
     500: "internal",
     503: "unavailable",
@@ -41,6 +42,7 @@ MESSAGES = {
     403: "This is not allowed.",
     404: "The requested object does not exist.",
     413: "The request is too large.",
+    416: "The range begins beyond the end.",
     500: "An internal error occurred. It has been logged.",
     503: "A required service is unavailable. Try again later.",
 }

@@ -96,7 +96,8 @@ class Operation:
     ``scope`` is the scope that a token needs (None on public routes). ``scope_by_job_kind`` is for actions on one
     job that need the scope of the job's kind: the method calls ``require_scope_of`` with the job. ``partial`` reads
     the body as a patch of the given fields. ``uploads``: the body is a file, which the method reads.
-    ``error_statuses`` are statuses beyond those that follow from the rest of the declaration and from parameters.
+    ``ranges``: a request with ``Range`` gets that part of the response. ``error_statuses`` are statuses beyond those
+    that follow from the rest of the declaration and from parameters.
     """
 
     name: str
@@ -114,6 +115,7 @@ class Operation:
     rate: RateLimit | None = None
     idempotent: bool = False
     if_match: bool = False
+    ranges: bool = False
     error_statuses: Sequence[int] = ()
     media_type: str = "application/json"
     detail: str = ""
@@ -162,11 +164,16 @@ class Operation:
         codes |= {401, 403} if self.scope is not None else set()
         codes |= {413, 415} if self.body is not None else set()
         codes |= {409} if self.idempotent else set()
+        codes |= {416} if self.ranges else set()
         codes |= {412, 428} if self.if_match else set()
         good = OpenApiResponse(self.response or None, description="Success.")
         responses: dict[Any, OpenApiResponse] = {
             (self.status, self.media_type) if self.response else self.status: good
         }
+        if self.ranges:
+            responses[206, self.media_type] = OpenApiResponse(
+                self.response, description="The requested range."
+            )
         for code in sorted(codes):
             text = status_description(code)
             responses[code, problems.MEDIA_TYPE] = OpenApiResponse(Problem, description=text)
@@ -388,8 +395,9 @@ def status_description(code: int) -> str:
         405: "The method is not allowed.",
         409: "The current state of the object does not allow this.",
         412: "The object was changed since it was read; `details.current` is the current version.",
-        413: "The body is too large.",
+        413: "The body, or what is requested, is too large.",
         415: "The body must be application/json, or another type that this document names.",
+        416: "The range begins beyond the end; `Content-Range` has the size.",
         422: "The request is well-formed, but refers to an object that does not exist, contradicts itself, or could "
         "never run on this cluster; `details` may contain the nearest request that could.",
         428: "If-Match is missing.",

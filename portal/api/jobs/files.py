@@ -16,7 +16,7 @@ from portal.access import Permission, require_permission
 from portal.api.framework.request_parsing import QueryBooleanField, StrictCharField, StrictSerializer
 from portal.api.framework.responses import ResponseSerializer
 from portal.api.framework.views import SignedInView, operation
-from portal.downloads import ARCHIVE_TYPE, FILE_TYPE, FileResponse
+from portal.downloads import ARCHIVE_TYPE, FILE_TYPE, archive_response, file_response
 from portal.selectors.jobs.jobs import get_job
 from portal.services.accounts.tokens import Scope
 from portal.services.jobs.files import (
@@ -35,15 +35,21 @@ _PATH_HELP = (
 )
 _LIMITS = (
     LIMIT_TEXT
-    + " Symbolic links are not followed. 404 `no_such_file` says why a file cannot be read; 409 that the "
-    "node of the files is not reachable or was removed; 503 that it is busy."
+    + " Symbolic links are not followed. 404 `no_such_file`; 403 `file_not_permitted`: the account of the job may "
+    "not read it; 413 `too_large` or `too_many_entries`; 422 `name_too_long`; 409 `not_a_file`: it is a link, a "
+    "directory or a special file, or that the node of the files is not reachable or was removed; 503 that it is busy."
 )
 _CHANGE_LIMITS = (
     "For who may control the job; the account of the job acts, and symbolic links are not followed. 404 "
-    "`no_such_file` says why it was not done; 409 `file_exists` that the path exists, `read_only` that its volume is "
-    "mounted read only."
+    "`no_such_file`; 403 `file_not_permitted`: the account of the job may not change it; 409 `file_exists` that the "
+    "path exists, `read_only` that its volume is mounted read only, `disk_full`, or `not_a_file`; 413 `too_large`; "
+    "422 `name_too_long`."
 )
-_read = partial(operation, tag="jobs", scope=Scope.READ, error_statuses=[404, 409])
+_RANGES = (
+    "With `Range`, one range of bytes; with `If-Range` and the `ETag` of an earlier response, a download that was "
+    "interrupted continues if the file is the same. Nodes with an older agent send the whole file. "
+)
+_read = partial(operation, tag="jobs", scope=Scope.READ, error_statuses=[403, 404, 409, 413])
 _change = partial(
     operation,
     tag="jobs",
@@ -51,7 +57,7 @@ _change = partial(
     scope_by_job_kind=True,
     response=None,
     status=204,
-    error_statuses=[404, 409],
+    error_statuses=[403, 404, 409, 413],
 )
 
 
@@ -174,12 +180,13 @@ class JobFileView(SignedInView):
         query=FileQuery,
         response=str,
         media_type=FILE_TYPE,
-        detail=_LIMITS,
+        ranges=True,
+        detail=_RANGES + _LIMITS,
     )
     def get(self, request: Request, job: str) -> HttpResponseBase:
         row = get_job(self.user, job)
-        found = open_download(self.user, row, self.query["path"], rank=self.query["rank"])
-        return FileResponse(request._request, found, FILE_TYPE)
+        opens = partial(open_download, self.user, row, self.query["path"], rank=self.query["rank"])
+        return file_response(request._request, lambda offset: opens(offset=offset))
 
     @_change(
         "jobs_file_write",
@@ -208,4 +215,4 @@ class JobFileArchiveView(SignedInView):
     def get(self, request: Request, job: str) -> HttpResponseBase:
         row = get_job(self.user, job)
         found = open_download(self.user, row, self.query["path"], rank=self.query["rank"], archive=True)
-        return FileResponse(request._request, found, ARCHIVE_TYPE)
+        return archive_response(request._request, found)

@@ -205,6 +205,7 @@ class JobLogFileView(SignedInView):
         query=TaskQuery,
         response=str,
         media_type="text/plain",
+        ranges=True,
         detail="Supports a single range (`Range: bytes=`): 206, or 416 beyond the end. A complete log has an `ETag` "
         "for `If-Range`. Without `timestamps`, ranges do not count the prefixes.",
     )

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
+from urllib.parse import unquote_to_bytes
 
 from django.conf import settings
 from django.db import transaction
@@ -20,6 +21,13 @@ from django.utils.translation import gettext as _
 from redis.exceptions import RedisError
 
 from agents.engines.interface import FileList
+from agents.node.errors import (
+    NAME_TOO_LONG,
+    NO_SUCH_FILE,
+    NOT_PERMITTED,
+    TOO_LARGE,
+    TOO_MANY_ENTRIES,
+)
 from agents.node.storage.files import (
     ARCHIVE,
     CHANGES,
@@ -35,7 +43,15 @@ from agents.node.storage.files import (
 from portal.access import Permission, can, require_permission
 from portal.domain.states import NodeState
 from portal.domain.volumes import VolumeKind, home_mount_path
-from portal.errors import Conflict, FairwayError, InvalidRequest, NotFound, ServiceUnavailable
+from portal.errors import (
+    Conflict,
+    FairwayError,
+    Forbidden,
+    InvalidRequest,
+    NotFound,
+    ServiceUnavailable,
+    TooLarge,
+)
 from portal.models import FileRequest, Job, Node, Task, User
 from portal.models.public_id import new_public_id
 from portal.outbox import notify_node
@@ -51,6 +67,17 @@ NODE_SILENT_AFTER = dt.timedelta(seconds=60)
 RETENTION = dt.timedelta(hours=1)
 MAX_PREVIEW_BYTES = 256 * 1024
 LIMIT_TEXT = f"A download has at most {MAX_BYTES // 1024**3} GiB and {MAX_ENTRIES:,} entries."
+
+
+_REFUSALS: dict[str, type[FairwayError]] = {
+    NO_SUCH_FILE: NotFound,
+    NOT_PERMITTED: Forbidden,
+    NAME_TOO_LONG: InvalidRequest,
+    TOO_LARGE: TooLarge,
+    TOO_MANY_ENTRIES: TooLarge,
+    "node_unreachable": ServiceUnavailable,
+}
+"""By the code of a refusal of the node; all others are conflicts."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +96,9 @@ class Download:
     name: str
     size_bytes: int | None
     chunks: FileChunks
+    saved_s: float = 0.0
+    offset: int | None = None
+    """Where ``chunks`` begin, bytes. None: at the beginning, and this node cannot begin elsewhere."""
 
 
 class UploadSource(Protocol):
@@ -145,12 +175,20 @@ def read_directory(user: User, job: Job, path: str, *, rank: int = 0, offset: in
     return FileList.from_wire(header)
 
 
-def open_download(user: User, job: Job, path: str, *, rank: int = 0, archive: bool = False) -> Download:
-    """Begin to read a file, or a directory as a ZIP archive. Raise NotFound with the reason of the node."""
-    request = _request(user, job, path, ARCHIVE if archive else READ, rank)
+def open_download(
+    user: User, job: Job, path: str, *, rank: int = 0, archive: bool = False, offset: int = 0
+) -> Download:
+    """Begin to read a file at ``offset``, or a directory as a ZIP archive. Raise an error with the node's reason."""
+    request = _request(user, job, path, ARCHIVE if archive else READ, rank, min(offset, MAX_BYTES - 1))
     header = _receive_header(request)
-    name = path.rstrip("/").rpartition("/")[2] or job.name
-    return Download(f"{name}.zip" if archive else name, header["size_bytes"], FileChunks(request.public_id))
+    name = unquote_to_bytes(path.rstrip("/").rpartition("/")[2]).decode(errors="replace") or job.name
+    return Download(
+        f"{name}.zip" if archive else name,
+        header["size_bytes"],
+        FileChunks(request.public_id),
+        header.get("saved_s", 0.0),
+        header.get("offset"),
+    )
 
 
 def read_preview(user: User, job: Job, path: str, *, rank: int = 0, limit: int = MAX_PREVIEW_BYTES) -> bytes:
@@ -250,11 +288,7 @@ def _receive_header(request: FileRequest, within_s: float = HEADER_WAIT_S) -> di
     header: dict[str, Any] = json.loads(content)
     if kind != ERROR:
         return header
-    refusals: dict[str, type[FairwayError]] = {
-        "no_such_file": NotFound,
-        "node_unreachable": ServiceUnavailable,
-    }
-    raise refusals.get(header["code"], Conflict)(header["message"], code=header["code"])
+    raise _REFUSALS.get(header["code"], Conflict)(header["message"], code=header["code"])
 
 
 class FileChunks:

@@ -19,7 +19,7 @@ from django.utils.translation import gettext_noop, ngettext
 from portal.access import AccessPolicy, Permission, can, visible_jobs, visible_projects
 from portal.domain.sweeps import Direction
 from portal.domain.tracking import USER_TAG
-from portal.downloads import artifact_response
+from portal.downloads import ARTIFACT_STATUSES, artifact_response, range_headers
 from portal.errors import InvalidRequest, NotFound
 from portal.models import Job, Project, User
 from portal.selectors import experiments as selectors
@@ -376,9 +376,10 @@ def artifact(request: HttpRequest, user: User, project_id: str, run_id: str) -> 
         project.public_id,
         "GET",
         f"/api/2.0/mlflow-artifacts/artifacts/{stored}",
+        headers=range_headers(request),
         timeout_s=ARTIFACT_TIMEOUT_S,
     )
-    if answer.status != 200:
+    if answer.status not in ARTIFACT_STATUSES:
         answer.close()
         raise NotFound(_("There is no such file."))
     return artifact_response(request, answer, path.rpartition("/")[2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from functools import partial
 from typing import Any
 
 from django.contrib import messages
@@ -15,7 +16,7 @@ from django.utils.translation import gettext as _
 
 from agents.node.storage.files import DELETE, MAKE, MAX_PAGE, encode_path
 from portal.access import AccessPolicy, Permission, can, require_permission
-from portal.downloads import ARCHIVE_TYPE, FILE_TYPE, FileResponse, attachment_name
+from portal.downloads import archive_response, attachment_name, file_response
 from portal.errors import Conflict, FairwayError, InvalidRequest
 from portal.models import Job, User
 from portal.selectors.jobs.jobs import get_job
@@ -65,9 +66,10 @@ def file_list(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
 @page(AccessPolicy.SIGNED_IN)
 def download(request: HttpRequest, user: User, public_id: str) -> HttpResponseBase:
     found, place = _readable_job(request, user, public_id)
-    archive = request.GET.get("archive") == "1"
-    opened = open_download(user, found, place["path"], rank=place["rank"], archive=archive)
-    return FileResponse(request, opened, ARCHIVE_TYPE if archive else FILE_TYPE)
+    opens = partial(open_download, user, found, place["path"], rank=place["rank"])
+    if request.GET.get("archive") == "1":
+        return archive_response(request, opens(archive=True))
+    return file_response(request, lambda offset: opens(offset=offset))
 
 
 @page(AccessPolicy.SIGNED_IN)

@@ -46,8 +46,9 @@ def write(path: Path, content: bytes, uid: int = 2001) -> None:
         os.chown(each, uid, uid)
 
 
-def read_all(engine: AgentEngine, path: str, action: str = files.READ) -> bytes:
-    stream, content = engine.open_files(place(path), action), b""
+def read_all(engine: AgentEngine, path: str, action: str = files.READ, offset: int = 0) -> bytes:
+    stream, content = engine.open_files(place(path), action, offset), b""
+    assert stream.offset == (offset if action == files.READ else None)
     while True:
         chunk = engine.read_files(stream.stream)
         content += chunk.data
@@ -98,15 +99,17 @@ def test_a_home_is_listed_and_read_with_the_rights_of_its_owner(
     ]  # fmt: skip
     assert listed.entries[1].size_bytes == 5 and listed.count == 4 and not listed.is_file
     assert engine.list_files(place("notes.txt"), 0).is_file
-    assert read_all(engine, "results/model.pt") == content
+    for offset in (0, 1, 262_144, 699_999, 700_000, 700_001):
+        assert read_all(engine, "results/model.pt", offset=offset) == content[offset:]
     assert read_all(engine, "odd%0A%FF") == b"odd"
-    for path, reason in [
-        ("secret", "may not read"), ("gone", "no such file"), ("results", "not a file"),
-        ("notes.txt/x", "not a directory"),
+    for path, reason, code in [
+        ("secret", "may not read", "file_not_permitted"), ("gone", "no such file", "no_such_file"),
+        ("results", "not a file", "not_a_file"), ("notes.txt/x", "not a directory", "not_a_file"),
+        ("x" * 300, "255 bytes", "name_too_long"),
     ]:  # fmt: skip
         with pytest.raises(AgentError, match=reason) as refusal:
             engine.open_files(place(path), files.READ)
-        assert refusal.value.code == "no_such_file"
+        assert refusal.value.code == code
 
 
 @needs_root
@@ -128,7 +131,9 @@ def test_no_link_or_device_leads_out_of_the_home(engine: AgentEngine, home: Path
     with pytest.raises(AgentError, match="link"):
         engine.list_files(place("out"), 0)
     archive = zipfile.ZipFile(io.BytesIO(read_all(engine, "", files.ARCHIVE)))
-    assert archive.namelist() == ["own"]
+    assert archive.namelist() == ["own", "FILES-LEFT-OUT.txt"]
+    note = archive.read("FILES-LEFT-OUT.txt").decode()
+    assert sorted(note.splitlines()[2:]) == ["file: a link", "out: a link", "pipe: a special file"]
     for mount in ({**HOME, "source": "../others"}, {**HOME, "kind": "host_path", "source": "/etc"}):
         with pytest.raises(AgentError) as refusal:
             engine.list_files({**place(), "mount": mount}, 0)
@@ -144,10 +149,19 @@ def test_a_directory_is_an_archive_that_unpacks_below_its_target(engine: AgentEn
     os.chown(home / "run" / "empty", 2001, 2001)
     write(home / "run" / "private", b"of root", uid=0)
     os.chmod(home / "run" / "private", 0o600)
+    (home / "run" / "closed").mkdir(mode=0o700)
+    write(home / "run" / "a_.._B_c_", b"same name")
     os.chown(home / "run", 2001, 2001)
     archive = zipfile.ZipFile(io.BytesIO(read_all(engine, "run", files.ARCHIVE)))
     assert archive.testzip() is None
-    assert sorted(archive.namelist()) == ["a_.._b_c_", "empty/", "weights.bin"]
+    listed = sorted(name for name in archive.namelist() if not name.startswith("a_"))
+    assert listed == ["FILES-LEFT-OUT.txt", "closed/", "empty/", "weights.bin"]
+    alike = {archive.read(name) for name in archive.namelist() if name.startswith("a_")}
+    assert alike == {b"odd", b"same name"} and len({name.lower() for name in archive.namelist()}) == 6
+    note = archive.read("FILES-LEFT-OUT.txt").decode()
+    assert sorted(note.splitlines()[2:]) == [
+        f"{name}: The account of the job may not read it" for name in ("closed", "private")
+    ]
     assert archive.read("weights.bin") == content
 
 
@@ -157,17 +171,18 @@ def test_requests_beyond_the_limits_are_refused_before_any_data_is_sent(
 ) -> None:
     write(home / "large", b"")
     os.truncate(home / "large", files.MAX_BYTES + 1)
-    with pytest.raises(AgentError, match="2 GiB"):
-        engine.open_files(place("large"), files.READ)
-    with pytest.raises(AgentError, match="2 GiB"):
-        engine.open_files(place(), files.ARCHIVE)
+    for path, action, reason in (("large", files.READ, r"2\.00 GiB; .* 2 GiB"), ("", files.ARCHIVE, "2 GiB")):
+        with pytest.raises(AgentError, match=reason) as refusal:
+            engine.open_files(place(path), action)
+        assert refusal.value.code == "too_large"
     (home / "large").unlink()
     for number in range(files.MAX_ENTRIES + 1):
         (home / f"{number:05}").touch()
     listed = engine.list_files(place(), files.MAX_ENTRIES - 1)
     assert len(listed.entries) == 1 and listed.count == files.MAX_ENTRIES and listed.cut
-    with pytest.raises(AgentError, match="10000 entries"):
+    with pytest.raises(AgentError, match="10,000 entries") as refusal:
         engine.open_files(place(), files.ARCHIVE)
+    assert refusal.value.code == "too_many_entries"
 
 
 @needs_root
