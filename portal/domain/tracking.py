@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import sys
+from typing import Any
+
 TRACKING_ENTRY = "tracking"
 """Entry of a project's list of network destinations: the address of the MLflow API."""
 JOB_TAG = "fairway.job"
@@ -14,3 +18,26 @@ RUN_NAME_TAG = "mlflow.runName"
 MODEL_STAGES = ("None", "Staging", "Production", "Archived")
 MODEL_LIST_ENDPOINT = "registered-models/search-workspaces"
 """Of the tracking server, beside MLflow's own: models of several projects. Not offered to scripts."""
+
+SPECIAL_METRICS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+"""Values of metrics that are no finite numbers, by their names in JSON."""
+
+
+def read_metric(raw: Any) -> float | None:
+    """Return a value of MLflow's REST API, which may be NaN or infinite; None for other types.
+
+    MLflow's store keeps infinity as the largest finite number.
+    """
+    if isinstance(raw, str):
+        return SPECIAL_METRICS.get(raw)
+    if not isinstance(raw, int | float) or isinstance(raw, bool):
+        return None
+    value = float(raw)
+    return math.copysign(math.inf, value) if abs(value) >= sys.float_info.max else value
+
+
+def metric_name(value: float) -> float | str:
+    """Return the value for JSON and CSV: itself if it is finite, else its name of ``SPECIAL_METRICS``."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -11,7 +11,14 @@ from django.db.models import OuterRef, Subquery
 from django.utils.translation import gettext as _
 
 from portal.access import visible_jobs, visible_projects
-from portal.domain.tracking import JOB_TAG, MODEL_LIST_ENDPOINT, NOTE_TAG, RUN_NAME_TAG, USER_TAG
+from portal.domain.tracking import (
+    JOB_TAG,
+    MODEL_LIST_ENDPOINT,
+    NOTE_TAG,
+    RUN_NAME_TAG,
+    USER_TAG,
+    read_metric,
+)
 from portal.errors import NotFound
 from portal.models import Attempt, EnvironmentRecord, Job, Project, User
 from portal.selectors.jobs.gpu_hours import job_gpu_hours
@@ -44,6 +51,7 @@ class Run:
     ended_at: dt.datetime | None
     params: Mapping[str, str]
     metrics: Mapping[str, float]
+    """Last values, perhaps not finite."""
     tags: Mapping[str, str]
     note: str
     job: str
@@ -163,7 +171,7 @@ def list_job_runs(job: Job, limit: int = 10) -> list[Run]:
 
 
 class SeriesPoint(NamedTuple):
-    """A value of a metric. ``at_s`` is the Unix time at which it was logged."""
+    """A value of a metric, perhaps not finite. ``at_s`` is the Unix time at which it was logged."""
 
     step: int
     value: float
@@ -182,12 +190,10 @@ def read_metric_series(project: Project, runs: Sequence[str], key: str) -> dict[
     )
     series: dict[str, list[SeriesPoint]] = {}
     for point in found.get("metrics", []):
-        if isinstance(point["value"], int | float):  # not "NaN" or "Infinity"
+        if (value := read_metric(point.get("value"))) is not None:
             at_s = float(point.get("timestamp", 0)) / 1000
-            series.setdefault(point["run_id"], []).append(
-                SeriesPoint(int(point.get("step", 0)), float(point["value"]), at_s)
-            )
-    return {run: sorted(points) for run, points in series.items()}
+            series.setdefault(point["run_id"], []).append(SeriesPoint(int(point.get("step", 0)), value, at_s))
+    return {run: sorted(points, key=lambda each: (each.step, each.at_s)) for run, points in series.items()}
 
 
 @dataclass(frozen=True)
@@ -300,9 +306,9 @@ def _run(raw: Mapping[str, Any]) -> Run:
         ended_at=_time(info.get("end_time")),
         params={each["key"]: each["value"] for each in data.get("params", [])},
         metrics={
-            each["key"]: each["value"]
+            each["key"]: value
             for each in data.get("metrics", [])
-            if isinstance(each.get("value"), int | float)
+            if (value := read_metric(each.get("value"))) is not None
         },
         tags={key: value for key, value in tags.items() if not key.startswith(("mlflow.", "fairway."))},
         note=tags.get(NOTE_TAG, ""),

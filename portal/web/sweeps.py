@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -218,7 +219,8 @@ def trials_csv(request: HttpRequest, user: User, public_id: str) -> HttpResponse
 
 def _trial_cells(trial: Trial, names: list[str]) -> tuple[object, ...]:
     hours: float = trial.__dict__["gpu_hours"]
-    values = (trial.number, trial.state, trial.value, trial.step, f"{hours:.4f}")
+    value = math.nan if trial.value is None and trial.step is not None else trial.value
+    values = (trial.number, trial.state, value, trial.step, f"{hours:.4f}")
     after = (trial.job.public_id if trial.job else "", trial.message)
     return (*values, *(trial.parameters.get(name) for name in names), *after)
 

@@ -1,5 +1,6 @@
 // Curves of runs with uPlot: a panel for each metric, one axis of steps or time, a readout table below with best and last values.
 import uPlot from "uplot";
+import { isFinite, metricText } from "./numbers.js";
 import { translated } from "./translations.js";
 
 const LETTERS = "ABCD";
@@ -13,11 +14,6 @@ function colour(name) { // light-dark() is resolved only on a real property
   const value = getComputedStyle(probe).color;
   probe.remove();
   return value;
-}
-
-function shown(value) {
-  if (value === null || value === undefined) return "none";
-  return Number.isInteger(value) ? value.toLocaleString("en") : Number(value.toPrecision(4)).toString();
 }
 
 function element(tag, name, text) {
@@ -39,12 +35,13 @@ function readout(runs, curves, alone) {
     if (!alone) name.append(element("span", "fw-ser", LETTERS[i]), " ");
     name.append(run.name || run.id);
     const values = curves[run.id]?.values ?? [];
-    const low = values.length ? Math.min(...values) : null;
-    const high = values.length ? Math.max(...values) : null;
+    const finite = values.filter(isFinite);
+    const low = finite.length ? Math.min(...finite) : null;
+    const high = finite.length ? Math.max(...finite) : null;
     return [null, low, high, values.at(-1)].map((value) => {
       const cell = line.insertCell();
       cell.className = "fw-num";
-      cell.textContent = value === null && cell.cellIndex === 1 ? "" : shown(value);
+      cell.textContent = value === null && cell.cellIndex === 1 ? "" : metricText(value);
       return cell;
     })[0];
   });
@@ -57,11 +54,45 @@ const AXES = { // positions of a curve of a run, and how the readout names one
   gpu_hours: { places: (run, curve) => curve.hours.map((hours) => hours * run.gpus), at: (hours) => translated("after {hours} GPU-h", { hours }) },
 };
 
-function points(run, curve, axis) { // of equal places the last one
+function points(run, curve, axis) { // by place; of equal places the last one
   const known = new Map();
   if (curve) AXES[axis].places(run, curve).forEach((place, i) => known.set(place, curve.values[i]));
-  const ordered = [...known].sort((a, b) => a[0] - b[0]);
-  return [ordered.map(([place]) => place), ordered.map(([, value]) => value)];
+  return new Map([...known].sort((a, b) => a[0] - b[0]));
+}
+
+const MARK_PX = 4;
+const MAX_NAMED = 5;
+
+function drawMarks(u, places, ink) { // of values that are not finite: above the plot for infinity, below for the others
+  const { ctx } = u;
+  const size = MARK_PX * devicePixelRatio;
+  ctx.save();
+  ctx.strokeStyle = ctx.fillStyle = ink;
+  for (const [place, value] of places) {
+    if (isFinite(value) || place < u.scales.x.min || place > u.scales.x.max) continue;
+    const x = u.valToPos(place, "x", true);
+    const y = value === "Infinity" ? u.bbox.top + size : u.bbox.top + u.bbox.height - size;
+    const side = value === "Infinity" ? 1 : -1; // the triangle points outwards
+    ctx.beginPath();
+    if (value === "NaN") {
+      for (const slope of [1, -1]) { ctx.moveTo(x - size, y - slope * size); ctx.lineTo(x + size, y + slope * size); }
+      ctx.stroke();
+    } else {
+      ctx.moveTo(x - size, y + side * size);
+      ctx.lineTo(x + size, y + side * size);
+      ctx.lineTo(x, y - side * size);
+      ctx.fill();
+    }
+  }
+  ctx.restore();
+}
+
+function notFinite(runs, tables, axis, alone) { // the same in words, or null
+  const found = runs.flatMap((run, i) => [...tables[i]].filter(([, value]) => !isFinite(value)).map(([place, value]) => `${alone ? "" : `${LETTERS[i]} `}${metricText(value)} ${AXES[axis].at(metricText(place))}`));
+  if (!found.length) return null;
+  const list = found.slice(0, MAX_NAMED).join(", ");
+  const more = found.length > MAX_NAMED ? `, ${translated("and {count} more", { count: found.length - MAX_NAMED })}` : "";
+  return element("p", "fw-cap fw-mt-2", translated("Not finite, so outside of the scale: {list}", { list: list + more }));
 }
 
 function draw(panel, name, runs, curves, axis) {
@@ -70,17 +101,19 @@ function draw(panel, name, runs, curves, axis) {
   const body = panel.querySelector(".fw-panel__body");
   panel.plot?.destroy();
   host.replaceChildren();
-  body.querySelector("table")?.remove();
+  for (const old of body.querySelectorAll("table, p")) old.remove();
   const { sheet, cells, at } = readout(runs, curves, alone);
-  body.append(sheet);
   const tables = runs.map((run) => points(run, curves[run.id], axis));
-  const data = uPlot.join(tables);
+  const note = notFinite(runs, tables, axis, alone);
+  body.append(sheet, ...(note ? [note] : []));
+  const data = uPlot.join(tables.map((places) => [[...places.keys()], [...places.values()].map((value) => (isFinite(value) ? value : null))]));
+  const inks = runs.map((run, i) => colour(alone ? "--fw-run" : `--fw-c${i + 1}`));
   const ink = colour("--fw-ink-3");
   const font = "11px system-ui, sans-serif";
   const follow = (u) => {
     const index = u.cursor.idx;
-    at.textContent = index === null || index === undefined ? translated("at the cursor") : AXES[axis].at(shown(data[0][index]));
-    cells.forEach((cell, i) => { cell.textContent = index === null || index === undefined ? "" : shown(data[i + 1][index]); });
+    at.textContent = index === null || index === undefined ? translated("at the cursor") : AXES[axis].at(metricText(data[0][index]));
+    cells.forEach((cell, i) => { cell.textContent = index === null || index === undefined ? "" : metricText(tables[i].get(data[0][index])); });
   };
   panel.plot = new uPlot({
     width: host.clientWidth,
@@ -89,14 +122,14 @@ function draw(panel, name, runs, curves, axis) {
     legend: { show: false },
     cursor: { drag: { x: true, y: false }, points: { size: 5 } },
     scales: { x: { time: false } },
-    hooks: { setCursor: [follow] },
+    hooks: { setCursor: [follow], draw: [(u) => tables.forEach((places, i) => drawMarks(u, places, inks[i]))] },
     axes: [
-      { stroke: ink, font, grid: { show: false }, ticks: { show: false }, size: 22, gap: 4, space: 70, values: (u, steps) => steps.map(shown) },
-      { stroke: ink, font, grid: { stroke: colour("--fw-line"), width: 1 }, ticks: { show: false }, size: 52, gap: 6, space: 50, values: (u, values) => values.map(shown) },
+      { stroke: ink, font, grid: { show: false }, ticks: { show: false }, size: 22, gap: 4, space: 70, values: (u, steps) => steps.map(metricText) },
+      { stroke: ink, font, grid: { stroke: colour("--fw-line"), width: 1 }, ticks: { show: false }, size: 52, gap: 6, space: 50, values: (u, values) => values.map(metricText) },
     ],
     series: [{}, ...runs.map((run, i) => ({
       label: run.name,
-      stroke: alone ? colour("--fw-run") : colour(`--fw-c${i + 1}`),
+      stroke: inks[i],
       dash: alone ? [] : DASHES[i],
       width: 1.75,
       spanGaps: true,

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from portal.domain.sweeps import SweepSpec, TrialRecord, TrialState, read_parameters
+from portal.domain.sweep_progress import TrialUse, sweep_progress
+from portal.domain.sweeps import Direction, SweepSpec, TrialRecord, TrialState, read_parameters
 from portal.services.sweeps.optuna_search import OptunaSearch
 from portal.services.sweeps.search import decide
 from tests.sweep_simulation import EPOCHS, SPACE, simulate
@@ -77,6 +78,21 @@ def test_a_value_that_is_not_a_number_does_not_pass_a_rung() -> None:
     reasons = [reason for each in outcome.decisions for reason in each.prune.values()]
     assert any(reason == "Its loss at step 1 is not a number." for reason in reasons)
     assert not any(each.value is None for each in outcome.trials if each.state is COMPLETED)
+
+
+@pytest.mark.parametrize("direction", [Direction.MINIMIZE, Direction.MAXIMIZE])
+@pytest.mark.parametrize("searcher", ["random", "tpe", "asha", "hyperband", "population"])
+def test_a_trial_that_ends_without_a_number_never_wins(searcher: str, direction: Direction) -> None:
+    spec = replace(ASHA, searcher=searcher, direction=direction, max_trials=24, population=6)
+    outcome = simulate(
+        spec, objective=lambda values, epoch: None if values["lr"] > 1e-3 and epoch > 5 else values["lr"]
+    )
+    parents = {new.parent for each in outcome.decisions for new in each.start if new.parent is not None}
+    assert all(outcome.trials[number].value is not None for number in parents)
+    uses = [TrialUse(each.number, each.state, each.value, each.step, 1.0, 1.0) for each in outcome.trials]
+    best = sweep_progress(spec, uses, is_running=False).best
+    assert best is not None and outcome.trials[best.number].value is not None
+    assert any(each.value is None for each in outcome.trials)
 
 
 def test_a_trial_that_has_done_all_its_steps_is_not_pruned() -> None:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from django.http import StreamingHttpResponse
 
+from portal.domain.tracking import metric_name
+
 
 class _Line:
     """A file for ``csv.writer`` that returns each line instead of keeping it."""
@@ -35,4 +37,6 @@ def csv_response(
 
 def _cell(value: object) -> object:
     """Return the value; a text that a spreadsheet would read as a formula gets an apostrophe."""
+    if isinstance(value, float):
+        return metric_name(value)
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 import re
 import shlex
 import zoneinfo
@@ -243,5 +244,15 @@ def short_digest(pin: str) -> str:
 
 
 def metric_value(value: float | None) -> str:
-    """Format a number of a run with four significant digits; "none" for None."""
-    return _("none") if value is None else f"{value:,.0f}" if value == int(value) else f"{value:.4g}"
+    """Format a number of a run or trial: whole numbers as they are, others with four significant digits.
+
+    From 1e12 on and below 1e-4 with an exponent; "none" for None. static/src/numbers.js writes the same.
+    """
+    if value is None:
+        return _("none")
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "∞" if value > 0 else "-∞"
+    if value and not 1e-4 <= abs(value) < 1e12:
+        mantissa, _e, exponent = f"{value:.3e}".partition("e")
+        return f"{float(mantissa):g}e{int(exponent):+d}"
+    return f"{value:,.0f}" if value == int(value) or abs(value) >= 1000 else f"{value:.4g}"

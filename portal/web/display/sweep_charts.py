@@ -11,6 +11,7 @@ from django.utils.translation import gettext as _
 from portal.domain.sweeps import Parameter, TrialState, Value, format_value
 from portal.models import Sweep, Trial
 from portal.selectors.sweeps import MetricPoint, best_so_far
+from portal.web.display.formatting import metric_value
 
 SIZE = 1000
 
@@ -74,7 +75,9 @@ def best_chart(sweep: Sweep, trials: Sequence[Trial]) -> Chart | None:
     steps.append((last, steps[-1][1]))
     dots = [
         TrialLine(
-            _dot(n / last, scale(value)), _kind(each), _("Trial {n}: {value:.6g}").format(n=n, value=value)
+            _dot(n / last, scale(value)),
+            _kind(each),
+            _("Trial {n}: {value}").format(n=n, value=metric_value(value)),
         )
         for n, value, each in valued
     ]
@@ -116,7 +119,7 @@ def curves_chart(
                 TrialLine(
                     _path(drawn),
                     "best" if trial.number == best else _kind(trial),
-                    _("Trial {number}: {points:.6g}").format(number=trial.number, points=points[-1][1]),
+                    _("Trial {n}: {value}").format(n=trial.number, value=metric_value(points[-1][1])),
                     end,
                 )
             )
@@ -148,7 +151,7 @@ def parallel_coordinates(
             TrialLine(
                 _path(points),
                 kind,
-                _("Trial {number}: {value:.6g}").format(number=trial.number, value=trial.value),
+                _("Trial {n}: {value}").format(n=trial.number, value=metric_value(trial.value)),
             )
         )
     return ParallelCoordinates(axes, lines)
@@ -160,7 +163,7 @@ class _Scale:
     def __init__(self, values: Iterable[float]) -> None:
         found = sorted(values)
         self._log = found[0] > 0 and found[-1] / found[0] > 100
-        self.low_text, self.high_text = f"{found[0]:.4g}", f"{found[-1]:.4g}"
+        self.low_text, self.high_text = metric_value(found[0]), metric_value(found[-1])
         self._low, self._high = self._place(found[0]), self._place(found[-1])
 
     def __call__(self, value: float) -> float:
@@ -183,7 +186,7 @@ def _height(parameter: Parameter, value: Value) -> float:
 def _ends(parameter: Parameter) -> tuple[str, str]:
     if parameter.choices:
         return format_value(parameter.choices[0])[:20], format_value(parameter.choices[-1])[:20]
-    return f"{parameter.low:.4g}", f"{parameter.high:.4g}"
+    return metric_value(parameter.low), metric_value(parameter.high)
 
 
 def _kind(trial: Trial) -> str:

@@ -23,6 +23,7 @@ from portal.domain.sweeps import (
 )
 from portal.models import Sweep, Trial
 from portal.stored_texts import translate_stored
+from portal.web.display.formatting import metric_value
 from portal.web.display.job_rows import current_verdict
 
 TRIAL_DISPLAY = {
@@ -93,7 +94,7 @@ def trial_row(trial: Trial, context: TrialContext) -> TrialRow:
 
 
 def short_value(value: Value) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else format_value(value)
+    return metric_value(value) if isinstance(value, float) else format_value(value)
 
 
 def _reason(trial: Trial, context: TrialContext, verdict: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -84,13 +85,14 @@ class BestValue(NamedTuple):
 
 
 def best_values(runs: Sequence[Run], directions: Mapping[str, Direction]) -> dict[str, BestValue]:
-    """Return the best value of each metric with a direction; none where all runs have the same value."""
+    """Return the best finite value of each metric with a direction; none where all runs have the same value."""
     best = {}
     for name, direction in directions.items():
         values = {run.metrics[name] for run in runs if name in run.metrics}
-        if len(values) > 1:
+        finite = [value for value in values if math.isfinite(value)]
+        if finite and len(values) > 1:
             choose = min if direction == Direction.MINIMIZE else max
-            best[name] = BestValue(choose(values), direction)
+            best[name] = BestValue(choose(finite), direction)
     return best
 
 

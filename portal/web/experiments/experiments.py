@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from django.utils.translation import gettext_noop, ngettext
 
 from portal.access import AccessPolicy, Permission, can, visible_jobs, visible_projects
 from portal.domain.sweeps import Direction
-from portal.domain.tracking import USER_TAG
+from portal.domain.tracking import USER_TAG, metric_name
 from portal.downloads import ARTIFACT_STATUSES, artifact_response, range_headers
 from portal.errors import InvalidRequest, NotFound
 from portal.models import Job, Project, User
@@ -37,7 +38,7 @@ from portal.services.jobs.reruns import record_of
 from portal.tracking.client import TrackingUnavailable, send
 from portal.tracking.endpoints import ARTIFACT_TIMEOUT_S
 from portal.web.display.csv_download import csv_response
-from portal.web.display.formatting import duration
+from portal.web.display.formatting import duration, metric_value
 from portal.web.experiments.comparison import BestValue, best_values, cautions, compare_runs, gpus_text
 from portal.web.experiments.parallel import build_parallel_coordinates
 from portal.web.views import action, page, posted_values, refusals_as_messages
@@ -216,13 +217,14 @@ def _metric_cell(name: str, value: float | None, best: BestValue | None) -> Metr
 
 
 def short_parameter(value: str | None) -> str | None:
-    """Return a long number with four significant digits, and anything else unchanged."""
+    """Return a long number as a metric is shown, and anything else unchanged."""
     if value is None or len(value) <= MAX_NUMBER_LENGTH:
         return value
     try:
-        return f"{float(value):.4g}"
+        number = float(value)
     except ValueError:
         return value
+    return metric_value(number) if math.isfinite(number) else value
 
 
 def _chart_query(project: Project, runs: list[Run]) -> str:
@@ -232,7 +234,10 @@ def _chart_query(project: Project, runs: list[Run]) -> str:
 
 @page(AccessPolicy.SIGNED_IN)
 def series(request: HttpRequest, user: User) -> JsonResponse:
-    """Return the curves of up to four runs: for each metric, steps and values by run."""
+    """Return the curves of up to four runs: for each metric, steps and values by run.
+
+    Values that are not finite are the strings of ``SPECIAL_METRICS``.
+    """
     project = selectors.get_visible_project(user, request.GET.get("project", ""))
     ids = list(dict.fromkeys(request.GET.getlist("run")))[:MAX_COMPARED]
     runs = [selectors.get_run(project, each) for each in ids]
@@ -247,7 +252,7 @@ def series(request: HttpRequest, user: User) -> JsonResponse:
             run: {
                 "steps": [each.step for each in points],
                 "hours": [max(0.0, each.at_s - starts_s.get(run, each.at_s)) / 3600 for each in points],
-                "values": [each.value for each in points],
+                "values": [metric_name(each.value) for each in points],
             }
             for run, points in found.items()
         }
