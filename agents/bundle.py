@@ -16,6 +16,7 @@ import zipfile
 from itertools import takewhile
 from pathlib import Path
 
+from agents.node.host.atomic_files import make_folder
 from agents.nvml_subset import extract_subset
 
 _SOURCE = Path(__file__).parent / "node"
@@ -34,7 +35,7 @@ def build_archive(target: Path) -> str:
     Raise FileNotFoundError when nvidia-ml-py is not installed.
     """
     nvml = _nvml_module()
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(str(target.parent), 0o711)
     part = target.with_name(f"{target.name}.{os.getpid()}.part")
     with part.open("wb") as stream:
         stream.write(b"#!/usr/bin/env python3\n")

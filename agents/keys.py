@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 import struct
 from pathlib import Path
 from typing import Literal, get_args
@@ -15,6 +14,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from agents.launchers.gang import SshKeys
+from agents.node.host.atomic_files import make_folder, write_atomic
 
 Purpose = Literal["control", "watch", "tunnel", "signing"]
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
@@ -36,7 +36,7 @@ def make_keys(folder: Path, cluster: str) -> dict[Purpose, Path]:
 
     Existing keys are never replaced, because nodes trust their public halves.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folder(str(folder), 0o700)
     for purpose in PURPOSES:
         path = key_path(folder, purpose)
         if not path.exists():
@@ -122,20 +122,9 @@ def _make_key(path: Path, comment: str) -> None:
     public = private.public_key().public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     )
-    path.with_name(path.name + ".pub").write_text(f"{public.decode()} {comment}\n")
+    write_atomic(f"{path}.pub", f"{public.decode()} {comment}\n".encode(), mode=0o644)
     # the private key is renamed into place last, so an interrupted run leaves no partial key
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as stream:
-        stream.write(
-            private.private_bytes(
-                serialization.Encoding.PEM,
-                serialization.PrivateFormat.OpenSSH,
-                serialization.NoEncryption(),
-            )
-        )
-        stream.flush()
-        os.fsync(stream.fileno())
-    draft.rename(path)
+    write_atomic(str(path), _private_text(private).encode())
 
 
 def _load_key(path: Path) -> Ed25519PrivateKey:

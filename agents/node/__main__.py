@@ -9,6 +9,8 @@ import os
 import sys
 from typing import List
 
+from agents.node.host.atomic_files import PRIVATE_UMASK
+
 DEFAULT_SETTINGS = "/etc/fairway/node.json"
 _OWN_PROGRAMS = {
     "shim": "agents.node.shim",
@@ -28,6 +30,7 @@ _OWN_PROGRAMS = {
 
 
 def main() -> int:
+    os.umask(PRIVATE_UMASK)  # an account whose own umask is 000 or 022 must not make the node's files public
     if sys.argv[1:2] and sys.argv[1] in _OWN_PROGRAMS:
         program = importlib.import_module(_OWN_PROGRAMS[sys.argv[1]])
         return int(program.main(*sys.argv[2:]))

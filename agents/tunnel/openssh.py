@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from agents.node.host.atomic_files import make_folder, write_atomic
 from agents.ssh import (
     INACTIVITY_TIMEOUT_S,
     KEEPALIVE_INTERVAL_S,
@@ -145,8 +146,9 @@ class SshProcess:
         self._target = target
         self._loop = asyncio.get_running_loop()
         self._dir = folder
-        folder.mkdir(mode=0o700)
-        (folder / _KNOWN_HOSTS).write_text(f"{_ALIAS} {' '.join(target.host_key.split()[:2])}\n")
+        make_folder(str(folder), 0o700)
+        known_hosts = f"{_ALIAS} {' '.join(target.host_key.split()[:2])}\n"
+        write_atomic(str(folder / _KNOWN_HOSTS), known_hosts.encode(), sync=False)
         self._dir_fd = os.open(folder, os.O_PATH | os.O_DIRECTORY)
         self._stderr_fd, theirs = os.pipe()
         os.set_blocking(self._stderr_fd, False)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, cast
 
+from agents.node.host.atomic_files import make_folder
 from agents.ssh import STEP_TIMEOUT_S, SshError, SshTarget
 from agents.tunnel.mux import ProcessExitedError, StreamRefusedError
 from agents.tunnel.openssh import ForwardingProhibitedError, NoReplyError, SshProcess
@@ -117,7 +118,7 @@ class TunnelPool:
             if self._parent is None:
                 self._dir = Path(tempfile.mkdtemp(prefix=_PREFIX))
             else:
-                self._parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                make_folder(str(self._parent), 0o700)
                 with _locked(self._parent, fcntl.LOCK_EX):
                     for left in self._parent.glob(f"{_PREFIX}*"):
                         with contextlib.suppress(OSError), _locked(left, fcntl.LOCK_EX | fcntl.LOCK_NB):

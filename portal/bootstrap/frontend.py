@@ -88,6 +88,7 @@ def _run(command: list[str], root: Path, node: Path) -> None:
             text=True,
             timeout=BUILD_TIMEOUT_S,
             check=False,
+            umask=0o022,  # the front end is public
         )
     except subprocess.TimeoutExpired:
         raise FrontendError(f"{' '.join(command)} took longer than {BUILD_TIMEOUT_S} s.") from None

@@ -5,13 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
+from agents.node.host.atomic_files import make_folder, write_atomic
+
 MAX_SOCKET_PATH_BYTES = 100
 """Linux allows 107 bytes; PostgreSQL's socket file name is part of the path that is checked."""
 
+_PLAIN_PATH = re.compile(r"/[A-Za-z0-9._/+@~-]*")
 POSTGRES_SOCKET_NAME = ".s.PGSQL.5432"
 VALKEY_SOCKET_NAME = "valkey.sock"
 
@@ -38,20 +42,36 @@ def apply_data_dir_option(argv: Sequence[str]) -> None:
     for index, argument in enumerate(argv):
         if argument == "--":
             return
-        if argument == "--data-dir" and index + 1 < len(argv):
-            os.environ["FAIRWAY_DATA_DIR"] = str(Path(argv[index + 1]).absolute())
-        elif argument.startswith("--data-dir="):
-            os.environ["FAIRWAY_DATA_DIR"] = str(Path(argument.partition("=")[2]).absolute())
+        name, separator, value = argument.partition("=")
+        if name == "--data-dir" and not separator:
+            value = "".join(argv[index + 1 : index + 2])
+        if name == "--data-dir" and value:  # the command refuses a blank one
+            os.environ["FAIRWAY_DATA_DIR"] = str(Path(value).absolute())
+
+
+def read_secret_key(data: Path) -> str:
+    """Return the key of an installation; blank if there is none, or the directory cannot be read."""
+    try:
+        return (data / "secret_key").read_text().strip()
+    except OSError:
+        return ""
 
 
 def sockets_dir(data: Path) -> Path:
-    """Return the directory of the unix sockets: in the data directory unless that path is too long."""
+    """Return the directory of the unix sockets: in the data directory if sockets can have such a path."""
     inside = data / "run" / "sockets"
-    if len(str(inside / POSTGRES_SOCKET_NAME)) <= MAX_SOCKET_PATH_BYTES:
+    if _fits_sockets(inside):
         return inside
-    mark = hashlib.sha256(str(data).encode()).hexdigest()[:12]
+    mark = hashlib.sha256(os.fsencode(data)).hexdigest()[:12]
     runtime = Path("/run") if os.geteuid() == 0 else Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp")  # noqa: S108
-    return runtime / f"fairway-{os.geteuid()}-{mark}"
+    outside = runtime / f"fairway-{os.geteuid()}-{mark}"
+    return outside if _fits_sockets(outside) else Path("/tmp") / outside.name  # noqa: S108
+
+
+def _fits_sockets(folder: Path) -> bool:
+    """Return whether addresses can have this path: it is short, and a list or a URL would not split it."""
+    path = str(folder / POSTGRES_SOCKET_NAME)
+    return len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES and _PLAIN_PATH.fullmatch(path) is not None
 
 
 def agent_program(data: Path) -> Path:
@@ -65,13 +85,10 @@ def agent_settings_text(settings: object) -> str:
 
 def write_agent_settings(data: Path, node: str, text: str) -> Path:
     """Write the settings file of the local agent of a node (public id); return its path."""
-    folder = data / "agent"
-    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-    path = folder / f"{node}.json"
+    path = data / "agent" / f"{node}.json"
+    make_folder(str(path.parent), 0o711)
     if not path.exists() or path.read_text() != text:
-        fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
-        fresh.write_text(text)
-        fresh.replace(path)
+        write_atomic(str(path), text.encode(), mode=0o600)
     return path
 
 

@@ -21,10 +21,7 @@ BASE_DIR = Path(__file__).resolve().parent.parent.parent
 DATA_DIR = data_paths.data_dir()
 
 DEBUG = env.bool("FAIRWAY_DEBUG", False)
-_secret_file = DATA_DIR / "secret_key"
-SECRET_KEY = env.str("FAIRWAY_SECRET_KEY", "") or (
-    _secret_file.read_text().strip() if _secret_file.is_file() else ""
-)
+SECRET_KEY = env.str("FAIRWAY_SECRET_KEY", "") or data_paths.read_secret_key(DATA_DIR)
 SECRET_KEY_FALLBACKS: list[str] = env.list("FAIRWAY_SECRET_KEY_FALLBACKS", default=[])
 if any(production_checks.is_weak_key(key) for key in [SECRET_KEY, *SECRET_KEY_FALLBACKS] if key):
     raise ImproperlyConfigured(
@@ -196,7 +193,7 @@ MAX_ARTIFACT_BYTES = env.int("FAIRWAY_MAX_ARTIFACT_MIB", 1024) * 2**20
 """The largest file that a run may store."""
 MAX_UPLOAD_BYTES = env.int("FAIRWAY_MAX_UPLOAD_MIB", 256) * 2**20
 """The largest file that a user may upload to a node, and the largest body of any upload."""
-FILE_UPLOAD_TEMP_DIR = str(DATA_DIR / "run") if (DATA_DIR / "run").is_dir() else None
+FILE_UPLOAD_TEMP_DIR = str(DATA_DIR / "run") if os.path.isdir(DATA_DIR / "run") else None  # noqa: PTH112 - never raises
 """Large bodies are written here first; /tmp may be small."""
 
 MESSAGE_STORAGE = "django.contrib.messages.storage.session.SessionStorage"  # no third cookie

@@ -24,6 +24,13 @@ def service_account() -> str | None:
     return ACCOUNT
 
 
+def account_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
 def set_owner(path: Path, account: str | None, mode: int) -> None:
     if account is not None:
         entry = pwd.getpwnam(account)
@@ -36,7 +43,8 @@ def check_traversable(path: Path, account: str | None) -> None:
     if account is None:
         return
     entry = pwd.getpwnam(account)
-    for folder in [path, *path.parents]:
+    real = path.resolve()
+    for folder in [real, *real.parents]:
         status = folder.stat()
         bit = 0o100 if status.st_uid == entry.pw_uid else 0o010 if status.st_gid == entry.pw_gid else 0o001
         if not status.st_mode & bit:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import getpass
+import os
 import socket
+import ssl
+from pathlib import Path
 
 from portal.standalone.errors import StartError
 from portal.standalone.process_table import ListenOptions
@@ -14,33 +18,62 @@ def check_bind_options(listening: ListenOptions) -> None:
     if not listening.is_loopback and not listening.tls_cert:
         raise StartError(
             f"Listening on {listening.bind} sends passwords over the network, so it needs --tls-cert and --tls-key. "
-            f"Otherwise omit --bind and connect through: {ssh_forward_command(listening.port)}"
+            f"Otherwise omit --bind and connect through: {ssh_forward_command(ListenOptions(port=listening.port))}"
         )
     if bool(listening.tls_cert) != bool(listening.tls_key):
         raise StartError("--tls-cert and --tls-key must be used together.")
-    for file in (listening.tls_cert, listening.tls_key):
-        try:
-            if file is not None:
-                file.open("rb").close()
-        except OSError:
-            raise StartError(f"{file} cannot be read.") from None
-    family = socket.AF_INET6 if ":" in listening.bind else socket.AF_INET
+    if listening.tls_cert and listening.tls_key:
+        _check_certificate(listening.tls_cert, listening.tls_key)
     try:
-        with socket.socket(family, socket.SOCK_STREAM) as trial:
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            trial.bind((listening.bind, listening.port))
-    except OSError as taken:
+        found = socket.getaddrinfo(listening.bind, listening.port, type=socket.SOCK_STREAM)
+    except OSError as trouble:
         raise StartError(
-            f"Port {listening.port} on {listening.bind} cannot be used ({taken.strerror}). "
-            f"Choose another with --port."
-        ) from taken
+            f"{listening.bind} has no address ({trouble.strerror}). Choose another with --bind."
+        ) from trouble
+    for family, kind, _, _, address in found:
+        try:
+            with socket.socket(family, kind) as trial:
+                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    trial.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                trial.bind(address)
+        except OSError as refusal:
+            option = "--port" if refusal.errno in (errno.EADDRINUSE, errno.EACCES) else "--bind"
+            raise StartError(
+                f"Port {listening.port} on {listening.bind} cannot be used ({os.strerror(refusal.errno or 0)}). "
+                f"Choose another with {option}."
+            ) from refusal
+
+
+def _check_certificate(certificate: Path, key: Path) -> None:
+    """Refuse what the gateway could not load; it would read a password from the terminal."""
+    for file in (certificate, key):
+        try:
+            if not file.is_file():
+                raise StartError(f"{file} cannot be read: there is no such file.")
+            file.open("rb").close()
+        except OSError as trouble:
+            raise StartError(f"{file} cannot be read: {trouble.strerror}.") from trouble
+
+    def refuse_password() -> str:
+        raise StartError(f"{key} is encrypted with a password, which nobody can enter: use one without.")
+
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, refuse_password)
+    except ssl.SSLError as trouble:
+        if trouble.reason == "KEY_VALUES_MISMATCH":
+            raise StartError(f"{key} is not the private key of the certificate {certificate}.") from trouble
+        raise StartError(
+            f"{certificate} and {key} are not a certificate chain and its private key in PEM format."
+        ) from trouble
 
 
 def portal_url(listening: ListenOptions, configured: str | None) -> str:
     """Return FAIRWAY_PORTAL_URL if set, else the URL for a browser on this machine."""
     if configured:
         return configured.rstrip("/")
-    host = "localhost" if listening.is_loopback or listening.bind in {"0.0.0.0", "::"} else listening.bind  # noqa: S104
+    bind = f"[{listening.bind}]" if ":" in listening.bind else listening.bind
+    host = "localhost" if listening.is_loopback or listening.bind in {"0.0.0.0", "::"} else bind  # noqa: S104
     if not listening.is_loopback and host == "localhost":
         host = socket.getfqdn()
     default = 443 if listening.scheme == "https" else 80
@@ -52,6 +85,11 @@ def sign_in_link(url: str, code: str) -> str:
     return f"{url}/sign-in/link/#{code}"
 
 
-def ssh_forward_command(port: int) -> str:
+def ssh_forward_command(listening: ListenOptions) -> str:
     """Return the command to run on another machine to reach a portal that listens on loopback."""
-    return f"ssh -L {port}:127.0.0.1:{port} {getpass.getuser()}@{socket.getfqdn()}"
+    port = listening.port
+    # a shell may take brackets for a pattern
+    forward = (
+        f"'{port}:[{listening.bind}]:{port}'" if ":" in listening.bind else f"{port}:{listening.bind}:{port}"
+    )
+    return f"ssh -L {forward} {getpass.getuser()}@{socket.getfqdn()}"

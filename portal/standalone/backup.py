@@ -52,12 +52,24 @@ class Manifest:
     files: dict[str, str]
 
 
-def write_backup(target: Path, folder: DataDir) -> Manifest:
-    """Write the backup to a temporary file and rename it; mode 600, never overwriting a file."""
+def check_target(target: Path) -> None:
+    """Raise StartError where no backup can be written."""
     if target.exists():
         raise StartError(f"{target} exists; a backup never overwrites a file.")
     if not target.parent.is_dir():
         raise StartError(f"There is no folder {target.parent}.")
+
+
+def write_backup(target: Path, folder: DataDir) -> Manifest:
+    """Write the backup to a temporary file and rename it; mode 600, never overwriting a file."""
+    check_target(target)
+    try:
+        return _write_backup(target, folder)
+    except OSError as trouble:  # such as a full disk, or one without hard links
+        raise StartError(f"{target} cannot be written: {trouble.strerror}.") from trouble
+
+
+def _write_backup(target: Path, folder: DataDir) -> Manifest:
     with tempfile.TemporaryDirectory(prefix=".backup-", dir=target.parent) as space:
         dump = Path(space) / DUMP
         with as_owner():
@@ -226,12 +238,16 @@ def _write_small_files(contents: Mapping[str, bytes], folder: DataDir) -> None:
 @contextlib.contextmanager
 def _open_archive(source: Path) -> Iterator[tarfile.TarFile]:
     try:
+        if not source.is_file():
+            raise StartError(f"There is no file {source}.")
+        source.open("rb").close()
+    except OSError as trouble:
+        raise StartError(f"{source} is not a readable backup: {trouble.strerror}.") from trouble
+    try:
         with tarfile.open(source, "r:") as tar:
             yield tar
-    except FileNotFoundError:
-        raise StartError(f"There is no file {source}.") from None
-    except (tarfile.TarError, PermissionError) as trouble:
-        raise StartError(f"{source} is not a readable backup: {trouble}") from trouble
+    except tarfile.TarError as trouble:
+        raise StartError(f"{source} is not a readable backup: {trouble}.") from trouble
 
 
 def _load_manifest(tar: tarfile.TarFile, source: Path) -> Manifest:

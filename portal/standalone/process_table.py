@@ -25,6 +25,9 @@ NOT_INHERITED = (
 )
 
 
+LOOPBACK_NAMES = ("127.0.0.1", "::1", "localhost")
+
+
 @dataclass(frozen=True)
 class ListenOptions:
     """Address and TLS files of the gateway's public port."""
@@ -36,7 +39,7 @@ class ListenOptions:
 
     @property
     def is_loopback(self) -> bool:
-        return self.bind in {"127.0.0.1", "::1", "localhost"}
+        return self.bind in LOOPBACK_NAMES
 
     @property
     def scheme(self) -> str:

@@ -158,6 +158,9 @@ def _start(
     for process in servers:
         supervisor.start(process)
     _wait_until_ready(supervisor, options.listening, url, web_socket(folder))
+    web_socket(folder).chmod(
+        0o600
+    )  # uvicorn opens it to every account; restarted, it keeps the mode that it finds
     # started after the public processes answer: on two cores they would only slow them down
     for process in workers:
         supervisor.start(process)
@@ -169,6 +172,7 @@ def _address_settings(url: str) -> dict[str, str]:
     """Return the URL settings of every process, where the environment does not set them."""
     public = urlsplit(url)
     host = public.hostname or "localhost"
+    host = f"[{host}]" if ":" in host else host
     tracking = urlsplit(os.environ.get("FAIRWAY_TRACKING_URL", "")).hostname
     hosts = ",".join(
         dict.fromkeys([host, *([tracking] if tracking else []), "localhost", "127.0.0.1", "[::1]"])
@@ -264,5 +268,5 @@ def _welcome_text(url: str, code: str | None, listening: ListenOptions, took_s: 
     purpose = "Sign in once, with this link" if code else "Open"
     text = ["", f"  Fairway is ready after {took_s:.1f} s. {purpose}:", "", f"      {link}", ""]
     if listening.is_loopback:
-        text += ["  From another machine, first:", "", f"      {ssh_forward_command(listening.port)}", ""]
+        text += ["  From another machine, first:", "", f"      {ssh_forward_command(listening)}", ""]
     return "\n".join([*text, "  Ctrl-C stops it.", ""])

@@ -20,6 +20,7 @@ import waitress
 from sqlalchemy import create_engine, text
 from sqlalchemy.engine import URL
 
+from agents.node.host.atomic_files import PRIVATE_UMASK, make_folder
 from portal.config import data_paths
 from portal.tracking.client import socket_path
 from portal.tracking.metric_writes import MetricWriter
@@ -38,7 +39,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     data = data_paths.data_dir()
     artifacts = data / "artifacts"
-    (artifacts / "incoming").mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.umask(PRIVATE_UMASK)  # MLflow chooses no modes for its files, which belong to all projects
+    for folder in (artifacts, artifacts / "incoming"):
+        make_folder(str(folder), 0o700)
     tempfile.tempdir = str(artifacts / "incoming")  # /tmp may be small, and a rename within a disk is cheap
     url = database_url(os.environ.get("FAIRWAY_TRACKING_DATABASE_URL") or _services_url(data))
     ensure_schema(url)

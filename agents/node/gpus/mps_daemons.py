@@ -20,7 +20,7 @@ from typing import Any, Dict, List, NamedTuple, Optional
 from agents.node.errors import ENGINE_ERROR, AgentError
 from agents.node.gpus import GpuInfo, GpuProvider, mps
 from agents.node.host import mount_namespace, procfs
-from agents.node.host.atomic_files import file_lock, read_json, remove_file, write_json
+from agents.node.host.atomic_files import file_lock, make_folder, read_json, remove_file, write_json
 from agents.node.ledger.ledger import LIVE_PHASES, Ledger, Record
 from agents.node.settings import Settings
 from agents.node.spec.task_spec import GpuShare, TaskSpec
@@ -213,10 +213,10 @@ class MpsDaemons:
     def _make_folders(self, share: mps.MpsShare) -> None:
         """Create the folders: pipes and shared memory accessible to other accounts, logs private."""
         for folder, mode in ((self._root, 0o711), (self._path(share.uuid), 0o711), (share.pipe_dir, 0o755)):
-            os.makedirs(folder, mode=mode, exist_ok=True)
-        os.makedirs(self._path(share.uuid, "log"), mode=0o700, exist_ok=True)
+            make_folder(folder, mode)
+        make_folder(self._path(share.uuid, "log"), 0o700)
         if share.shm_dir != mps.SHM_DIR:
-            os.makedirs(share.shm_dir, exist_ok=True)
+            make_folder(share.shm_dir, 0o700)
             if not _is_our_folder(share.shm_dir):  # any account can create names there
                 raise self._error(share.uuid, f"{share.shm_dir} belongs to another account")
             os.chmod(share.shm_dir, 0o1777)  # noqa: S103 - as the machine's own
@@ -329,5 +329,6 @@ def _exec_daemon(folder: str) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     for number, stream_fd in ((0, null), (1, said), (2, said)):
         os.dup2(stream_fd, number)
+    os.umask(0o022)  # what it creates itself is for other accounts, except in the private folder of its log
     os.chdir("/")
     os.execve(order["command"][0], order["command"], order["env"])  # noqa: S606 - no shell is the point

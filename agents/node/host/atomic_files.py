@@ -1,4 +1,4 @@
-"""Crash-safe files: locked with flock, replaced atomically, fsynced; a full disk is a refusal."""
+"""Crash-safe files with explicit modes: locked with flock, replaced atomically, fsynced; a full disk is a refusal."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from typing import Any, Iterator, Optional
 from agents.node.errors import DISK_FULL, AgentError
 
 _DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+PRIVATE_UMASK = 0o077
+"""The umask of every process of Fairway: a file is private unless ``make_folder`` or ``write_atomic`` opens it."""
 
 
 @contextlib.contextmanager
@@ -57,6 +60,26 @@ def opened(path: str, flags: int, mode: int = 0o600) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def make_folder(path: str, mode: int) -> None:
+    """Create a folder, and the missing ones above it, with exactly this mode; one that exists keeps its own."""
+    try:
+        os.mkdir(path, mode)
+    except FileNotFoundError:
+        above = os.path.dirname(path)
+        if above == path or os.path.isdir(above):  # /proc refuses a folder like this
+            raise
+        make_folder(above, mode)
+        make_folder(path, mode)
+        return
+    except FileExistsError:
+        if os.path.isdir(path):
+            return
+        raise
+    # the umask applied to it; a link that replaced it meanwhile is refused
+    with opened(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) as descriptor:
+        os.fchmod(descriptor, mode)
 
 
 def file_sha256(path: str) -> str:

@@ -56,6 +56,7 @@ class AgentUpgrader:
         data = parse_base64(request, "data_b64") if request.get("data_b64") else b""
         offset = parse_integer(request, "offset")
         with disk_full_as_error(part), open(part, "r+b" if offset else "wb") as stream:
+            os.fchmod(stream.fileno(), 0o644)  # programs of the agent load modules as the accounts of jobs
             stream.seek(offset)
             stream.write(data)
             stream.flush()

@@ -18,7 +18,7 @@ from agents.node import shim
 from agents.node.errors import ENGINE_ERROR, NAME_CONFLICT, NO_SUCH_CONTAINER, AgentError, invalid_spec
 from agents.node.gpus import mps
 from agents.node.host import cgroup, procfs
-from agents.node.host.atomic_files import file_lock, read_json, remove_file, write_json
+from agents.node.host.atomic_files import file_lock, read_json, remove_file, write_atomic, write_json
 from agents.node.runtimes import (
     CREATED,
     EXITED,
@@ -242,9 +242,7 @@ def _write_accounts(path: str, own: str) -> None:
     """Write the accounts that a task sees: its own, by which shells name it, and those of the machine."""
     with open("/etc/passwd", encoding="utf-8", errors="surrogateescape") as stream:
         others = stream.read()
-    with open(path, "w", encoding="utf-8", errors="surrogateescape") as target:
-        target.write(f"{own}\n{others}")
-    os.chmod(path, 0o644)
+    write_atomic(path, f"{own}\n{others}".encode(errors="surrogateescape"), mode=0o644, sync=False)
 
 
 def _bind_mounts(order: ContainerConfig) -> List[List[object]]:

@@ -10,7 +10,15 @@ from typing import Dict, Iterable, Iterator, List, Optional
 
 from agents.node import errors
 from agents.node.errors import AgentError, invalid_spec
-from agents.node.host.atomic_files import disk_full_as_error, file_lock, free_mib, opened, remove_file
+from agents.node.host.atomic_files import (
+    disk_full_as_error,
+    file_lock,
+    free_mib,
+    make_folder,
+    opened,
+    remove_file,
+    write_atomic,
+)
 from agents.node.settings import Settings
 from agents.node.spec import report_files
 from agents.node.spec.environment import (
@@ -44,12 +52,12 @@ class NodeDirectories:
                 (self._settings.state_dir, 0o711),
                 (self.tasks_dir, 0o711),
                 (self.locks_dir, 0o700),
+                (self.uploads_dir, 0o700),
             ):
-                os.makedirs(folder, mode=mode, exist_ok=True)
+                make_folder(folder, mode)
                 os.chmod(folder, mode)
-            os.makedirs(self.uploads_dir, mode=0o700, exist_ok=True)
             for folder in (self._settings.home_root, self._settings.scratch_root):
-                os.makedirs(folder, mode=0o711, exist_ok=True)
+                make_folder(folder, 0o711)
 
     def task_dir(self, name: str) -> str:
         return os.path.join(self.tasks_dir, name)
@@ -107,10 +115,10 @@ class NodeDirectories:
         """
         folder = self.task_dir(spec.name)
         with disk_full_as_error(folder):
-            os.makedirs(folder, mode=0o711, exist_ok=True)
+            make_folder(folder, 0o711)
             secrets, temporary = os.path.join(folder, "secrets"), os.path.join(folder, "tmp")
             for each in (secrets, temporary):
-                os.makedirs(each, mode=0o700, exist_ok=True)
+                make_folder(each, 0o700)
             files = dict(spec.secret_files)
             placeholders = LaunchPlaceholders(self.secrets_path(spec.name, spec.runtime), subnet)
             for name, content in (spec.launch_files or {}).items():
@@ -123,12 +131,11 @@ class NodeDirectories:
                 _chown(each, uid, gid)
             for file in report_files.REPORT_FILES:
                 report_files.create_report_file(file, folder, uid, gid)
-            with open(os.path.join(folder, "hosts"), "w", encoding="ascii") as stream:
-                # programs tell the other ranks of a gang the address of their own host name
-                shared = spec.address if spec.host_network else None
-                own_address = rank_address(subnet, spec.task) if subnet else shared or "127.0.0.1"
-                stream.write(f"127.0.0.1\tlocalhost\n::1\tlocalhost\n{own_address}\t{spec.host_name}\n")
-            os.chmod(os.path.join(folder, "hosts"), 0o644)
+            # programs tell the other ranks of a gang the address of their own host name
+            shared = spec.address if spec.host_network else None
+            own_address = rank_address(subnet, spec.task) if subnet else shared or "127.0.0.1"
+            hosts = f"127.0.0.1\tlocalhost\n::1\tlocalhost\n{own_address}\t{spec.host_name}\n"
+            write_atomic(os.path.join(folder, "hosts"), hosts.encode("ascii"), mode=0o644, sync=False)
         return folder
 
     def secrets_path(self, name: str, runtime: str) -> str:

@@ -14,7 +14,7 @@ import zlib
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from agents.node.errors import invalid_spec
-from agents.node.host.atomic_files import disk_full_as_error, free_mib
+from agents.node.host.atomic_files import disk_full_as_error, free_mib, make_folder
 from agents.node.host.procfs import MIB, read_text
 from agents.node.settings import Settings
 from agents.node.spec.task_spec import Mount, TaskSpec
@@ -115,7 +115,7 @@ class Volumes:
         folder = os.path.join(self._settings.scratch_root, name)
         path = os.path.join(folder, mount.source)
         with disk_full_as_error(path):
-            os.makedirs(folder, mode=0o711, exist_ok=True)
+            make_folder(folder, 0o711)
             _make_dir(path, f"The scratch folder {mount.source}")
             if mount.quota_mib is not None:
                 project_quota.set_limit(path, _scratch_project_id(path), mount.quota_mib)

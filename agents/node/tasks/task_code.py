@@ -6,7 +6,7 @@ import os
 from typing import Any, List, Tuple
 
 from agents.node.errors import CODE_MISSING, CODE_REFUSED, AgentError
-from agents.node.host.atomic_files import file_sha256, remove_file
+from agents.node.host.atomic_files import file_sha256, make_folder, remove_file
 from agents.node.runtimes import ContainerConfig
 from agents.node.storage.archives import ArchiveError, run_unpacker
 from agents.node.storage.directories import NodeDirectories
@@ -25,7 +25,7 @@ def unpack_code(
     path = os.path.join(directories.uploads_dir, code.sha256)
     folder = order.mount_sources[code.target] if code.target else os.path.join(order.task_dir, "tmp", "code")
     account = {} if uid is None else {"uid": uid, "gid": gid}
-    os.makedirs(folder, mode=0o700, exist_ok=True)
+    make_folder(folder, 0o700)
     if account:
         os.chown(folder, uid, gid, follow_symlinks=False)
     try:

@@ -16,7 +16,7 @@ from typing import Any, Dict, Iterator, List
 
 from agents.node import errors
 from agents.node.errors import AgentError, invalid_spec
-from agents.node.host.atomic_files import file_lock
+from agents.node.host.atomic_files import file_lock, make_folder
 from agents.node.ledger.ledger import RUNNING
 from agents.node.spec.task_spec import container_name, parse_integer, parse_public_id
 from agents.node.tasks.task_manager import TaskManager
@@ -71,7 +71,7 @@ class TerminalManager:
     @contextlib.contextmanager
     def _acquire_slot(self, name: str) -> Iterator[int]:
         """Yield a lock to pass to the process; refuse beyond the limits per node and task."""
-        os.makedirs(self._folder, mode=0o700, exist_ok=True)
+        make_folder(self._folder, 0o700)
         with file_lock(os.path.join(self._tasks.directories.locks_dir, "terminals")):
             taken = self._open_terminals()
             if len(taken) >= MAX_PER_NODE:

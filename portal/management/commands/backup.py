@@ -6,8 +6,8 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
-from portal.management.data_dir_command import DataDirCommand, installed_data_dir
-from portal.standalone.backup import write_backup
+from portal.management.data_dir_command import DataDirCommand, installed_data_dir, path_argument
+from portal.standalone.backup import check_target, write_backup
 from portal.standalone.command_database import command_database
 
 
@@ -16,11 +16,13 @@ class Command(DataDirCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("file", type=Path)
+        parser.add_argument("file", type=path_argument)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        target = options["file"].absolute()
+        target: Path = options["file"]
         folder = installed_data_dir()
+        check_target(target)
+        folder.check_installed()
         with command_database(folder, exclusive=False):
             manifest = write_backup(target, folder)
         self.stdout.write(

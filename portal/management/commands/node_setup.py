@@ -9,7 +9,8 @@ from django.core.management.base import CommandError
 
 from agents.enrolment import ENGINE_ACCESS_MODES, RUNTIME_KINDS, loader_upgrade_script
 from portal.management.data_dir_command import DataDirCommand, installed_data_dir
-from portal.services.nodes.enrolment import get_script
+from portal.services.nodes.enrolment import check_choices, check_resolves, get_script
+from portal.services.nodes.nodes import validate_host
 from portal.standalone.command_database import command_database
 
 
@@ -46,10 +47,14 @@ class Command(DataDirCommand):
         if options["renew_loader"]:
             self.stdout.write(loader_upgrade_script(), ending="")
             return
+        choices = {name: options[name] for name in ("engine", "runtime", "account")}
+        check_choices(**choices)
+        if options["host"]:
+            validate_host(options["host"])
+            check_resolves(options["host"])
         folder = installed_data_dir()
         if not (folder.root / "agent" / "agent.pyz").exists():
             raise CommandError(f"{folder.root} has no keys yet: `manage.py up` creates them and the agent.")
-        choices = {name: options[name] for name in ("engine", "runtime", "account")}
         with command_database(folder, exclusive=False):
             script = get_script(options["host"], **choices)
         self.stdout.write(script)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from pathlib import Path
 from typing import Any
 
-from portal.management.data_dir_command import DataDirCommand, installed_data_dir
+from portal.management.data_dir_command import DataDirCommand, installed_data_dir, path_argument
 from portal.standalone.backup import read_manifest, restore_backup
 from portal.standalone.command_database import command_database
 
@@ -16,7 +15,7 @@ class Command(DataDirCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("file", type=Path)
+        parser.add_argument("file", type=path_argument)
 
     def handle(self, *args: Any, **options: Any) -> None:
         folder = installed_data_dir()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import shutil
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from django.conf import settings
 
+from agents.node.host.atomic_files import file_lock, make_folder, write_atomic
 from portal.errors import ServiceUnavailable
 
 IMAGE_RECIPE_DIR = Path(settings.BASE_DIR) / "deploy" / "images" / "jupyterlab"
@@ -64,14 +64,14 @@ def ensure_process_jupyterlab(data_dir: Path) -> Path:
     lock = LOCK_FILE.read_bytes() + SERVER_CONFIG.read_bytes() + sys.version.encode()
     name = f"jupyterlab-{hashlib.sha256(lock).hexdigest()[:12]}"
     home = data_dir / "environments"
-    home.mkdir(mode=0o755, parents=True, exist_ok=True)
+    make_folder(str(home), 0o755)
+    make_folder(str(data_dir / "run"), 0o700)
     prefix = home / name
-    with (home / f"{name}.lock").open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with file_lock(str(data_dir / "run" / f"{name}.lock")):
         if not (prefix / "complete").is_file():
             shutil.rmtree(prefix, ignore_errors=True)
             _install(prefix)
-            (prefix / "complete").touch()
+            write_atomic(str(prefix / "complete"), b"", mode=0o644)
     return prefix
 
 
@@ -97,8 +97,8 @@ def _install(prefix: Path) -> None:
         ]
     )
     config = prefix / "etc" / "jupyter"
-    config.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(SERVER_CONFIG, config / SERVER_CONFIG.name)
+    make_folder(str(config), 0o755)
+    write_atomic(str(config / SERVER_CONFIG.name), SERVER_CONFIG.read_bytes(), mode=0o644)
 
 
 def _world_readable_python() -> Path:

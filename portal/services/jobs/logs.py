@@ -12,6 +12,7 @@ from django.conf import settings
 from django.db.models.functions import Greatest
 from django.utils import timezone
 
+from agents.node.host.atomic_files import make_folder
 from portal.models import Job, Task
 from portal.selectors.logs.files import LOG_FORMATS, MAX_LOG_BYTES, RAW_FORMAT, log_path
 
@@ -28,8 +29,8 @@ def write_log_bytes(job: str, attempt: int, rank: int, log_format: str, offset: 
     """
     kept = data[: max(0, MAX_LOG_BYTES - offset)]
     path = log_path(job, attempt, rank, log_format if log_format in LOG_FORMATS else RAW_FORMAT)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
+    make_folder(str(path.parent), 0o700)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         size = os.fstat(descriptor).st_size
         if offset > size and offset <= MAX_LOG_BYTES:

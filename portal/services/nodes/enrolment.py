@@ -23,6 +23,7 @@ from redis.exceptions import RedisError
 
 from agents.enrolment import EnrolmentError, EnrolmentOptions, PublicKeys, check_options, enrolment_script
 from agents.keys import PURPOSES, key_path, make_keys, read_public_key, sign_agent
+from agents.node.host.atomic_files import make_folder, write_atomic
 from agents.ssh import HostKey, SshError, scan_host_key
 from portal.access import Permission, require_permission
 from portal.domain.node_operations import OperationKind
@@ -54,9 +55,12 @@ def prepare_agent(program: bytes) -> None:
     """Create missing key pairs and store the signed agent. Needs the signing key."""
     keys = make_keys(settings.KEY_DIR, ClusterSettings.objects.get(id=1).cluster_id)
     folder = settings.DATA_DIR / "agent"
-    folder.mkdir(mode=0o755, exist_ok=True)
-    _write_atomically(folder / "agent.pyz", program)
-    _write_atomically(folder / "agent.pyz.sig", sign_agent(program, keys["signing"]).encode())
+    make_folder(str(folder), 0o711)
+    for name, content in (
+        ("agent.pyz", program),
+        ("agent.pyz.sig", sign_agent(program, keys["signing"]).encode()),
+    ):
+        write_atomic(str(folder / name), content, mode=0o644)
 
 
 def do_create_local_node(
@@ -64,7 +68,7 @@ def do_create_local_node(
 ) -> None:
     """Create a node whose agent runs on this machine and starts plain processes; ``more`` are its settings."""
     for place in (folder, homes):
-        place.mkdir(mode=0o711, parents=True, exist_ok=True)
+        make_folder(str(place), 0o711)
     own = {
         "cluster": ClusterSettings.objects.get(id=1).cluster_id,
         "state_dir": str(folder / "state"),
@@ -80,12 +84,12 @@ def do_create_local_node(
 def simulated_gpu_provider(path: Path, uuid_prefix: str, model: str, memory_mib: int, count: int) -> str:
     """Return a provider of simulated GPUs, described in a file that is written unless it exists."""
     if not path.exists():
-        path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+        make_folder(str(path.parent), 0o711)
         gpus = [
             {"uuid": f"GPU-{uuid_prefix}-{index}", "model": model, "memory_mib": memory_mib}
             for index in range(count)
         ]
-        path.write_text(json.dumps({"gpus": gpus}, indent=1))
+        write_atomic(str(path), json.dumps({"gpus": gpus}, indent=1).encode())
     return f"file:{path}"
 
 
@@ -118,6 +122,15 @@ def _refusing() -> Iterator[None]:
     except EnrolmentError as fault:
         fields = {fault.field: str(fault)} if fault.field else None
         raise InvalidRequest(str(fault), fields=fields) from fault
+
+
+def check_resolves(host: str) -> None:
+    """Raise InvalidRequest for a name without an address: the script could not deny this machine's."""
+    try:
+        socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
+    except OSError as trouble:
+        message = _("{host} has no address ({reason}).").format(host=host, reason=trouble.strerror)
+        raise InvalidRequest(fields={"host": message}) from trouble
 
 
 def _portal_addresses(host: str) -> tuple[str, ...]:
@@ -182,9 +195,3 @@ def _login_key(check_id: str) -> str:
 
 def _encryption_context(check_id: str) -> EncryptionContext:
     return EncryptionContext("node_check", check_id, "sudo_login")
-
-
-def _write_atomically(path: Path, content: bytes) -> None:
-    fresh = path.with_name(path.name + ".new")
-    fresh.write_bytes(content)
-    fresh.replace(path)

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from agents.node.host.atomic_files import write_atomic
+
 GRACE_S = 12.0
 SUPERVISED_VARIABLE = "FAIRWAY_SUPERVISED"
 """Set in the environment of every child, with the data folder as value."""
@@ -39,9 +41,7 @@ class _ProcessStatus:
 
 def write_records(path: Path, children: Iterable[ChildRecord]) -> None:
     """Replace the record file atomically."""
-    beside = path.with_suffix(".new")
-    beside.write_text(json.dumps([asdict(child) for child in children]))
-    beside.replace(path)
+    write_atomic(str(path), json.dumps([asdict(child) for child in children]).encode(), sync=False)
 
 
 def read_records(path: Path) -> list[ChildRecord]:

@@ -15,6 +15,7 @@ from pathlib import Path
 import psycopg
 from psycopg import sql
 
+from agents.node.host.atomic_files import make_folder, write_atomic
 from portal.config.data_paths import OWNER_ROLE, SERVICES_ROLE
 from portal.standalone.account import set_owner
 from portal.standalone.data_dir import DataDir
@@ -140,7 +141,7 @@ def _initialize_data(folder: DataDir, binaries: PostgresBinaries) -> None:
     """Run initdb in a temporary folder and rename it: an incomplete database is never used."""
     making = folder.root / f"postgres.making-{os.getpid()}"
     shutil.rmtree(making, ignore_errors=True)
-    making.mkdir(mode=0o700)
+    make_folder(str(making), 0o700)
     set_owner(making, folder.account, 0o700)
     command = [binaries.program("initdb"), "-D", str(making), "-U", OWNER_ROLE, "--auth=peer"]
     command += ["--encoding=UTF8", "--no-locale", "--no-instructions", "--no-sync"]
@@ -175,7 +176,7 @@ def _write_access_rules(folder: DataDir) -> None:
     }
     for name, text in rules.items():
         path = folder.postgres / name
-        path.write_text(text)
+        write_atomic(str(path), text.encode(), sync=False)
         set_owner(path, folder.account, 0o600)
 
 
