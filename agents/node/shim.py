@@ -25,6 +25,7 @@ from agents.node.host import cgroup, mount_namespace, procfs
 from agents.node.host.atomic_files import disk_full_as_error, opened, read_json, write_json
 from agents.node.task_log import TaskLogWriter
 
+TEMPORARY_FOLDERS = ("/tmp", "/var/tmp")  # noqa: S108
 STARTED, ALREADY_CLAIMED = "started", "already"
 _FAILED = 1
 _MAX_PATH_BYTES = 4096
@@ -311,9 +312,8 @@ def _enter_namespaces(order: Dict[str, Any]) -> None:
     if order.get("passwd"):
         with contextlib.suppress(OSError):  # without it a shell does not know the name of its account
             mount_namespace.mount(order["passwd"], "/etc/passwd", None, mount_namespace.BIND)
-    for key, folder in (("private_tmp", "/tmp"), ("private_var_tmp", "/var/tmp")):  # noqa: S108
-        if order.get(key):
-            mount_namespace.mount(order["tmp"], folder, None, mount_namespace.BIND)
+    for folder in TEMPORARY_FOLDERS:
+        mount_namespace.cover_folder(folder, order["tmp"], order.get("needed", ()))
     if order.get("shm"):  # shared with the MPS daemon of its GPU
         mount_namespace.mount(order["shm"], "/dev/shm", None, mount_namespace.BIND)  # noqa: S108
     else:

@@ -24,6 +24,7 @@ from django.db import DatabaseError, connection, connections, transaction
 from django.db.migrations.loader import MigrationLoader
 
 from agents.keys import PURPOSES, key_path
+from agents.node.host.atomic_files import write_atomic
 from portal.database.roles import as_owner
 from portal.models import ClusterSettings
 from portal.services.cluster.recovery import begin_recovery
@@ -231,8 +232,7 @@ def _write_small_files(contents: Mapping[str, bytes], folder: DataDir) -> None:
     for name, path in _secret_paths(folder).items():
         if name in contents:
             mode = 0o400 if name == SECRET_KEY_FILE else 0o644 if name.endswith(".pub") else 0o600
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as out:
-                out.write(contents[name])
+            write_atomic(str(path), contents[name], mode=mode)
 
 
 @contextlib.contextmanager

@@ -20,7 +20,10 @@ import psycopg
 import pytest
 
 from portal.config.data_paths import OWNER_ROLE, SERVICES_ROLE, sockets_dir
+from portal.standalone.account import service_account
+from portal.tracking.client import TrackingUnavailable, send
 from tests.process_environment import SERVER_VARIABLES
+from tests.standalone.data_folder_access import make_as_before, wrong_access
 from tests.standalone.waiting import alive, eventually
 
 ROOT = Path(__file__).parent.parent.parent
@@ -40,7 +43,7 @@ def free_port() -> int:
 class Up:
     """One `manage.py up`, its lines collected as they come."""
 
-    def __init__(self, data: Path, *options: str, port: int | None = None) -> None:
+    def __init__(self, data: Path, *options: str, port: int | None = None, umask: int = 0o022) -> None:
         self.data, self.port = data, port or free_port()
         drop = SERVER_VARIABLES | {
             "FAIRWAY_SECRET_KEY",
@@ -55,6 +58,7 @@ class Up:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            umask=umask,
         )
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._collect, daemon=True)
@@ -110,6 +114,50 @@ def drop_services_role(owner: psycopg.Connection) -> bool:
     return True
 
 
+def store_artifact(data: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Return whether the tracking server stored a file of a project."""
+    monkeypatch.setenv("FAIRWAY_TRACKING_SOCKET", str(sockets_dir(data) / "tracking.sock"))
+    path = "/api/2.0/mlflow-artifacts/artifacts/1/run/artifacts/model/weights.bin"
+    try:
+        with send("vision", "PUT", path, body=b"private") as answer:
+            return answer.status == http.HTTPStatus.OK
+    except TrackingUnavailable:
+        return False
+
+
+def submit_short_job(data: Path) -> str:
+    """Submit a job that prints its umask, as a member of a project of the demo; return its public id."""
+    program = """
+from portal.models import Environment, Membership, NodePool
+from portal.services.jobs.submission import JobRequest, do_submit_job
+member = Membership.objects.filter(project__name="vision").first()
+words = ("sh", "-c", "umask; touch ~/kept /tmp/own && id -u")
+request = JobRequest(name="short", project=member.project, environment=Environment.objects.get(name="demo-python"),
+    pool=NodePool.objects.get(name="demo"), tasks=1, gpus_per_task=0, cpu_milli=100, memory_mib=64, command=words)
+print(do_submit_job(member.user, request).public_id)
+"""
+    kept = {
+        n: v for n, v in os.environ.items() if n not in ("DATABASE_URL", "REDIS_URL", "FAIRWAY_SECRET_KEY")
+    }
+    done = subprocess.run(
+        [sys.executable, "manage.py", "shell", "--verbosity", "0"],
+        cwd=ROOT,
+        env=kept | {"FAIRWAY_DATA_DIR": str(data)},
+        input=program,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def job_state(data: Path, job: str) -> str:
+    with as_owner(data) as owner:
+        return str(owner.execute("SELECT state FROM portal_job WHERE public_id = %s", [job]).fetchall()[0][0])
+
+
 def left_in(data: Path) -> list[str]:
     """Processes whose environment or command line names the data folder."""
     found = []
@@ -137,8 +185,8 @@ def data() -> Iterator[Path]:
 def start(data: Path) -> Iterator[Callable[..., Up]]:
     started: list[Up] = []
 
-    def begin(*options: str, port: int | None = None) -> Up:
-        started.append(Up(data, "--no-local-node", *options, port=port))
+    def begin(*options: str, **how: int) -> Up:
+        started.append(Up(data, "--no-local-node", *options, **how))
         return started[-1]
 
     yield begin
@@ -149,9 +197,9 @@ def start(data: Path) -> Iterator[Callable[..., Up]]:
 
 
 def test_up_serves_protects_its_keys_survives_kills_and_cleans_up(
-    start: Callable[..., Up], data: Path
+    start: Callable[..., Up], data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    up = start()
+    up = start(umask=0o000)
     up.wait_answer()
     assert up.get("/healthz") == up.get("/readyz") == up.get("/sign-in/") == 200
     link = re.search(rf"http://localhost:{up.port}/sign-in/link/#(\S+)", up.text)
@@ -167,8 +215,8 @@ def test_up_serves_protects_its_keys_survives_kills_and_cleans_up(
             if "_KEY=" in word
         }
         assert held == ({KEYS[name]} if name in KEYS else set()), name
-    assert (data / "secret_key").stat().st_mode & 0o777 == 0o400
-    assert (data / "run" / "sockets").stat().st_mode & 0o777 == 0o700
+    assert eventually(lambda: store_artifact(data, monkeypatch)), up.text
+    assert wrong_access(data, service_account()) == []
     listening = subprocess.run(["ss", "-ltnpH"], capture_output=True, text=True, check=False).stdout
     listeners = [
         line for line in listening.splitlines() if any(f"pid={pid}," in line for pid in up.pids().values())
@@ -210,12 +258,18 @@ def test_up_serves_protects_its_keys_survives_kills_and_cleans_up(
         assert eventually(lambda: drop_services_role(owner), 60)
     up.process.kill()  # the supervisor; what it started lives on
     up.process.wait()
-    again = start("--demo")
+    make_as_before(data)
+    again = start("--demo", umask=0o077)
     again.wait_answer()
     assert again.get("/readyz") == 200
     assert (data / "secret_key").read_bytes() == secret
     assert (data / "keys" / "control_ed25519.pub").read_bytes() == cluster
     assert eventually(lambda: again.text.count("scheduler.nodes.dispatch started") > 2, 60), again.text
+    job = submit_short_job(data)
+    assert eventually(lambda: job_state(data, job) in ("COMPLETED", "FAILED"), 60), again.text
+    assert job_state(data, job) == "COMPLETED"
+    assert [path.read_bytes() for path in (data / "logs" / job).rglob("0.*") if b"0027" in path.read_bytes()]
+    assert wrong_access(data, service_account()) == []
     again.process.send_signal(signal.SIGINT)
     assert again.wait_end() == 0
     assert re.search(r"stopping \d+ jobs? of the demo's simulated nodes", again.text)

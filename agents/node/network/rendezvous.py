@@ -22,7 +22,7 @@ import time
 from typing import Any, Dict, Optional
 
 from agents.node.errors import RENDEZVOUS_PORT_IN_USE, AgentError
-from agents.node.host.atomic_files import remove_file
+from agents.node.host.atomic_files import remove_file, write_atomic
 from agents.node.host.procfs import read_text
 from agents.node.spec.task_spec import parse_integer, parse_ip_address, parse_public_id, parse_seconds
 
@@ -67,8 +67,7 @@ class RendezvousListeners:
                 return
             word = secrets.token_hex(8)
             others = os.path.exists(_owner_file(folder))
-            with open(_owner_file(folder), "w", encoding="ascii") as stream:
-                stream.write(word)
+            write_atomic(_owner_file(folder), word.encode("ascii"), sync=False)
             self._listeners[name] = _Listener(_listen_on(port, others), _owner_file(folder), word, greeting)
 
     def release(self, name: str, folder: str, port: Optional[int]) -> None:

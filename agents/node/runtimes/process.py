@@ -92,8 +92,19 @@ class ProcessRuntime(Runtime):
             accounts = os.path.join(folder, "passwd")
             home = config.home_path or temporary
             _write_accounts(accounts, f"{spec.user}:*:{config.task_uid}:{config.task_uid}::{home}:/bin/sh")
-        needed = [folder, config.home_path or "", command[0], spec.workdir or "", sys.executable]
-        needed.append(environment.get("VIRTUAL_ENV", "") + "/")
+        needed = [
+            folder,
+            config.home_path,
+            spec.workdir,
+            environment.get("VIRTUAL_ENV"),
+            *_program_paths(command[0]),
+        ]
+        needed += [
+            *self._agent_command[-1:],
+            sys.prefix,
+            sys.base_prefix,
+            *(mount.target for mount in spec.mounts),
+        ]
         write_json(
             path,
             {
@@ -106,8 +117,7 @@ class ProcessRuntime(Runtime):
                 "log_path": config.log_path,
                 "max_log_mib": self._log_mib,
                 "tmp": temporary,
-                "private_tmp": not any(place.startswith("/tmp/") for place in needed),  # noqa: S108
-                "private_var_tmp": not any(place.startswith("/var/tmp/") for place in needed),  # noqa: S108
+                "needed": [path for path in needed if path and os.path.isabs(path)],
                 "binds": _bind_mounts(config),
                 "passwd": accounts,
                 "shm": config.mps_share.shm_dir
@@ -243,6 +253,12 @@ def _write_accounts(path: str, own: str) -> None:
     with open("/etc/passwd", encoding="utf-8", errors="surrogateescape") as stream:
         others = stream.read()
     write_atomic(path, f"{own}\n{others}".encode(errors="surrogateescape"), mode=0o644, sync=False)
+
+
+def _program_paths(program: str) -> List[str]:
+    """Return a program and its folder, which has what it loads; a folder for temporary files is not its own."""
+    above = os.path.dirname(program)
+    return [program] if above in shim.TEMPORARY_FOLDERS else [program, above]
 
 
 def _bind_mounts(order: ContainerConfig) -> List[List[object]]:

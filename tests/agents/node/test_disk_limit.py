@@ -154,16 +154,30 @@ def test_a_home_counts_by_what_the_task_added_to_it(node: LoneNode) -> None:
 
 
 @needs_root
-def test_both_temporary_folders_of_a_process_are_its_own(node: LoneNode) -> None:
-    state = Path(tempfile.mkdtemp(prefix="fairway-test-", dir="/srv"))  # one below /tmp must stay visible
-    state.chmod(0o711)
-    node.clean_up.append(lambda: shutil.rmtree(state))
-    node.configure(state_dir=str(state))
+@pytest.mark.parametrize("below", ["/srv", "/tmp", "/var/tmp"])
+def test_both_temporary_folders_of_a_process_are_its_own_and_count(node: LoneNode, below: str) -> None:
+    """Also where the folders of the node are below one of them, and named through a link."""
+    made = Path(tempfile.mkdtemp(prefix="fairway-test-", dir=below))
+    node.clean_up.append(lambda: shutil.rmtree(made))
+    made.chmod(0o711)
+    (made / "shared").mkdir()
+    (made / "shared").chmod(0o777)
+    (made / "data").mkdir()
+    (made / "link").symlink_to("data")
+    node.configure(state_dir=str(made / "link/state"), home_root=str(made / "link/homes"))
+    filled = "/tmp" if below == "/srv" else below
+    script = f"touch /tmp/a /var/tmp/b ~/kept $FAIRWAY_CHECKPOINT_FILE && echo own; ls {made}; ls $TMPDIR; "
+    home = [{"kind": "home", "source": "ada", "target": "/home/ada"}]
     link = node.open()
-    start(link, node, "jown", f"touch /tmp/{state.name}-a /var/tmp/{state.name}-b; ls $TMPDIR; sleep 600")
-    assert f"{state.name}-a\n{state.name}-b\n" in log_with(link, "jown", "-b\n")
-    assert not Path(f"/tmp/{state.name}-a").exists()
-    assert not Path(f"/var/tmp/{state.name}-b").exists()
+    start(link, node, "jown", script + FILL.format(path=f"{filled}/f"), mounts=home)
+    log = log_with(link, "jown", "written")
+    assert "own\n" in log and "a\nb\n" in log
+    assert below == "/srv" or "shared" not in log, "other folders of the machine would not be counted"
+    assert (made / "data/homes/ada/kept").exists()
+    assert not Path("/tmp/a").exists() and not Path("/var/tmp/b").exists()
+    fault, _, used_mib = end_of(link, "jown")
+    assert fault == "disk_limit_exceeded"
+    assert used_mib is not None and LIMIT_MIB < used_mib <= 41
 
 
 # -- containers --------------------------------------------------------------------------------------
