@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
-
-from agents.node.host.atomic_files import make_folder, write_atomic
 
 MAX_SOCKET_PATH_BYTES = 100
 """Linux allows 107 bytes; PostgreSQL's socket file name is part of the path that is checked."""
@@ -77,19 +74,6 @@ def _fits_sockets(folder: Path) -> bool:
 def agent_program(data: Path) -> Path:
     """Return the path of the agent program of this machine, which `up` writes."""
     return data / "agent" / "agent.pyz"
-
-
-def agent_settings_text(settings: object) -> str:
-    return json.dumps(settings, indent=1, sort_keys=True)
-
-
-def write_agent_settings(data: Path, node: str, text: str) -> Path:
-    """Write the settings file of the local agent of a node (public id); return its path."""
-    path = data / "agent" / f"{node}.json"
-    make_folder(str(path.parent), 0o711)
-    if not path.exists() or path.read_text() != text:
-        write_atomic(str(path), text.encode(), mode=0o600)
-    return path
 
 
 def database_url(data: Path, role: str = SERVICES_ROLE) -> str:

@@ -141,8 +141,8 @@ class DataDir:
             self.run.chmod(mode)
             for given in (self.valkey, self.sockets):
                 self._make_private(given)
-        except OSError as trouble:
-            raise unusable(self.root, trouble) from trouble
+        except OSError as error:
+            raise unusable(self.root, error) from error
 
     def _check_content(self) -> None:
         """Refuse a folder of another account, or one that is used for something else."""
@@ -198,8 +198,8 @@ class DataDir:
         try:
             for private in (self.keys, self.run, self.root / "logs"):
                 make_folder(str(private), 0o700)
-        except OSError as trouble:
-            raise unusable(self.root, trouble) from trouble
+        except OSError as error:
+            raise unusable(self.root, error) from error
 
     def check_installed(self) -> None:
         """Raise StartError when there is nothing to read: a command would else create an installation."""
@@ -222,10 +222,10 @@ class DataDir:
         set_owner(folder, self.account, 0o700)
 
 
-def unusable(path: Path, trouble: OSError) -> StartError:
+def unusable(path: Path, error: OSError) -> StartError:
     """Return the error for a data folder that the system refuses."""
-    where = f"{trouble.filename}: " if trouble.filename and str(trouble.filename) != str(path) else ""
-    why = "it is not a folder" if isinstance(trouble, FileExistsError) else trouble.strerror
+    where = f"{error.filename}: " if error.filename and str(error.filename) != str(path) else ""
+    why = "it is not a folder" if isinstance(error, FileExistsError) else error.strerror
     return StartError(f"The data folder {path} cannot be used: {where}{why}.")
 
 

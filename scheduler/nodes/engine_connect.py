@@ -14,6 +14,7 @@ from portal.database.pool_middleware import release_connection
 from portal.domain.states import NodeTransport
 from portal.domain.stored_texts import stored_text
 from portal.models import ClusterSettings, Node
+from portal.services.nodes.agent_settings import agent_settings_text, write_agent_settings
 
 
 class EngineConnectError(Exception):
@@ -30,10 +31,10 @@ def open_engine(node: Node, role: Role = "control") -> NodeEngine:
     release_connection()  # do not hold a database connection during remote calls
     try:
         if node.transport == NodeTransport.LOCAL.value:
-            text = data_paths.agent_settings_text(node.settings)
+            text = agent_settings_text(node.settings)
             engine = AgentEngine.local(
                 data_paths.agent_program(settings.DATA_DIR),
-                data_paths.write_agent_settings(settings.DATA_DIR, node.public_id, text),
+                write_agent_settings(settings.DATA_DIR, node.public_id, text),
                 cluster=cluster,
                 role=role,
             )

@@ -34,7 +34,7 @@ TABLE = (
     (r"STATE/tasks/[^/]+/(secrets|tmp)", JOB, {0o700}, None),
     (r"STATE/tasks/[^/]+/secrets/.+", JOB, None, {0o600}),
     (r"STATE/tasks/[^/]+/(passwd|hosts)", OURS, None, {0o644}),
-    (r"STATE/tasks/[^/]+/(progress|checkpoint|metrics|commit)[a-z-]*", JOB, None, {0o600}),
+    (r"STATE/tasks/[^/]+/(checkpoint|progress|metric|code)", JOB, None, {0o600}),
     (r"STATE/tasks/[^/]+/[^/]+", OURS, None, {0o600}),
     (r"STATE/(locks|uploads)", OURS, {0o700}, None),
     (r"STATE/(locks|uploads)/.+|STATE/[^/]+", OURS, {0o700}, {0o600}),

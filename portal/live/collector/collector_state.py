@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agents.ssh import SshTarget
-from portal.config import data_paths
 from portal.domain.states import LIVE_ATTEMPT_STATES, AttemptState, NodeState, NodeTransport
 from portal.live.collector.frames import RunningTask
 from portal.live.collector.sample_filter import KnownNode
 from portal.models import Allocation, ClusterSettings, Gpu, Node, Task
+from portal.services.nodes.agent_settings import agent_settings_text
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def load_state() -> CollectorState:
             target=None
             if node.transport == NodeTransport.LOCAL.value
             else SshTarget(host=node.host, user=node.ssh_user, host_key=node.host_key, port=node.port),
-            settings=data_paths.agent_settings_text(node.settings),
+            settings=agent_settings_text(node.settings),
             cluster=cluster,
         )
         found.known_nodes[node.public_id] = KnownNode()

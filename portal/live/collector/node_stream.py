@@ -28,6 +28,7 @@ from portal.live.collector.collector_state import FollowedLog, StreamedNode
 from portal.live.collector.frames import ReceivedSample
 from portal.selectors.logs.files import MAX_LOG_BYTES
 from portal.services.jobs.logs import write_log_bytes
+from portal.services.nodes.agent_settings import write_agent_settings
 
 log = logging.getLogger(__name__)
 
@@ -232,7 +233,7 @@ def open_stream(node: StreamedNode, on_event: Callable[[dict[str, Any]], None]) 
             return open_local(
                 data_paths.agent_program(settings.DATA_DIR),
                 "watch",
-                data_paths.write_agent_settings(settings.DATA_DIR, node.public_id, node.settings),
+                write_agent_settings(settings.DATA_DIR, node.public_id, node.settings),
                 cluster=node.cluster,
                 on_event=on_event,
                 hello_timeout_s=HELLO_TIMEOUT_S,
