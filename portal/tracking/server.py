@@ -6,6 +6,7 @@ MLflow's workspace header; MLflow's store confines the request to that workspace
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -42,6 +43,8 @@ def main() -> None:
     os.umask(PRIVATE_UMASK)  # MLflow chooses no modes for its files, which belong to all projects
     for folder in (artifacts, artifacts / "incoming"):
         make_folder(str(folder), 0o700)
+        with contextlib.suppress(PermissionError):  # a volume of another account
+            folder.chmod(0o700)  # an earlier version left it to the umask
     tempfile.tempdir = str(artifacts / "incoming")  # /tmp may be small, and a rename within a disk is cheap
     url = database_url(os.environ.get("FAIRWAY_TRACKING_DATABASE_URL") or _services_url(data))
     ensure_schema(url)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pwd
+import re
 import shutil
 import signal
 import subprocess
@@ -155,7 +156,7 @@ def _initialize_data(folder: DataDir, binaries: PostgresBinaries) -> None:
             check=False,
         )
         if done.returncode:
-            raise StartError(f"PostgreSQL could not create its data folder: {done.stderr.strip()}")
+            raise StartError(f"PostgreSQL could not create its data folder: {_first_error(done.stderr)}.")
         making.rename(folder.postgres)
     except subprocess.TimeoutExpired:
         raise StartError(
@@ -163,6 +164,12 @@ def _initialize_data(folder: DataDir, binaries: PostgresBinaries) -> None:
         ) from None
     finally:
         shutil.rmtree(making, ignore_errors=True)
+
+
+def _first_error(output: str) -> str:
+    """Return the first error in the output of initdb, without its prefix; the other lines follow from it."""
+    lines = [line for line in output.splitlines() if re.search("error:|FATAL:", line)] or [output.strip()]
+    return re.sub(r".*?(error|FATAL): +", "", lines[0])
 
 
 def _write_access_rules(folder: DataDir) -> None:
