@@ -166,15 +166,17 @@ def test_both_temporary_folders_of_a_process_are_its_own_and_count(node: LoneNod
     (made / "link").symlink_to("data")
     node.configure(state_dir=str(made / "link/state"), home_root=str(made / "link/homes"))
     filled = "/tmp" if below == "/srv" else below
-    script = f"touch /tmp/a /var/tmp/b ~/kept $FAIRWAY_CHECKPOINT_FILE && echo own; ls {made}; ls $TMPDIR; "
+    own = f"{made.name}-own"
+    script = f"touch /tmp/{own}-a /var/tmp/{own}-b ~/kept $FAIRWAY_CHECKPOINT_FILE && echo done; ls $TMPDIR; "
+    script += f"test -e {made}/shared && echo seen; "
     home = [{"kind": "home", "source": "ada", "target": "/home/ada"}]
     link = node.open()
-    start(link, node, "jown", script + FILL.format(path=f"{filled}/f"), mounts=home)
-    log = log_with(link, "jown", "written")
-    assert "own\n" in log and "a\nb\n" in log
-    assert below == "/srv" or "shared" not in log, "other folders of the machine would not be counted"
+    start(link, node, "jown", script + FILL.format(path=f"{filled}/{own}-f"), mounts=home)
+    log = log_with(link, "jown", "written\n")
+    assert "done\n" in log and f"{own}-a\n{own}-b\n" in log
+    assert below == "/srv" or "seen" not in log, "other folders of the machine would not be counted"
     assert (made / "data/homes/ada/kept").exists()
-    assert not Path("/tmp/a").exists() and not Path("/var/tmp/b").exists()
+    assert not Path(f"/tmp/{own}-a").exists() and not Path(f"/var/tmp/{own}-b").exists()
     fault, _, used_mib = end_of(link, "jown")
     assert fault == "disk_limit_exceeded"
     assert used_mib is not None and LIMIT_MIB < used_mib <= 41
