@@ -17,6 +17,7 @@ from portal.config.data_paths import apply_data_dir_option, redis_url, sockets_d
 from portal.standalone.address import check_bind_options, portal_url, ssh_forward_command
 from portal.standalone.errors import StartError
 from portal.standalone.process_table import ListenOptions
+from tests.process_environment import SERVER_VARIABLES, without_servers
 
 ROOT = Path(__file__).parent.parent.parent
 NO_FOLDER = "cannot be used: "
@@ -63,7 +64,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def place(files: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The working directory; the process gets its umask and data folder back."""
-    for name in ("DATABASE_URL", "REDIS_URL", "FAIRWAY_PORTAL_URL"):
+    for name in (*SERVER_VARIABLES, "FAIRWAY_PORTAL_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("FAIRWAY_DATA_DIR", str(files / "empty"))
     monkeypatch.chdir(files)
@@ -163,13 +164,10 @@ def test_a_wrong_argument_ends_in_one_sentence(
 @pytest.mark.parametrize("name", ["up", "restore"])
 def test_an_unreadable_data_folder_ends_in_one_sentence(name: str, files: Path) -> None:
     """The settings are read before the arguments."""
-    environment = {
-        key: value for key, value in os.environ.items() if key not in ("DATABASE_URL", "REDIS_URL")
-    }
     arguments = {"up": ("--port", str(free_port())), "restore": ("a file",)}[name]
     done = subprocess.run(
         [sys.executable, str(ROOT / "manage.py"), name, *arguments, "--data-dir", "a file/" + "x" * 300],
-        cwd=files, env=environment, capture_output=True, text=True, timeout=60, check=False,
+        cwd=files, env=without_servers(), capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 1
     assert done.stderr.startswith("CommandError: ") and done.stderr.count("\n") == 1, done.stderr

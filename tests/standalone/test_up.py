@@ -136,9 +136,7 @@ request = JobRequest(name="short", project=member.project, environment=Environme
     pool=NodePool.objects.get(name="demo"), tasks=1, gpus_per_task=0, cpu_milli=100, memory_mib=64, command=words)
 print(do_submit_job(member.user, request).public_id)
 """
-    kept = {
-        n: v for n, v in os.environ.items() if n not in ("DATABASE_URL", "REDIS_URL", "FAIRWAY_SECRET_KEY")
-    }
+    kept = {n: v for n, v in os.environ.items() if n not in SERVER_VARIABLES | {"FAIRWAY_SECRET_KEY"}}
     done = subprocess.run(
         [sys.executable, "manage.py", "shell", "--verbosity", "0"],
         cwd=ROOT,
