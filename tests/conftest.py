@@ -5,9 +5,10 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from django.conf import settings
@@ -22,7 +23,8 @@ from portal.standalone.testing_requirements import (
     missing_requirements,
     skip_reason,
 )
-from tests import described_answers, table_flush
+from tests import described_answers, table_flush, table_owner
+from tests.changed_settings import change_settings
 
 TEMPLATE_DATABASE = "test_template"
 
@@ -35,11 +37,7 @@ def pytest_configure() -> None:
     gc.disable()  # until all tests are collected: what that allocates is permanent
     table_flush.flush_by_delete()
     described_answers.check_every_answer()
-    # Tests are transactions; on a busy machine one may wait longer for a processor than a service is allowed to.
-    settings.DATABASES["default"]["OPTIONS"]["options"] += " -c idle_in_transaction_session_timeout=0"
-    # Each test client builds the middleware anew; with this it does not search all static files each time.
-    settings.WHITENOISE_AUTOREFRESH = True
-    settings.PASSWORD_HASHERS = ["tests.fast_password_hasher.FastArgon2Hasher", *settings.PASSWORD_HASHERS]
+    change_settings()
 
 
 _loaded_profiles: set[str] = set()
@@ -76,26 +74,44 @@ def django_db_keepdb() -> bool:
 
 
 @pytest.fixture(scope="session")
+def setup_lock() -> Iterator[IO[str]]:
+    """One lane at a time creates what all share: the template, or on a named server the services' role."""
+    with open(settings.DATA_DIR / "setup.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield lock
+
+
+@pytest.fixture(scope="session")
 def django_db_modify_db_settings(
-    django_db_modify_db_settings_parallel_suffix: None, django_db_blocker: DjangoDbBlocker
+    django_db_modify_db_settings_parallel_suffix: None,
+    django_db_blocker: DjangoDbBlocker,
+    setup_lock: IO[str],
 ) -> None:
     """The first lane of a run brings one database up to date; the others, and the first, take copies of it."""
     if not {"FAIRWAY_TESTS_OWN_SERVER", "PYTEST_XDIST_WORKER"} <= os.environ.keys():
         return
     named = connection.settings_dict
     done = settings.DATA_DIR / "template"
-    with open(settings.DATA_DIR / "template.lock", "w") as lock, django_db_blocker.unblock():
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not done.exists():
-            kept = named["NAME"], named["TEST"]["NAME"]
-            named["TEST"]["NAME"] = TEMPLATE_DATABASE
+    if not done.exists():
+        kept = named["NAME"], named["TEST"]["NAME"]
+        named["TEST"]["NAME"] = TEMPLATE_DATABASE
+        with django_db_blocker.unblock():
             connection.creation.create_test_db(verbosity=0, autoclobber=True, serialize=False)
             # a database is copied only while nobody is connected to it, also not a connection that is to be shared
             connection.close()
             connection.close_pool()
-            named["NAME"], named["TEST"]["NAME"] = kept
-            done.touch()
+        named["NAME"], named["TEST"]["NAME"] = kept
+        done.touch()
+    setup_lock.close()
     named["TEST"]["TEMPLATE"] = TEMPLATE_DATABASE
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_setup: None, setup_lock: IO[str], django_db_blocker: DjangoDbBlocker) -> None:
+    """The owner has created and migrated the database; tests connect as the services do."""
+    setup_lock.close()
+    with django_db_blocker.unblock():
+        table_owner.create_function()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -104,6 +120,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         missing = _missing_requirements(kind)
         if missing:
             pytest.skip(skip_reason(kind, missing))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """Fail a test that was connected as another role than the services'."""
+    if connection.connection is not None:
+        assert connection.connection.info.user == connection.settings_dict["USER"]
 
 
 @cache

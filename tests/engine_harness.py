@@ -15,12 +15,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 import redis
 from django.conf import settings
-from django.db import connection
 
 from portal.domain.states import NodeTransport, RuntimeKind
 from portal.models import Gpu, Node, NodePool, OutboxMessage
@@ -30,6 +28,7 @@ from scheduler.leases import new_holder
 from scheduler.nodes.actor_supervisor import ActorSupervisor
 from tests import factories
 from tests.agent_program import copy_agent_program
+from tests.process_environment import service_environment
 
 ROOT = Path(__file__).parent.parent
 TIMEOUT_FACTOR = 2.5
@@ -64,8 +63,7 @@ class EngineHarness:
         self.folder = folder
         self.processes: list[subprocess.Popen[bytes]] = []
         self.environment = {
-            **os.environ,
-            "DATABASE_URL": _database_url(),
+            **service_environment(),
             "REDIS_URL": settings.REDIS_URL,
             "FAIRWAY_DATA_DIR": str(folder),
             "FAIRWAY_SECRET_KEY": settings.SECRET_KEY,
@@ -265,16 +263,6 @@ def engine_harness() -> Iterator[EngineHarness]:
 def held_milli() -> int:
     """GPU milli in use over the whole record."""
     return sum(Gpu.objects.values_list("used_milli", flat=True))
-
-
-def _database_url() -> str:
-    """The address of the test database: that of the settings, with the test's name.
-
-    Only the last part of the path is the name: before it may stand the folder of a unix socket.
-    """
-    parts = urlsplit(os.environ["DATABASE_URL"])
-    folder = parts.path.rpartition("/")[0]
-    return urlunsplit(parts._replace(path=f"{folder}/{connection.settings_dict['NAME']}"))
 
 
 @pytest.fixture(scope="module")

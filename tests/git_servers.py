@@ -52,14 +52,21 @@ class Repository:
         return self.git("rev-parse", "HEAD")
 
 
-@contextmanager
-def https_server(folder: Path, token: str = "") -> Iterator[tuple[str, Path]]:
-    """Serve the repositories below ``folder``; yield the URL and the certificate that signs it."""
+def make_certificate(folder: Path) -> tuple[Path, Path]:
+    """Return a certificate of this machine that signs itself, and its key."""
     certificate, key = folder / "tls.crt", folder / "tls.key"
     words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     words += ["-keyout", str(key), "-out", str(certificate), "-days", "2", "-subj", "/CN=127.0.0.1"]
-    subprocess.run([*words, "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True)
+    words += ["-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
+    subprocess.run(words, check=True, capture_output=True)
     certificate.chmod(0o644)
+    return certificate, key
+
+
+@contextmanager
+def https_server(folder: Path, token: str = "") -> Iterator[tuple[str, Path]]:
+    """Serve the repositories below ``folder``; yield the URL and the certificate that signs it."""
+    certificate, key = make_certificate(folder)
     handler = type("Handler", (_Backend,), {"root": folder, "token": token})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -16,10 +16,11 @@ from typing import Any, TypeVar
 
 import redis
 from django.conf import settings
-from django.db import DEFAULT_DB_ALIAS, connection, transaction
+from django.db import connection, transaction
 from django.utils import timezone
 
-from tests.table_flush import emptied_tables, may_skip_triggers
+from tests.table_flush import emptied_tables, owner_may_skip_triggers
+from tests.table_owner import execute_as_owner
 
 Made = TypeVar("Made")
 _TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d+)?\+00")
@@ -60,11 +61,11 @@ class SavedDataset:
         """Write the rows and logs again. The tables must be empty."""
         shift = _shift(self.at, timezone.now())
         with transaction.atomic(), connection.cursor() as cursor:
-            cursor.execute("SET LOCAL session_replication_role = replica")
+            execute_as_owner("SET LOCAL session_replication_role = replica")
             for table in self.tables:
                 with cursor.copy(f"COPY {_target(table.name, table.columns)} FROM STDIN") as rows:
                     rows.write(table.shifted(shift))
-            cursor.execute("SET LOCAL session_replication_role = origin")
+            execute_as_owner("SET LOCAL session_replication_role = origin")
         for name, content in self.logs.items():
             path = Path(settings.LOG_DIR, name)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +77,7 @@ _saved: dict[Callable[[], Any], SavedDataset] = {}
 
 def make_once(make: Callable[[], Made]) -> Made:
     """Return what ``make`` returns, with its rows in the empty tables and its logs in ``LOG_DIR``."""
-    if not may_skip_triggers(DEFAULT_DB_ALIAS):
+    if not owner_may_skip_triggers():
         return make()
     saved = _saved.get(make)
     if saved is None:
@@ -114,7 +115,7 @@ def _read_tables() -> tuple[SavedTable, ...]:
         columns: dict[str, list[tuple[str, str]]] = {}
         for table, column, kind in cursor.fetchall():
             columns.setdefault(table, []).append((column, kind))
-        for table in emptied_tables(DEFAULT_DB_ALIAS):
+        for table in emptied_tables():
             names = tuple(name for name, _ in columns[table])
             with cursor.copy(f"COPY {_target(table, names)} TO STDOUT") as rows:
                 text = b"".join(rows).decode()

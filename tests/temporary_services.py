@@ -13,12 +13,15 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from portal.config import data_paths
 
 START_LIMIT_S = 60
+NAMED_SERVER_ROLE = "fairway_test_services"
+"""The services' role on a server that the environment names; it stays there."""
 INFO_OPTIONS = {"--help", "-h", "--version", "--collect-only"}
 SERVERLESS = (
     Path("tests/core"),
@@ -44,10 +47,13 @@ def _start_services() -> None:
     global _guardian, _root
     _root = Path(tempfile.mkdtemp(prefix="fairway-tests-"))
     _root.chmod(0o711)
+    (_root / "run").mkdir(mode=0o700)  # it exists before an installation reads its settings, too
     os.environ["FAIRWAY_DATA_DIR"] = str(_root)
     os.environ.setdefault("FAIRWAY_SECRET_KEY", secrets.token_urlsafe(64))
-    if os.environ.get("DATABASE_URL") and os.environ.get("REDIS_URL"):
-        return
+    if os.environ.get("DATABASE_URL"):
+        _name_services_role()
+        if os.environ.get("REDIS_URL"):
+            return
     if _needs_servers(sys.argv[1:]):
         if not os.environ.get("DATABASE_URL"):
             os.environ["FAIRWAY_TESTS_OWN_SERVER"] = "1"
@@ -58,8 +64,20 @@ def _start_services() -> None:
             text=True,
             cwd=Path(__file__).parent.parent,
         )
-    os.environ.setdefault("DATABASE_URL", data_paths.database_url(_root, data_paths.OWNER_ROLE))
+    if not os.environ.get("DATABASE_URL"):
+        os.environ["DATABASE_URL"] = data_paths.database_url(_root)
+        os.environ["DATABASE_OWNER_URL"] = data_paths.database_url(_root, data_paths.OWNER_ROLE)
     os.environ.setdefault("REDIS_URL", data_paths.redis_url(_root))
+
+
+def _name_services_role() -> None:
+    """Make the role of ``DATABASE_URL`` the owner unless one is named, and create another name for the services."""
+    if os.environ.get("DATABASE_OWNER_URL"):
+        return
+    named = urlsplit(os.environ["DATABASE_URL"])
+    os.environ["DATABASE_OWNER_URL"] = named.geturl()
+    role = f"{NAMED_SERVER_ROLE}:{secrets.token_urlsafe(24)}"
+    os.environ["DATABASE_URL"] = named._replace(netloc=f"{role}@{named.netloc.rpartition('@')[2]}").geturl()
 
 
 def _use_own_redis_database(lane: str) -> None:

@@ -17,7 +17,7 @@ VALKEY_SOCKET_NAME = "valkey.sock"
 
 OWNER_ROLE = "fairway"
 SERVICES_ROLE = "fairway_app"
-"""In the PostgreSQL that `up` starts: the role of the processes and owner of the tables."""
+"""The two roles of the PostgreSQL that `up` starts: the owner of the tables, and the role of the processes."""
 
 
 def default_data_dir() -> Path:

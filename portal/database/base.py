@@ -11,6 +11,7 @@ from django.db.backends.postgresql import base as postgresql
 from django.db.backends.postgresql.psycopg_any import IsolationLevel
 
 from portal.database.connection_pool import ConnectionPool
+from portal.database.creation import DatabaseCreation
 from portal.database.schema import SchemaEditor
 from portal.database.timeouts import DATABASE_BREAKER, TimeoutConnection, raise_if_breaker_open
 
@@ -19,6 +20,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
     """The connection of one thread. A pooled one is returned when Django would close it."""
 
     SchemaEditorClass = SchemaEditor
+    creation_class = DatabaseCreation
     connection_pool: ConnectionPool | None = None
     """Shared by the whole process; None: each thread opens its own connections."""
 
@@ -29,7 +31,8 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         if self.connection_pool is None or self.alias != DEFAULT_DB_ALIAS:
             return _connect(conn_params)
         self.close_at = time.monotonic()  # return the connection to the pool after each unit of work
-        return self.connection_pool.check_out(conn_params.get("dbname", ""), lambda: _connect(conn_params))
+        target = tuple(str(conn_params.get(name, "")) for name in ("host", "port", "dbname", "user"))
+        return self.connection_pool.check_out(target, lambda: _connect(conn_params))
 
     def return_to_pool(self) -> None:
         """Return a pooled connection before the end of its request, unless a transaction is open."""

@@ -48,8 +48,10 @@ class ConnectionPool:
         for _ in range(self.size):
             self._turns.put(None)
 
-    def check_out(self, name: str, connect: Callable[[], TimeoutConnection]) -> TimeoutConnection:
-        """Return a connection to the named database that has answered within the last 0.1 s.
+    def check_out(
+        self, target: tuple[str, ...], connect: Callable[[], TimeoutConnection]
+    ) -> TimeoutConnection:
+        """Return a connection to the same database as the same role that has answered within the last 0.1 s.
 
         Raise OperationalError if none is free within ``wait_s``, the server does not answer, or connecting
         fails.
@@ -61,13 +63,13 @@ class ConnectionPool:
                 f"all {self.size} connections to the database were in use for {self.wait_s:.0f} s"
             ) from None
         try:
-            connection = self._take_idle(name) or connect()
+            connection = self._take_idle(target) or connect()
         except BaseException:
             self._turns.put(None)
             raise
         # A connection that is never returned, such as by an abandoned thread, is lost, but its slot is freed.
         connection.finalizer = weakref.finalize(connection, self._turns.put, None)
-        connection.pool_id = os.getpid()
+        connection.pool_id, connection.target = os.getpid(), target
         return connection
 
     def check_in(self, connection: TimeoutConnection) -> None:
@@ -98,14 +100,14 @@ class ConnectionPool:
         for _, each in idle:
             each.close()
 
-    def _take_idle(self, name: str) -> TimeoutConnection | None:
+    def _take_idle(self, target: tuple[str, ...]) -> TimeoutConnection | None:
         """Return the connection that was returned last, if it is usable."""
         with self._lock:
             if not self._idle:
                 return None
             since_s, connection = self._idle.pop()
         try:
-            if connection.info.dbname == name:
+            if connection.target == target:
                 if time.monotonic() - since_s > CHECK_AFTER_S or connection.has_input():
                     connection.ping(PING_TIMEOUT_S)
                 return connection

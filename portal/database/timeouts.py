@@ -31,6 +31,8 @@ class TimeoutConnection(psycopg.Connection[Any]):
     finalizer: weakref.finalize[Any, Any] | None = None
     """Set while ``portal.database.connection_pool`` has it checked out, in the process ``pool_id``."""
     pool_id = 0
+    target: tuple[str, ...] = ()
+    """The server, database and role that it was opened for."""
     timed_out = False
     _timeout_s: float | None = None
 

@@ -1,6 +1,6 @@
 """A PostgreSQL and a Valkey for tests, which run until standard input is closed.
 
-`python -m portal.standalone.temporary_servers FOLDER` prints one line of JSON with both addresses once they
+`python -m portal.standalone.temporary_servers FOLDER` prints one line of JSON with their addresses once they
 answer, and removes everything when its input ends, however its parent died.
 """
 
@@ -45,9 +45,12 @@ def main(root: Path) -> int:
             running.append((process, server))
         for process, server in running:
             server.wait_ready(partial(_is_running, process))
-        # tests create databases of their own
-        owner_url = data_paths.database_url(root, data_paths.OWNER_ROLE)
-        print(json.dumps({"database_url": owner_url, "redis_url": folder.redis_url}), flush=True)
+        addresses = {
+            "database_url": folder.database_url,
+            "database_owner_url": data_paths.database_url(root, data_paths.OWNER_ROLE),
+            "redis_url": folder.redis_url,
+        }
+        print(json.dumps(addresses), flush=True)
         select.select([sys.stdin], [], [])
         return 0
     except StartError as trouble:

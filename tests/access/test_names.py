@@ -33,6 +33,7 @@ from tests.access.pages import PAGES
 from tests.access.test_sockets import TOPICS
 from tests.api.fixture_data import FixtureData
 from tests.api.table import ADMIN, CONTROLLERS, INSIDE, MANAGERS, OWNER, ROWS, WORKERS
+from tests.table_owner import update_as_owner
 
 READERS = ("stranger", "former", "viewer")
 SELF: frozenset[str] = frozenset()
@@ -332,7 +333,7 @@ def _mark(marked: Marked, row: Any, audiences: dict[str, frozenset[str]]) -> Non
     else:
         if "roles" in written:  # a job with roles has the amounts of its roles
             written["role_gpus"], written["min_tasks"] = 0, None
-        type(row).objects.filter(pk=row.pk).update(**written)
+        update_as_owner(type(row).objects.filter(pk=row.pk), **written)
 
 
 def _owner_of(fixture_data: FixtureData, row: Any) -> str:

@@ -32,6 +32,7 @@ from portal.services.nodes.metrics_rollup import save_node_metrics
 from portal.services.report_days import forget_report_days, store_report_days
 from tests import factories
 from tests.api.fixture_data import FixtureData, running
+from tests.table_owner import execute_as_owner
 
 DAY = dt.timedelta(days=1)
 HOUR = dt.timedelta(hours=1)
@@ -115,7 +116,7 @@ def _draw_rows(data: st.DataObject, today: dt.datetime) -> None:
         job.submitted_at = job.started_at - data.draw(LENGTHS)
         job.gpus_per_task = data.draw(st.integers(0, 9))
     Job.objects.bulk_update(jobs, ["started_at", "submitted_at", "gpus_per_task"])
-    AttemptWork.objects.all().delete()
+    execute_as_owner("DELETE FROM portal_attemptwork")
     AttemptGpuDay.objects.all().delete()
     for attempt in Attempt.objects.select_related("job"):
         AttemptWork.objects.create(

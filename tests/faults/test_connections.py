@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from django.conf import settings
 from django.db import OperationalError, connection, transaction
 
 from agents.link import OutcomeUnknownError
@@ -22,6 +23,7 @@ from portal.database import connection_pool, timeouts
 from portal.database.base import DatabaseWrapper
 from portal.database.connection_pool import ConnectionPool
 from portal.database.pool_middleware import release_connection
+from portal.database.roles import as_owner
 from portal.models import User
 from tests import factories
 from tests.agent_program import agent_program
@@ -196,11 +198,17 @@ def test_a_child_process_does_not_use_connections_of_its_parent(pool):
     assert elsewhere(backend) == parents
 
 
-def test_another_database_gets_no_connection_of_this_one(pool):
-    assert backend()
+def test_another_role_or_database_gets_no_connection_of_this_one(pool):
+    services = connection.settings_dict["USER"]
+    assert session_user() == services
     release_connection()
+    with as_owner():
+        assert session_user() == settings.DATABASE_OWNER["USER"] != services
+    assert session_user() == services
+    release_connection()
+    assert idle_count(pool) == 1
     other = pool.check_out(
-        "other", lambda: timeouts.TimeoutConnection.connect(**plain_parameters("postgres"))
+        ("other",), lambda: timeouts.TimeoutConnection.connect(**plain_parameters("postgres"))
     )
     assert other.info.dbname == "postgres"
     assert idle_count(pool) == 0
@@ -211,6 +219,12 @@ def plain_parameters(name: str = "") -> dict[str, object]:
     parameters = connection.get_connection_params()
     wanted = {key: parameters[key] for key in ("host", "user", "password", "port") if key in parameters}
     return wanted | {"dbname": name or parameters["dbname"], "autocommit": True}
+
+
+def session_user() -> str:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT session_user")
+        return str(cursor.fetchone()[0])
 
 
 def test_waiting_for_an_unresponsive_node_holds_no_connection(pool: ConnectionPool, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ import pytest
 
 from portal.config import data_paths
 from tests.engine_harness import wait_for
+from tests.process_environment import without_servers
 from tests.time_budget import budget_s
 
 ROOT = Path(__file__).parent.parent.parent
@@ -143,7 +144,7 @@ class Portal:
         """A connection of our own."""
         where, _, name = self.environment["DATABASE_URL"].partition("@/")[2].rpartition("/")
         host = unquote(where).lstrip("/")
-        return psycopg.connect(host=f"/{host}", user="fairway", dbname=name, autocommit=True)
+        return psycopg.connect(host=f"/{host}", user=data_paths.SERVICES_ROLE, dbname=name, autocommit=True)
 
     def bearer(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.dataset['token']}"}
@@ -168,7 +169,7 @@ def portal() -> Iterator[Portal]:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = int(taken.getsockname()[1])
         environment = {
-            **os.environ,
+            **without_servers(),
             "DATABASE_URL": reported["database_url"],
             "REDIS_URL": reported["redis_url"],
             "FAIRWAY_DATA_DIR": str(data),
@@ -183,7 +184,8 @@ def portal() -> Iterator[Portal]:
         made = Portal(data, port, environment, {named[name]: pid for name, pid in servers.items()}, stack)
         subprocess.run(
             [sys.executable, "manage.py", "migrate", "--verbosity", "0"],
-            env=environment, cwd=ROOT, check=True, timeout=120,
+            env=environment | {"DATABASE_OWNER_URL": reported["database_owner_url"]},
+            cwd=ROOT, check=True, timeout=120,
         )  # fmt: skip
         made.dataset = made.run(SCENE)
         uds = ("--uds", environment["FAIRWAY_WEB_SOCKET"], "--lifespan", "off", "--proxy-headers")

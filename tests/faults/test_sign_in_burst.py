@@ -27,7 +27,7 @@ from portal.services.accounts import users
 from portal.services.accounts.password_hasher import MAX_CONCURRENT_HASHES, BoundedArgon2, hashing_slot
 from portal.valkey import rate_limits
 from tests import factories
-from tests.engine_harness import _database_url
+from tests.process_environment import service_environment
 from tests.standalone.waiting import eventually
 
 ROOT = Path(__file__).parent.parent.parent
@@ -65,10 +65,9 @@ def web(transactional_db: None) -> Iterator[tuple[str, int]]:
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         path = f"{folder}/web.sock"
-        environment = {**os.environ, "DATABASE_URL": _database_url()}
         process = subprocess.Popen(
             [sys.executable, "-m", "uvicorn", "portal.asgi:application", "--uds", path, "--lifespan", "off"],
-            cwd=ROOT, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            cwd=ROOT, env=service_environment(), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
         )  # fmt: skip
         stack.callback(process.wait, 20)
         stack.callback(process.terminate)

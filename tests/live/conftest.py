@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
-from django.conf import settings
 
 from tests.engine_harness import harness, shared_harness
 from tests.live.testbed import LiveTestbed
 
 __all__ = ["harness", "shared_harness"]
-
-# Test processes beside this one use the same Redis; each has groups of its own.
-settings.CHANNEL_LAYERS["default"]["CONFIG"]["prefix"] = f"fairway-{os.getpid()}"
 
 
 @pytest.fixture(scope="session")

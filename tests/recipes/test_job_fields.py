@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 import shutil
@@ -15,12 +14,13 @@ import pytest
 
 from portal.domain.job_spec import job_fields
 from portal.models import Job
+from tests.process_environment import without_servers
 
 ROOT = Path(__file__).parent.parent.parent
 CHECKS = Path(__file__).parent / "job_field_checks.py"
 COPIED = ("portal", "scheduler", "agents")
 LINKED = ("templates", "static", "docs")
-SERVERS = ("DATABASE_URL", "REDIS_URL", "FAIRWAY_TESTS_OWN_SERVER", "FAIRWAY_DATA_DIR", "PYTEST_XDIST_WORKER")
+OF_THIS_RUN = ("FAIRWAY_TESTS_OWN_SERVER", "FAIRWAY_DATA_DIR", "PYTEST_XDIST_WORKER")
 
 PLACEMENT_FIELD = """    max_compute_capability: float | None = declare(
         None,
@@ -75,7 +75,7 @@ class Sources:
 
     def run(self, *arguments: str) -> str:
         """Return the output of a Python command in the copy, which must succeed."""
-        environment = {name: value for name, value in os.environ.items() if name not in SERVERS}
+        environment = {name: value for name, value in without_servers().items() if name not in OF_THIS_RUN}
         done = subprocess.run(
             [sys.executable, *arguments],
             cwd=self.root,

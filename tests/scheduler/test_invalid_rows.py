@@ -34,6 +34,7 @@ from scheduler import what_if
 from scheduler.cycle import CycleState, run_cycle
 from scheduler.forecast.forecast_pass import run_forecast_pass
 from tests import factories
+from tests.table_owner import execute_as_owner
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -55,11 +56,11 @@ def no_checks() -> Iterator[None]:
         )
         checks = cursor.fetchall()
         for table, name, _ in checks:
-            cursor.execute(f'ALTER TABLE {table} DROP CONSTRAINT "{name}"')
+            execute_as_owner(f'ALTER TABLE {table} DROP CONSTRAINT "{name}"')
         yield
-        cursor.execute(f"TRUNCATE {', '.join(tables)} CASCADE")
+        execute_as_owner(f"TRUNCATE {', '.join(tables)} CASCADE")
         for table, name, definition in checks:
-            cursor.execute(f'ALTER TABLE {table} ADD CONSTRAINT "{name}" {definition}')
+            execute_as_owner(f'ALTER TABLE {table} ADD CONSTRAINT "{name}" {definition}')
 
 
 class FixtureData:
@@ -150,9 +151,11 @@ def _write(row: models.Model, columns: dict[str, Any]) -> None:
     types = {field.column: field.db_type(connection) for field in row._meta.concrete_fields}
     types = {name: (kind or "").replace("serial", "int").split(" CHECK")[0] for name, kind in types.items()}
     chosen = ", ".join(f"{name} = %s::text::{types[name]}" for name in columns)
-    with transaction.atomic(), connection.cursor() as cursor:
-        cursor.execute("SET LOCAL session_replication_role = replica")
-        cursor.execute(f"UPDATE {row._meta.db_table} SET {chosen} WHERE id = %s", [*columns.values(), row.pk])
+    execute_as_owner(
+        f"SET LOCAL session_replication_role = replica; UPDATE {row._meta.db_table} SET {chosen} WHERE id = %s",
+        *columns.values(),
+        row.pk,
+    )
 
 
 CASES = [

@@ -21,6 +21,7 @@ from scheduler import quota_replay
 from scheduler.quota_replay import run_next_replay
 from tests import factories
 from tests.services.test_lifecycle import place, run
+from tests.table_owner import update_as_owner
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -123,8 +124,12 @@ def test_who_answers_a_request_replays_it_and_sees_the_efficiency_of_who_asks(da
     assert "waiter" in page and "Preemptions" in page
     with pytest.raises(Forbidden):
         do_replay_quotas(owner, swapped(dataset))
-    AttemptWork.objects.filter(user=owner).update(
-        ended_at=timezone.now() - HOUR, useful_gpu_s=3 * 3600, startup_gpu_s=0, lost_gpu_s=3600
+    update_as_owner(
+        AttemptWork.objects.filter(user=owner),
+        ended_at=timezone.now() - HOUR,
+        useful_gpu_s=3 * 3600,
+        startup_gpu_s=0,
+        lost_gpu_s=3600,
     )
     held = client(admin).get(path).json()["efficiency"]["user"]
     assert held == {"held_gpu_hours": 4.0, "useful_percent": 75.0}

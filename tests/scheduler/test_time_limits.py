@@ -27,6 +27,7 @@ from portal.services.user_requests import do_answer_request, expire_requests
 from scheduler.periodic import stop_overdue_attempts
 from tests import factories
 from tests.engine_harness import engine_harness, wait_for
+from tests.table_owner import execute_as_owner
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -200,5 +201,5 @@ def _known(dataset, job: Job, delayed: int = 0) -> UserRequest | None:
         return asked
     assert asked.state == "open", "more time was granted although others wait"
     asked.delete()
-    JobEvent.objects.filter(job=job, pk__gt=with_before.pk).delete()
+    execute_as_owner("DELETE FROM portal_jobevent WHERE job_id = %s AND id > %s", job.pk, with_before.pk)
     return None

@@ -15,6 +15,7 @@ from portal.models import Allocation, Attempt, AttemptWork, Gpu, Job, JobEvent, 
 from portal.services.lifecycle import job_control
 from portal.services.lifecycle.job_control import RankPlacement, TaskEnd
 from tests import factories
+from tests.table_owner import execute_as_owner
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -277,10 +278,12 @@ def test_the_database_refuses_exactly_the_transitions_outside_the_tables(dataset
         for new in moves:
             if old == new:
                 continue
-            with connection.cursor() as cursor, transaction.atomic():
-                cursor.execute(f"ALTER TABLE {table} DISABLE TRIGGER {table}_transitions")
-                cursor.execute(f"UPDATE {table} SET state = %s WHERE id = %s", [old.value, ids[table]])
-                cursor.execute(f"ALTER TABLE {table} ENABLE TRIGGER {table}_transitions")
+            execute_as_owner(
+                f"ALTER TABLE {table} DISABLE TRIGGER {table}_transitions;"
+                f" UPDATE {table} SET state = %s WHERE id = %s;"
+                f" ALTER TABLE {table} ENABLE TRIGGER {table}_transitions",
+                old.value, ids[table],
+            )  # fmt: skip
             allowed = True
             try:
                 with connection.cursor() as cursor, transaction.atomic():

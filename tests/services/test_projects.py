@@ -85,9 +85,9 @@ def test_the_limit_per_user_is_stored_audited_and_undone():
     assert quota.user_limit_milli == 0
     entry = AuditEntry.objects.filter(action="quota.change").first()
     assert entry.after["user_limit_milli"] == 0
-    change = quota.changes.first()
-    change.before = {"guaranteed_milli": 1000, "limit_milli": None, "weight": 1.0, "priority": 0}
-    change.save()  # as it was written before there was such a number
+    # as it was written before there was such a number
+    before = {"guaranteed_milli": 1000, "limit_milli": None, "weight": 1.0, "priority": 0}
+    change = quota.changes.create(before=before, after=quota.changes.first().after)
     quota = projects.do_undo_quota_change(admin, change)
     assert (quota.guaranteed_milli, quota.user_limit_milli) == (1000, None)
 
@@ -143,9 +143,9 @@ def test_losing_a_role_increments_the_rights_version():
 
 def test_the_audit_trail_only_grows():
     projects.do_create_project(factories.user(admin=True), name="x")
-    with pytest.raises(ProgrammingError, match="append-only"), transaction.atomic():
+    with pytest.raises(ProgrammingError, match="permission denied"), transaction.atomic():
         AuditEntry.objects.update(reason="changed")
-    with pytest.raises(ProgrammingError, match="append-only"), transaction.atomic():
+    with pytest.raises(ProgrammingError, match="permission denied"), transaction.atomic():
         AuditEntry.objects.all().delete()
 
 

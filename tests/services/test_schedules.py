@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +24,7 @@ from portal.services.schedules import (
     submit_due_jobs,
 )
 from tests import factories
+from tests.process_environment import service_environment
 
 pytestmark = pytest.mark.django_db(transaction=True)
 NIGHTLY = ScheduleSpec(cron="30 2 * * *", time_zone="Europe/Berlin")
@@ -131,11 +131,9 @@ def test_a_killed_worker_leaves_nothing_or_everything(cluster) -> None:
     schedule = make_due(new_schedule(cluster))
     code = "import django; django.setup()\nfrom portal.services import schedules\n"
     code += f"schedules.submit_due_job({schedule.pk})"
-    database = str(connection.settings_dict["NAME"])
-    environment = os.environ | {
+    environment = service_environment() | {
         "DJANGO_SETTINGS_MODULE": "portal.config.settings",
         "FAIRWAY_KILL_AT": "schedule.job_created",
-        "DATABASE_URL": os.environ["DATABASE_URL"].rpartition("/")[0] + "/" + database,
     }
     done = subprocess.run([sys.executable, "-c", code], env=environment, timeout=60)
     assert done.returncode == -9

@@ -19,6 +19,7 @@ from portal.standalone.account import service_account
 from portal.standalone.backup import read_manifest
 from portal.standalone.data_dir import DataDir
 from portal.standalone.errors import StartError
+from tests.process_environment import without_servers
 
 ROOT = Path(__file__).parent.parent.parent
 MAKE_ROWS = """
@@ -59,9 +60,7 @@ def place() -> Iterator[Path]:
 
 
 def manage(*arguments: str, data: Path, program: str | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {
-        n: v for n, v in os.environ.items() if n not in {"DATABASE_URL", "REDIS_URL", "FAIRWAY_SECRET_KEY"}
-    }
+    environment = {name: value for name, value in without_servers().items() if name != "FAIRWAY_SECRET_KEY"}
     return subprocess.run(
         [sys.executable, "manage.py", *arguments],
         cwd=ROOT,
@@ -117,9 +116,14 @@ def test_a_database_that_is_named_needs_no_folder_of_ours(place: Path) -> None:
     words = ["setpriv", "--bounding-set", "-fowner", sys.executable, "-c", program]
     said = {}
     for name, named in (("ours", {}), ("named", {"DATABASE_URL": "postgres://unused/unused"})):
-        plain = {key: value for key, value in os.environ.items() if key != "DATABASE_URL"}
         done = subprocess.run(
-            words, cwd=ROOT, env=plain | named, capture_output=True, text=True, timeout=60, check=False
+            words,
+            cwd=ROOT,
+            env=without_servers() | named,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
         said[name] = done.stdout + done.stderr
     assert "Operation not permitted" in said["ours"] and said["named"] == "there\n"

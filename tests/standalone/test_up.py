@@ -20,6 +20,7 @@ import psycopg
 import pytest
 
 from portal.config.data_paths import OWNER_ROLE, SERVICES_ROLE, sockets_dir
+from tests.process_environment import SERVER_VARIABLES
 from tests.standalone.waiting import alive, eventually
 
 ROOT = Path(__file__).parent.parent.parent
@@ -41,9 +42,7 @@ class Up:
 
     def __init__(self, data: Path, *options: str, port: int | None = None) -> None:
         self.data, self.port = data, port or free_port()
-        drop = {
-            "DATABASE_URL",
-            "REDIS_URL",
+        drop = SERVER_VARIABLES | {
             "FAIRWAY_SECRET_KEY",
             "FAIRWAY_PORTAL_URL",
             "FAIRWAY_ALLOWED_HOSTS",

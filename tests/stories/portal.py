@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import Self
 
+from tests.process_environment import without_servers
+
 CHECKOUT = Path(__file__).parents[2]
 START_LIMIT_S = 150
 STOP_LIMIT_S = 40
@@ -45,9 +47,7 @@ class StoryPortal:
     def start(self) -> None:
         """Starts it and returns when it has printed its address."""
         environment = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith("FAIRWAY_") and name not in {"DATABASE_URL", "REDIS_URL"}
+            name: value for name, value in without_servers().items() if not name.startswith("FAIRWAY_")
         } | self.environment
         began = time.monotonic()
         self._process = subprocess.Popen(

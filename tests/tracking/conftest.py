@@ -12,21 +12,16 @@ from typing import Any
 
 import pytest
 from django.conf import settings
-from django.db import connection
 
 from portal.models import Project, User
 from portal.services.accounts.tokens import Scope, do_create_token
 from portal.services.jobs.tracking import tracking_url
 from tests import factories
+from tests.process_environment import service_environment
 
 START_LIMIT_S = 90
 # MLflow sets a variable in a thread while its client iterates over the environment.
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
-
-
-def database_address() -> str:
-    """The address of the database of this lane."""
-    return os.environ["DATABASE_URL"].rpartition("/")[0] + "/" + str(connection.settings_dict["NAME"])
 
 
 @pytest.fixture(scope="session")
@@ -35,9 +30,8 @@ def tracking_server(django_db_setup: None, tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp("tracking")
     socket = folder / "tracking.sock"
     environment = {
-        **os.environ,
+        **service_environment(),
         "FAIRWAY_TRACKING_SOCKET": str(socket),
-        "FAIRWAY_TRACKING_DATABASE_URL": database_address(),
         "FAIRWAY_DATA_DIR": str(folder),
     }
     with (folder / "log").open("wb") as log:

@@ -41,6 +41,7 @@ from portal.models import (
 from portal.services.jobs.submission import JobRequest, do_submit_job
 from portal.services.lifecycle import job_control, readiness
 from portal.services.lifecycle.job_control import RankPlacement
+from tests.table_owner import update_as_owner
 
 PASSWORD = "a fair way to share"
 
@@ -214,7 +215,7 @@ def start(
         pending_since=begun - dt.timedelta(minutes=4),
         started_at=begun,
     )
-    JobEvent.objects.filter(job=job).update(at=begun)
+    update_as_owner(JobEvent.objects.filter(job=job), at=begun)
     return attempt
 
 

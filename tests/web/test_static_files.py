@@ -20,7 +20,7 @@ WHOLE = b"0123456789" * 100
 def file(tmp_path, monkeypatch):
     (tmp_path / NAME).write_bytes(WHOLE)
     monkeypatch.setattr(static_files, "CHUNK_BYTES", 300)
-    with override_settings(STATIC_ROOT=tmp_path, WHITENOISE_USE_FINDERS=False):
+    with override_settings(STATIC_ROOT=tmp_path, WHITENOISE_USE_FINDERS=False, WHITENOISE_AUTOREFRESH=False):
         yield f"{own.STATIC_URL}{NAME}"
 
 
@@ -73,5 +73,7 @@ def test_other_origins_may_not_read_it(file):
 
 @pytest.mark.filterwarnings("error")
 def test_a_missing_folder_is_not_an_error(tmp_path):
-    with override_settings(STATIC_ROOT=tmp_path / "none", WHITENOISE_USE_FINDERS=False):
+    with override_settings(
+        STATIC_ROOT=tmp_path / "none", WHITENOISE_USE_FINDERS=False, WHITENOISE_AUTOREFRESH=False
+    ):
         assert static_files.StaticFilesMiddleware(lambda request: None).files == {}

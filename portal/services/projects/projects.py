@@ -196,9 +196,12 @@ def do_change_quota(
 
 def do_undo_quota_change(actor: User, change: QuotaChange, *, reason: str = "") -> Quota:
     """Restore the values before a change, as a new change. Raise Conflict if later changes exist."""
-    quota = change.quota
     with transaction.atomic():
-        newest = quota.changes.select_for_update(no_key=True).order_by("-id").first()
+        # do_change_quota locks the project, too. Rows of a history cannot be locked: the services' role may not
+        # update them.
+        Project.objects.select_for_update(no_key=True).get(quotas=change.quota_id)
+        quota = Quota.objects.select_related("project", "pool").get(pk=change.quota_id)
+        newest = quota.changes.order_by("-id").first()
         if newest is None or newest.pk != change.pk:
             raise Conflict(_("It has been changed since; undo the newest change first."), code="not_newest")
         return do_change_quota(

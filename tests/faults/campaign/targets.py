@@ -95,7 +95,8 @@ def servers(root: Path) -> Iterator[tuple[Server, Server]]:
     folder.prepare()
     postgres, valkey = Server(folder, "postgres"), Server(folder, "valkey")
     os.environ |= {
-        "DATABASE_URL": data_paths.database_url(root, data_paths.OWNER_ROLE),
+        "DATABASE_URL": data_paths.database_url(root),
+        "DATABASE_OWNER_URL": data_paths.database_url(root, data_paths.OWNER_ROLE),
         "REDIS_URL": folder.redis_url,
         "FAIRWAY_DATA_DIR": str(root / "data"),
     }
