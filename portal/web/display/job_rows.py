@@ -15,6 +15,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop, ngettext, pgettext
 
 from portal.access import Permission, permitted_job_ids
+from portal.domain.formatting import short_gpu_model
 from portal.domain.reasons import VerdictCode
 from portal.domain.states import (
     LIVE_ATTEMPT_STATES,
@@ -28,7 +29,7 @@ from portal.models import Attempt, AttemptActivity, Gpu, Job, JobEvent, JobVerdi
 from portal.selectors.jobs.idle import attempt_activity
 from portal.selectors.jobs.phases import run_time_s
 from portal.selectors.jobs.time_limits import ends_at
-from portal.web.display.formatting import NBSP, duration, gpu_amount, memory, no_gpu, plural, short_gpu_model
+from portal.web.display.formatting import NBSP, duration, gpu_amount, memory, no_gpu, plural
 
 VERDICT_LABELS: dict[str, str] = {
     VerdictCode.PROJECT_LIMIT: gettext_noop("Project limit"),
@@ -336,11 +337,11 @@ def job_rows(user: User, jobs: Iterable[Job]) -> list[JobRow]:
     is_live = Q(job_id__in=live, state__in=[state.value for state in LIVE_ATTEMPT_STATES])
     attempts: dict[int, Attempt] = {}
     ran_s: dict[int, float] = {}  # of ended jobs
-    for attempt in Attempt.objects.filter(is_live | Q(job_id__in=ended)).select_related("activity"):
-        if attempt.ended_at is None:
-            attempts[attempt.job_id] = attempt
-        elif (seconds := run_time_s(attempt)) is not None:
-            ran_s[attempt.job_id] = ran_s.get(attempt.job_id, 0.0) + seconds
+    for one in Attempt.objects.filter(is_live | Q(job_id__in=ended)).select_related("activity"):
+        if one.ended_at is None:
+            attempts[one.job_id] = one
+        elif (seconds := run_time_s(one)) is not None:
+            ran_s[one.job_id] = ran_s.get(one.job_id, 0.0) + seconds
     tasks: dict[int, list[Task]] = {}
     for task in Task.objects.filter(attempt__in=attempts.values()).select_related("node").order_by("rank"):
         tasks.setdefault(task.attempt_id, []).append(task)
