@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
+_VENDOR_PREFIX = re.compile(r"^(NVIDIA|AMD|Intel)\s+", re.IGNORECASE)
+_FORM_FACTOR_SUFFIX = re.compile(r"[-\s](SXM\d?|PCIE?|NVL|HBM\d?e?)\b.*$", re.IGNORECASE)
+
 
 def format_memory(mib: int) -> str:
     """Format MiB as 512 MiB, 8 GiB or 63.5 GiB."""
@@ -26,7 +31,16 @@ def format_duration(seconds: float) -> str:
     return f"{whole} s" if whole < 600 else f"{whole / 60:.0f} min"
 
 
+def short_gpu_model(model: str) -> str:
+    """Shorten a model without vendor and form factor, as all pages and messages name it.
+
+    NVIDIA H100-SXM5-80GB becomes H100.
+    """
+    name = _FORM_FACTOR_SUFFIX.sub("", _VENDOR_PREFIX.sub("", model.strip()))
+    return name.removesuffix(" GPU").removesuffix(" Generation") or model
+
+
 def format_gpu_models(requested: str | None) -> str:
     """Return the requested models as the words before "GPU", which some models end with; blank without one."""
-    models = [model.removesuffix(" GPU") for model in (requested or "").split("|")]
+    models = dict.fromkeys(short_gpu_model(model) for model in (requested or "").split("|"))
     return f"{' or '.join(models)} " if requested else ""

@@ -11,7 +11,7 @@ from scheduler.core.verdicts.formatting import format_gpus
     ("milli", "model", "text"),
     [
         (1000, "Pretend GPU", "1 Pretend GPU"),
-        (8000, "NVIDIA A100", "8 NVIDIA A100 GPUs"),
+        (8000, "NVIDIA A100", "8 A100 GPUs"),
         (2000, "A100|Pretend GPU", "2 A100 or Pretend GPUs"),
         (2000, None, "2 GPUs"),
     ],

@@ -344,7 +344,7 @@ def test_a_copied_request_for_several_models_keeps_them(dataset, client_of):
     Job.objects.filter(pk=job.pk).update(gpu_model="NVIDIA H200|NVIDIA A100")
     page = client_of("member").get(reverse("launch"), {"like": job.public_id}).content.decode()
     assert '<input type="radio" name="gpu_model" value="NVIDIA H200|NVIDIA A100" checked>' in page
-    assert "NVIDIA H200 or NVIDIA A100" in page
+    assert "H200 or A100" in page
     plain = client_of("member").get(reverse("launch")).content.decode()
     assert "as requested" not in plain
 

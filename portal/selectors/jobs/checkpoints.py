@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
+from typing import NamedTuple
 
 from django.db.models import QuerySet
 from django.utils import timezone
@@ -121,6 +122,21 @@ def resume_choice(
     )
 
 
+class LastCheckpoint(NamedTuple):
+    at: dt.datetime
+    step: int | None
+
+
+def last_checkpoint(attempt: Attempt) -> LastCheckpoint | None:
+    """Return the newest valid checkpoint of its job, or the one it reported if none is listed."""
+    listed = list(Checkpoint.objects.filter(job=attempt.job_id).values_list("validity", "saved_at", "step"))
+    if not listed:
+        at = attempt.checkpoint_at
+        return None if at is None else LastCheckpoint(at, attempt.checkpoint_step)
+    valid = (LastCheckpoint(at, step) for validity, at, step in listed if validity == Validity.VALID)
+    return max(valid, key=lambda each: each.at, default=None)
+
+
 @dataclass(frozen=True)
 class LossNow:
     """What a running attempt would lose: GPU-seconds since ``since``, its last checkpoint or its start."""
@@ -137,7 +153,10 @@ class LossNow:
 
 
 def loss_now(job: Job, attempt: Attempt | None, saved_at: dt.datetime | None) -> LossNow | None:
-    """Return what a running attempt would lose if it stopped now; None if it does not run or has no GPUs."""
+    """Return what a running attempt would lose if it stopped now; None if it does not run or has no GPUs.
+
+    ``saved_at``: when ``last_checkpoint``, or the one from which it would go on, was saved.
+    """
     if attempt is None or attempt.state != AttemptState.RUNNING or attempt.running_at is None:
         return None
     milli = sum(

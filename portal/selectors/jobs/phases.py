@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from django.utils import timezone
+
 from portal.domain.phases import PhaseSpan, PhaseTimes, phase_spans
 from portal.domain.states import JobKind
 from portal.models import Attempt, Job
+
+
+def run_time_s(attempt: Attempt) -> float | None:
+    """Return how long the programs of an attempt ran, until now if they still do; None if they never did.
+
+    Time in the queue, pulls and starts do not count.
+    """
+    if attempt.running_at is None:
+        return None
+    return max(0.0, ((attempt.ended_at or timezone.now()) - attempt.running_at).total_seconds())
 
 
 def attempt_phases(attempt: Attempt) -> list[PhaseSpan]:

@@ -14,6 +14,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from portal.access import Requester, visible_nodes
+from portal.domain.formatting import short_gpu_model
 from portal.domain.node_breaker import MAX_CLOCK_SKEW_S, BreakerState
 from portal.domain.states import AttemptState, GpuHealth, NodeState
 from portal.models import Allocation, Gpu, Node, Task
@@ -78,7 +79,7 @@ class NodeBox:
 
     @cached_property
     def models(self) -> str:
-        return ", ".join(sorted({gpu.model for gpu in self.gpus}))
+        return ", ".join(sorted({short_gpu_model(gpu.model) for gpu in self.gpus}))
 
     @property
     def jobs(self) -> int:

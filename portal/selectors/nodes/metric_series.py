@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -113,7 +113,7 @@ def read_job_series(requester: Requester, job: Job, since: dt.datetime | None = 
     rows = NodeMetricsMinute.objects.filter(node__in=nodes, minute__gte=begin, minute__lte=end)
     for row in rows.select_related("node").order_by("minute"):
         by_minute.setdefault(int(row.minute.timestamp()), {})[row.node.public_id] = row
-    for minute_s, found in sorted(by_minute.items()):
+    for minute_s, found in sorted(_held_minutes(by_minute, held, end).items()):
         series.times_s.append(minute_s)
         for gpu in series.gpus:
             of_node = found.get(gpu.node)
@@ -124,6 +124,22 @@ def read_job_series(requester: Requester, job: Job, since: dt.datetime | None = 
             task.cpu_percent.append(used.get("cpu_percent"))
             task.memory_mib.append(used.get("memory_mib"))
     return series
+
+
+def _held_minutes(
+    by_minute: dict[int, dict[str, NodeMetricsMinute]], held: Sequence[Allocation], end: dt.datetime
+) -> dict[int, dict[str, NodeMetricsMinute]]:
+    """Return the minutes in which the GPUs were held all the time; those in part, if there are no others.
+
+    The mean of a minute contains the time before and after, in which the GPUs were free or another's.
+    """
+    begin_s = min((row.started_at.timestamp() for row in held), default=0.0)
+    whole = {
+        minute_s: found
+        for minute_s, found in by_minute.items()
+        if begin_s <= minute_s and minute_s + 60 <= end.timestamp()
+    }
+    return whole or by_minute
 
 
 def _read_seconds(job: str, attempt: Attempt) -> list[dict[str, Any]]:
@@ -138,8 +154,12 @@ def _read_seconds(job: str, attempt: Attempt) -> list[dict[str, Any]]:
 
 
 def _fill_by_second(series: MetricSeries, seconds: list[dict[str, Any]]) -> None:
-    """Add the rows; a second that is missing among them becomes unknown, so that no line hides it."""
-    by_time = {row["at_s"]: row for row in seconds}
+    """Add the rows; a second that is missing among them becomes unknown, so that no line hides it.
+
+    Those after the last one in which a task was measured are left out: the GPUs are held a little longer.
+    """
+    last_busy_s = max((row["at_s"] for row in seconds if row["tasks"]), default=None)
+    by_time = {row["at_s"]: row for row in seconds if last_busy_s is None or row["at_s"] <= last_busy_s}
     first_s, last_s = min(by_time), min(max(by_time), min(by_time) + 2 * int(SHORT_RUN_S))
     for at_s in range(first_s, last_s + 1):
         row = by_time.get(at_s, {"gpus": {}, "tasks": {}})

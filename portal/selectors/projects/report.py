@@ -64,12 +64,20 @@ class ReportRow:
 
     @property
     def idle_percent(self) -> float | None:
-        return 100 * self.idle_gpu_hours / self.measured_gpu_hours if self.measured_gpu_hours else None
+        return _percent(self.idle_gpu_hours, self.measured_gpu_hours)
 
     @property
     def lost_percent(self) -> float | None:
         ended = self.useful_gpu_hours + self.startup_gpu_hours + self.lost_gpu_hours
-        return 100 * self.lost_gpu_hours / ended if ended else None
+        return _percent(self.lost_gpu_hours, ended)
+
+
+MIN_SHARED_GPU_HOURS = 1.0
+"""A part of less GPU time is not given in percent: a quarter of three minutes says nothing."""
+
+
+def _percent(part: float, whole: float) -> float | None:
+    return 100 * part / whole if whole >= MIN_SHARED_GPU_HOURS else None
 
 
 _SUMS = (

@@ -138,10 +138,6 @@ class WorkRow:
     attempts: int
 
     @property
-    def lost_percent(self) -> float:
-        return 100.0 * self.lost_gpu_hours / self.held_gpu_hours if self.held_gpu_hours else 0.0
-
-    @property
     def held_gpu_hours(self) -> float:
         return self.startup_gpu_hours + self.useful_gpu_hours + self.lost_gpu_hours
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections import defaultdict
 from collections.abc import Sequence
 
-from portal.domain.checkpoints import Validity
 from portal.domain.lost_work import HeldGpu, loss_cause, split_work
 from portal.domain.reasons import EndReason
 from portal.domain.states import JobKind
-from portal.models import Allocation, Attempt, AttemptWork, Checkpoint
+from portal.models import Allocation, Attempt, AttemptWork
+from portal.selectors.jobs.checkpoints import last_checkpoint
 
 
 def record_work(ended: Sequence[tuple[Attempt, EndReason]]) -> None:
@@ -30,7 +29,8 @@ def record_work(ended: Sequence[tuple[Attempt, EndReason]]) -> None:
             continue
         job = attempt.job
         completed = reason is EndReason.COMPLETED or job.kind != JobKind.TRAINING.value
-        saved_at = attempt.ended_at if completed else last_saved_at(attempt)
+        saved = None if completed else last_checkpoint(attempt)
+        saved_at = attempt.ended_at if completed else saved and saved.at
         split = split_work(held[attempt.pk], attempt.running_at, saved_at)
         work.append(
             AttemptWork(
@@ -46,11 +46,3 @@ def record_work(ended: Sequence[tuple[Attempt, EndReason]]) -> None:
             )
         )
     AttemptWork.objects.bulk_create(work)
-
-
-def last_saved_at(attempt: Attempt) -> dt.datetime | None:
-    """Return when the newest valid checkpoint of its job was saved, or its report if none is listed."""
-    listed = list(Checkpoint.objects.filter(job=attempt.job_id).values_list("validity", "saved_at"))
-    if not listed:
-        return attempt.checkpoint_at
-    return max((saved_at for validity, saved_at in listed if validity == Validity.VALID), default=None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-import re
 import shlex
 import zoneinfo
 from collections.abc import Sequence
@@ -14,11 +13,10 @@ from django.utils import dateformat
 from django.utils.translation import get_language, ngettext
 from django.utils.translation import gettext as _
 
+from portal.domain.formatting import short_gpu_model
 from portal.domain.throughput import Layout
 
 NBSP = "\u00a0"
-_VENDOR_PREFIX = re.compile(r"^(NVIDIA|AMD|Intel)\s+", re.IGNORECASE)
-_FORM_FACTOR_SUFFIX = re.compile(r"[-\s](SXM\d?|PCIE?|NVL|HBM\d?e?)\b.*$", re.IGNORECASE)
 
 
 MAX_DIGITS = 18
@@ -88,12 +86,6 @@ def gpu_amount(milli: int) -> str:
     return f"{milli / 1000:g}"
 
 
-def short_gpu_model(model: str) -> str:
-    """Shorten a model without vendor and form factor: NVIDIA H100-SXM5-80GB becomes H100."""
-    name = _FORM_FACTOR_SUFFIX.sub("", _VENDOR_PREFIX.sub("", model.strip()))
-    return name.removesuffix(" GPU").removesuffix(" Generation") or model
-
-
 def amount(value: float) -> str:
     """Format as 1,200 or 0.0123: any number with at least three significant digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
@@ -145,15 +137,21 @@ def topology_constraint_text(near: dict[str, str | None] | None) -> str:
 
 
 def gpu_time(gpu_seconds: float) -> str:
-    """Format as 45 GPU-min, 1.6 GPU-h or 260 GPU-h."""
-    hours = gpu_seconds / 3600
-    if hours < 1:
-        return f"{gpu_seconds / 60:.0f}{NBSP}GPU-min"
-    return f"{hours:.1f}{NBSP}GPU-h" if hours < 100 else f"{hours:,.0f}{NBSP}GPU-h"
+    """Format as 0.042 GPU-h, 1.6 GPU-h or 260 GPU-h: everywhere in one unit, so that figures can be compared."""
+    return gpu_hours(gpu_seconds / 3600)
 
 
 def gpu_hours(hours: float) -> str:
-    return gpu_time(hours * 3600)
+    return f"{gpu_hours_amount(hours)}{NBSP}GPU-h"
+
+
+def gpu_hours_amount(hours: float) -> str:
+    """Format GPU-hours without the unit: one decimal below 100, two significant digits below 1, at least 0.001."""
+    if hours >= 99.95:
+        return f"{hours:,.0f}"
+    if hours >= 0.995:
+        return f"{hours:.1f}"
+    return f"{hours:.2g}" if hours >= 0.001 else "<0.001" if hours > 0 else "0"
 
 
 def signed_percent(percent: float) -> str:

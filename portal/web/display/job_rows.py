@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from django.db.models import Q
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop, ngettext, pgettext
 
 from portal.access import Permission, permitted_job_ids
+from portal.domain.formatting import short_gpu_model
 from portal.domain.reasons import VerdictCode
 from portal.domain.states import (
     LIVE_ATTEMPT_STATES,
@@ -25,8 +27,9 @@ from portal.domain.states import (
 )
 from portal.models import Attempt, AttemptActivity, Gpu, Job, JobEvent, JobVerdict, Task, User
 from portal.selectors.jobs.idle import attempt_activity
+from portal.selectors.jobs.phases import run_time_s
 from portal.selectors.jobs.time_limits import ends_at
-from portal.web.display.formatting import NBSP, duration, gpu_amount, memory, no_gpu, plural, short_gpu_model
+from portal.web.display.formatting import NBSP, duration, gpu_amount, memory, no_gpu, plural
 
 VERDICT_LABELS: dict[str, str] = {
     VerdictCode.PROJECT_LIMIT: gettext_noop("Project limit"),
@@ -93,6 +96,8 @@ class JobRow:
     """The sweep for whose jobs it stands in the job list (``portal.web.job_list.SweepGroup``)."""
     is_member: bool = False
     """True below the row of its sweep."""
+    ran_s: float | None = None
+    """Run time of an ended job; None if none of its programs started."""
 
     @property
     def verdict(self) -> JobVerdict | None:
@@ -293,19 +298,16 @@ class JobRow:
 
     @property
     def timer_start(self) -> dt.datetime:
-        """Start of its timer: start of the attempt, or when it became pending."""
+        """Start of its timer: when its programs started, before that when it was placed or became pending."""
         if self.job.state == JobState.PENDING:
             return self.job.pending_since
-        begun = self.attempt.created_at if self.attempt else None
+        begun = (self.attempt.running_at or self.attempt.created_at) if self.attempt else None
         return begun or self.job.started_at or self.job.submitted_at
 
     @property
     def elapsed(self) -> str:
-        """Run time of an ended job; empty if it never started."""
-        job = self.job
-        if job.started_at is None or job.ended_at is None:
-            return _("never started")
-        return duration((job.ended_at - job.started_at).total_seconds())
+        """Run time of an ended job, of all its attempts together."""
+        return _("never started") if self.ran_s is None else duration(self.ran_s)
 
     @cached_property
     def deadline(self) -> dt.datetime | None:
@@ -331,12 +333,15 @@ def job_rows(user: User, jobs: Iterable[Job]) -> list[JobRow]:
     """Return the jobs as rows, with five additional queries regardless of their number."""
     listed = list(jobs)
     live = [job.pk for job in listed if job.state == JobState.RUNNING]
-    attempts: dict[int, Attempt] = {
-        attempt.job_id: attempt
-        for attempt in Attempt.objects.filter(
-            job_id__in=live, state__in=[state.value for state in LIVE_ATTEMPT_STATES]
-        ).select_related("activity")
-    }
+    ended = [job.pk for job in listed if job.ended_at is not None]
+    is_live = Q(job_id__in=live, state__in=[state.value for state in LIVE_ATTEMPT_STATES])
+    attempts: dict[int, Attempt] = {}
+    ran_s: dict[int, float] = {}  # of ended jobs
+    for one in Attempt.objects.filter(is_live | Q(job_id__in=ended)).select_related("activity"):
+        if one.ended_at is None:
+            attempts[one.job_id] = one
+        elif (seconds := run_time_s(one)) is not None:
+            ran_s[one.job_id] = ran_s.get(one.job_id, 0.0) + seconds
     tasks: dict[int, list[Task]] = {}
     for task in Task.objects.filter(attempt__in=attempts.values()).select_related("node").order_by("rank"):
         tasks.setdefault(task.attempt_id, []).append(task)
@@ -365,6 +370,7 @@ def job_rows(user: User, jobs: Iterable[Job]) -> list[JobRow]:
                 sorted(models.get(job.pk, [])),
                 may_control=job.pk in controlled,
                 mine=job.owner_id == user.pk,
+                ran_s=ran_s.get(job.pk),
             )
         )
     return rows

@@ -51,6 +51,7 @@ for _name in (
     "money",
     "gpus",
     "gpu_amount",
+    "gpu_hours_amount",
     "gpu_time",
     "gpu_hours",
     "signed_percent",

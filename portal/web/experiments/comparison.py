@@ -11,9 +11,10 @@ from typing import NamedTuple
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from portal.domain.formatting import short_gpu_model
 from portal.domain.sweeps import Direction
 from portal.selectors.experiments import Run, RunJob
-from portal.web.display.formatting import gpu_amount, short_digest, short_gpu_model
+from portal.web.display.formatting import gpu_amount, short_digest
 
 COMMIT_DIGITS = 12
 

@@ -22,16 +22,17 @@ from portal.selectors.jobs.checkpoints import (
     get_checkpoint,
     job_checkpoints,
     kept_because,
+    last_checkpoint,
     loss_now,
     next_checkpoint_at,
     resume_choice,
     start_span_s,
 )
 from portal.selectors.jobs.jobs import get_job
+from portal.selectors.jobs.phases import run_time_s
 from portal.selectors.jobs.progress import attempt_progress
 from portal.services.jobs.checkpoints import do_check_checkpoints, do_pin_checkpoint
 from portal.services.jobs.submission import do_resume_from_checkpoint
-from portal.services.lifecycle.work_ledger import last_saved_at
 from portal.web.display.formatting import duration
 from portal.web.display.job_rows import ATTEMPT_ICONS, state_label
 from portal.web.job.overview import job_page_context
@@ -48,7 +49,8 @@ def checkpoints(request: HttpRequest, user: User, public_id: str) -> HttpRespons
     reasons = kept_because(found, rows)
     shown = Paginator(rows, ROWS_PER_PAGE).get_page(request.GET.get("page"))
     last = context["last"]
-    loss = loss_now(found, last, last_saved_at(last) if last else None)
+    saved = last_checkpoint(last) if last else None
+    loss = loss_now(found, last, saved.at if saved else None)
     next_at = next_checkpoint_at(rows, last)
     lost = [each.work.lost_gpu_s for each in context["attempts"] if hasattr(each, "work") and each.work]
     return render(
@@ -110,8 +112,7 @@ class AttemptLine:
 def _attempt_line(attempt: Attempt) -> AttemptLine:
     state = AttemptState(attempt.state)
     nodes = sorted({task.node.name for task in attempt.task_rows.all()})
-    until = attempt.ended_at or timezone.now()
-    ran_s = (until - attempt.running_at).total_seconds() if attempt.running_at else None
+    ran_s = run_time_s(attempt)
     progress = attempt_progress(attempt)
     return AttemptLine(
         attempt,

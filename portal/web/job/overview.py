@@ -33,7 +33,7 @@ from portal.models import (
     UserRequest,
 )
 from portal.selectors.failure_rules import identified_failure
-from portal.selectors.jobs.checkpoints import loss_now, stalled_since
+from portal.selectors.jobs.checkpoints import last_checkpoint, loss_now, stalled_since
 from portal.selectors.jobs.idle import idle_status
 from portal.selectors.jobs.jobs import (
     attempts_preempted_for,
@@ -133,6 +133,7 @@ def overview_context(user: User, found: Job) -> dict[str, Any]:
     events = list(job_events(found).order_by("-id")[:TIMELINE_EVENTS])
     idle = idle_status(found, last)
     measured = measure_program(found)
+    saved = last_checkpoint(last) if last and found.kind == JobKind.TRAINING.value else None
     waits_for = verdict if found.state == JobState.PENDING and not found.held else None
     breakdowns = fair_share_texts(list_breakdowns(user, found)) if waits_for else []
     return context | {
@@ -161,7 +162,8 @@ def overview_context(user: User, found: Job) -> dict[str, Any]:
         "idle_rule": idle_rule_text(idle.settings_sheet, idle.kind) if idle else None,
         "may_revoke": bool(idle and idle.exemption) and can(user, Permission.MANAGE, found.project),
         "progress": attempt_progress(last) if last else None,
-        "loss": loss_now(found, last, last.checkpoint_at) if last and row.may_lose_work else None,
+        "saved": saved,
+        "loss": loss_now(found, last, saved.at if saved else None) if row.may_lose_work else None,
         "stalled_at": stalled_since(last) if last else None,
         "service": service_of_job(user, found) if found.kind == JobKind.SERVICE.value else None,
         "notebook": find_notebook_run(user, found),

@@ -20,11 +20,10 @@ from portal.domain.states import AttemptState
 from portal.domain.stragglers import SLOW_RATIO
 from portal.errors import NotFound
 from portal.models import Attempt, User
-from portal.selectors.jobs.checkpoints import loss_now
+from portal.selectors.jobs.checkpoints import last_checkpoint, loss_now
 from portal.selectors.jobs.jobs import get_job, job_events
 from portal.selectors.jobs.ranks import RankOverview, RankRow, rank_overview
 from portal.services.jobs.retries import do_restart_elsewhere
-from portal.services.lifecycle.work_ledger import last_saved_at
 from portal.web.display.formatting import parse_whole_number
 from portal.web.display.job_rows import ATTEMPT_ICONS, state_label
 from portal.web.job.overview import dedupe_events, job_page_context
@@ -90,12 +89,13 @@ def ranks(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
         by = "steps" if overview and overview.median_s else "gpu"
     shown: dict[str, Any] = {"tab": "ranks", "overview": overview, "by": by, "strip_names": STRIPS.items()}
     if overview is not None and last is not None:
+        saved = last_checkpoint(last) if overview.straggler else None
         events = job_events(found).filter(attempt=last).order_by("-id")[: 2 * EVENTS_SHOWN]
         shown |= {
             "nodes": node_ranks(overview, by),
             "until": last.ended_at or timezone.now(),
             "lost_gpu_s": overview.lost_gpu_s(last.ended_at or timezone.now()),
-            "loss": loss_now(found, last, last_saved_at(last)) if overview.straggler else None,
+            "loss": loss_now(found, last, saved.at if saved else None) if overview.straggler else None,
             "may_restart": context["may_control"] and last.state == AttemptState.RUNNING,
             "events": dedupe_events(list(events))[:EVENTS_SHOWN],
         }

@@ -11,6 +11,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from portal.domain.feasibility import accepts_gpu_model
+from portal.domain.formatting import short_gpu_model
 from portal.domain.job_spec import job_fields
 from portal.engine_client import query_would_start
 from portal.errors import FairwayError, InvalidRequest, Unsatisfiable
@@ -24,7 +25,6 @@ from portal.selectors.nodes.cluster_overview import GpuModelSummary
 from portal.services.jobs.start_alternatives import StartTimes, list_start_alternatives
 from portal.services.jobs.submission import JobRequest, is_live, preview_query_body, validate_request
 from portal.web.display.formatting import gpus as gpu_words
-from portal.web.display.formatting import short_gpu_model
 from portal.web.launch.initial_values import initial_from_api_fields
 
 ENGINE_TIMEOUT_S = 0.8
