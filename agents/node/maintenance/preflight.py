@@ -9,6 +9,7 @@ from agents.node.gpus import mps
 from agents.node.host import versions
 from agents.node.host.atomic_files import free_mib
 from agents.node.network.fabric import check_fabric
+from agents.node.runtimes import Runtime
 from agents.node.settings import Settings
 from agents.node.tasks.task_manager import TaskManager
 
@@ -46,7 +47,7 @@ def run_preflight(tasks: TaskManager, fabric: Any = None) -> Dict[str, Any]:
     ``fabric``: what the node's pool names for multi-node gangs, and their runtime; None: nothing.
     """
     settings = tasks.settings
-    checks = [_engine_check(kind, runtime.version()) for kind, runtime in tasks.runtimes.items()]
+    checks = [_engine_check(kind, runtime) for kind, runtime in tasks.runtimes.items()]
     free = free_mib(settings.state_dir)
     checks.append(
         _check(
@@ -81,9 +82,13 @@ def run_preflight_command(settings: Settings, agent_command: List[str]) -> Dict[
     return run_preflight(tasks)
 
 
-def _engine_check(kind: str, version: Optional[str]) -> Dict[str, Any]:
+def _engine_check(kind: str, runtime: Runtime) -> Dict[str, Any]:
     if kind == "process":
         return _check(kind, True, "Tasks can run as plain processes.")
+    reason = runtime.unsupported_reason()
+    if reason is not None:
+        return _check(kind, False, reason)
+    version = runtime.version()
     return _check(
         kind, version is not None, f"{kind} {version} answers." if version else f"{kind} does not respond."
     )

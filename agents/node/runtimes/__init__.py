@@ -96,6 +96,10 @@ class Runtime:
         """Return the engine's version, None when it is unusable."""
         raise NotImplementedError
 
+    def unsupported_reason(self) -> Optional[str]:
+        """Return why tasks cannot run with this version of the engine; None if they can."""
+        return None
+
     def warm_up(self) -> None:
         """Fill caches that speed up starts; idempotent and optional."""
 
@@ -137,6 +141,10 @@ class Runtime:
 
     def remove_network(self, name: str) -> None:
         """Remove the network of a job without tasks; idempotent."""
+
+    def remove_stale_bridges(self) -> int:
+        """Remove interfaces of networks that no longer exist; return their number."""
+        return 0
 
     def networks(self, cluster: str) -> List[str]:
         """Return the names of networks with this cluster's label."""

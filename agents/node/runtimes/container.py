@@ -331,9 +331,13 @@ class ContainerRuntime(Runtime):
         self, name: str, subnet: str, *, job: Optional[str] = None, lock_fd: Optional[int] = None
     ) -> None:
         words = arguments.create_network(self.engine, name, self.settings.cluster, job, subnet)
-        answer = self.run(words, lock_fd=lock_fd)
+        answer = self.edit_networks(words, lock_fd)
         if answer.code != 0 and not answer.mentions(_NAME_TAKEN_MESSAGES):
             raise self.error("network create", answer)
+
+    def edit_networks(self, words: Sequence[str], lock_fd: Optional[int] = None) -> CommandResult:
+        """Run the engine's command that creates or removes a network."""
+        return self.run(words, lock_fd=lock_fd)
 
     def networks(self, cluster: str) -> List[str]:
         mine = f"label=fairway.cluster={cluster}"
@@ -349,7 +353,7 @@ class ContainerRuntime(Runtime):
         return [found for row in rows if (found := arguments.parse_external_network(row)) is not None]
 
     def remove_network(self, name: str) -> None:
-        answer = self.run(["network", "rm", name])
+        answer = self.edit_networks(["network", "rm", name])
         if answer.code != 0 and not answer.mentions(
             (*_NOT_FOUND_MESSAGES, "being used", "active endpoints", "has associated")
         ):
