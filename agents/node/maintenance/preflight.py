@@ -66,6 +66,12 @@ def run_preflight(tasks: TaskManager, fabric: Any = None) -> Dict[str, Any]:
         if fault is not None:
             message = fault or f"The network rules for containers of {runtime.kind} are active."
             checks.append(_check("firewall", not fault, message))
+        fault = runtime.seccomp_fault()
+        if fault is not None:
+            message = (
+                fault or f"Containers of {runtime.kind} get neither user namespaces nor AF_VSOCK by default."
+            )
+            checks.append(_check("seccomp", not fault, message))
     for name, mount in (("state", settings.state_dir), ("homes", settings.home_root)):
         writable = os.access(mount, os.W_OK)
         checks.append(_check(name, writable, f"{mount} can{'' if writable else 'not'} be written."))

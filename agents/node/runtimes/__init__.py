@@ -214,6 +214,12 @@ class Runtime:
         """
         return None
 
+    def seccomp_fault(self) -> Optional[str]:
+        """Return blank if containers are refused user namespaces and AF_VSOCK, or why they cannot be; None for a
+        runtime without containers.
+        """
+        return None
+
     def firewall_fault(self) -> Optional[str]:
         """Like :meth:`refresh_firewall`, but return the message of a refusal."""
         try:

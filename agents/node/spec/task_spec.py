@@ -118,6 +118,7 @@ class TaskSpec(NamedTuple):
     checkpoint_dir: Optional[TaskPath] = None  # where its job keeps checkpoints
     resume_from: Optional[TaskPath] = None  # the checkpoint from which it continues
     code_archive: Optional[CodeArchive] = None
+    user_namespaces: bool = False  # its programs may create user namespaces
 
     @property
     def name(self) -> str:
@@ -173,6 +174,7 @@ SPEC_CAPABILITIES = (
     "checkpoint_dir",
     "resume_from",
     "code_archive",
+    "user_namespaces",
 )
 """Spec keys that the first agents do not support; sent only to agents whose hello lists them."""
 CAN_STOP_TASKS = "stop.tasks"
@@ -310,6 +312,7 @@ def parse_spec(raw: Any) -> TaskSpec:
         checkpoint_dir=_parse_task_path(raw.get("checkpoint_dir")),
         resume_from=_parse_task_path(raw.get("resume_from")),
         code_archive=_parse_code_archive(raw.get("code_archive")),
+        user_namespaces=_parse_boolean(raw, "user_namespaces"),
     )
     code, scratch = spec.code_archive, {mount.target for mount in spec.mounts if mount.kind == "scratch"}
     if code is not None and code.target not in (scratch or ({""} if spec.runtime == "process" else ())):
