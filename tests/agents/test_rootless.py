@@ -280,6 +280,7 @@ def test_short_jobs_start_beside_long_ones(dataset: Dataset, link: Link, jobs: i
 
 def test_bridges_that_others_left_are_removed(dataset: Dataset, link: Link) -> None:
     dataset.start(link, "jstays", "import time; time.sleep(600)")
+    assert bridges(dataset) == {own_bridge(dataset, "jstays")}
     left = json.loads(
         as_account(dataset.node, "podman", "network", "inspect", wait_for_spare(dataset.node)).stdout
     )
