@@ -6,7 +6,7 @@ import contextlib
 import os
 from typing import Optional, Sequence, Tuple
 
-from agents.node.errors import AgentError
+from agents.node.errors import ENGINE_ERROR, AgentError, RecreateContainerError
 from agents.node.host.procfs import read_text
 from agents.node.host.versions import parse_version
 from agents.node.runtimes.container import CommandResult, ContainerRuntime, ImageConfig
@@ -80,7 +80,8 @@ class PodmanRuntime(ContainerRuntime):
         if self.rootless:
             answer = self.run(["init", name])
             if answer.mentions(BRIDGE_TAKEN_MESSAGES) and self.remove_stale_bridges():
-                answer = self.run(["init", name])
+                # a second init of the same container would succeed and leave it without a network
+                raise RecreateContainerError(ENGINE_ERROR, self.error("init", answer).message)
             if answer.code != 0 and not answer.mentions(_INITIALIZED):
                 raise self.error("init", answer)
             if self._firewall is not None:
