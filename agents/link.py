@@ -24,11 +24,22 @@ MAX_REPLY_BYTES = 4 * 1024 * 1024
 MAX_QUEUED_EVENTS = 2000
 HELLO_TIMEOUT_S = 20.0
 
+MAX_REPLY_VALUES, MAX_EVENT_VALUES = 200_000, 50_000
+"""Values of a line while a request is open, and otherwise. Other threads do not run while a line is parsed: about
+0.2 s for as many names."""
 UNSOLICITED_UNIT_BYTES = 50 * 1024
-"""An unsolicited line counts as one unit, plus one per this many bytes."""
-UNSOLICITED_RATE_PER_S, UNSOLICITED_BURST = {"watch": 10.0}, {"watch": 100.0}
-"""By role: units read per second, and burst; beyond that the link stops reading."""
-DEFAULT_UNSOLICITED_RATE_PER_S, DEFAULT_UNSOLICITED_BURST = 100.0, 3000.0
+"""An unsolicited line counts as one unit, plus one per this many bytes, plus one per so many values."""
+UNSOLICITED_RATE_PER_S, UNSOLICITED_BURST, UNSOLICITED_UNIT_VALUES = (
+    {"watch": 10.0},
+    {"watch": 100.0},
+    {"watch": 1000},
+)
+"""By role: units read per second, burst, and values that are one unit; beyond that the link stops reading."""
+DEFAULT_UNSOLICITED_RATE_PER_S, DEFAULT_UNSOLICITED_BURST, DEFAULT_UNSOLICITED_UNIT_VALUES = (
+    100.0,
+    3000.0,
+    100,
+)
 
 _CODE = re.compile(r"[a-z][a-z_]{0,39}")
 
@@ -74,6 +85,11 @@ class TokenBucket:
     def __init__(self, rate_per_s: float, burst: float) -> None:
         self._rate_per_s, self._burst = rate_per_s, burst
         self._tokens, self._updated_s = burst, time.monotonic()
+
+    def available(self) -> int:
+        """Return the whole units that can be taken without a wait."""
+        tokens = self._tokens + (time.monotonic() - self._updated_s) * self._rate_per_s
+        return max(0, int(min(self._burst, tokens)))
 
     def take(self, units: float) -> float:
         """Take units; return the seconds to wait before more may be taken."""
@@ -122,6 +138,7 @@ class Link:
             UNSOLICITED_RATE_PER_S.get(role, DEFAULT_UNSOLICITED_RATE_PER_S),
             UNSOLICITED_BURST.get(role, DEFAULT_UNSOLICITED_BURST),
         )
+        self._unit_values = UNSOLICITED_UNIT_VALUES.get(role, DEFAULT_UNSOLICITED_UNIT_VALUES)
         self._hello_queue: queue.SimpleQueue[JsonObject | OutcomeUnknownError] = queue.SimpleQueue()
         self._hello_received = False
         self._reader_thread = threading.Thread(target=self._read, name=f"link-{role}", daemon=True)
@@ -217,12 +234,18 @@ class Link:
                         else "The node sent a line that is too long."
                     )
                     break
+                values = _count_values(line)
+                expected = bool(self._pending) or not self._hello_received
+                if values > (most := MAX_REPLY_VALUES if expected else MAX_EVENT_VALUES):
+                    why = f"The node sent a line of more than {most:,} values."
+                    break
                 message = json.loads(line)
                 if not isinstance(message, dict):
                     why = "The node sent a line that is not a JSON object."
                     break
                 if not self._dispatch(message):
-                    wait_s = self._unsolicited_limit.take(1.0 + len(line) / UNSOLICITED_UNIT_BYTES)
+                    units = 1.0 + len(line) / UNSOLICITED_UNIT_BYTES + values / self._unit_values
+                    wait_s = self._unsolicited_limit.take(units)
                     if wait_s > 0:
                         self._closed.wait(wait_s)
         except Exception as error:  # a link without a reader must not look open, whatever the error
@@ -270,6 +293,11 @@ class Link:
         for each in waiting:
             each.put(OutcomeUnknownError(reason))
         return reason
+
+
+def _count_values(line: bytes) -> int:
+    """Return an upper bound of the values in a line of JSON, without parsing it."""
+    return 1 + line.count(b",") + line.count(b"[") + line.count(b"{")
 
 
 def _raise_unless_ok(answer: JsonObject) -> JsonObject:

@@ -1,4 +1,4 @@
-"""Runs the benchmarks of scheduling decisions; only ``cycle`` and ``forecast`` need a database.
+"""Runs the benchmarks of scheduling decisions; only ``cycle``, ``forecast`` and ``noisy_node`` need a database.
 
     DATABASE_URL=... REDIS_URL=... python -m bench suite_scheduler [PART ...]
 
@@ -16,6 +16,7 @@ PARTS: dict[str, tuple[list[str], float]] = {
     "forecast": (["forecast"], 150),
     "openb": (["openb"], 300),
     "planner": (["planner"], 60),
+    "noisy_node": (["noisy_node", "--rounds", "2", "--seconds", "5"], 60),
 }
 """Arguments and time limit in seconds."""
 

@@ -38,6 +38,10 @@ class AgentError(Exception):
         self.message = message
 
 
+class RecreateContainerError(AgentError):
+    """The cause of a failed start is removed; the container must be created again."""
+
+
 def invalid_spec(message: str) -> AgentError:
     """Return the refusal of a request that is invalid in every state of the node."""
     return AgentError(INVALID_SPEC, message)

@@ -20,6 +20,9 @@ class RuntimeSettings(NamedTuple):
     global_flags: Tuple[str, ...]  # before the verb: --root, --runroot, --cgroup-manager, --runtime
     create_flags: Tuple[str, ...]  # after "create": --ulimit
     gpus: Optional[str] = None  # how docker passes GPUs: cdi or hook; None: automatic
+    seccomp_profile: Optional[str] = (
+        None  # path of the profile that ours is derived from; None: podman's default
+    )
 
 
 class Settings(NamedTuple):
@@ -103,11 +106,16 @@ def _parse_port_range(raw: Any) -> Tuple[int, int]:
 def _parse_runtime(raw: Any) -> RuntimeSettings:
     if not isinstance(raw, dict) or raw.get("kind") not in ("podman", "docker", "process"):
         raise SettingsError("A runtime must be one of podman, docker, process.")
-    unknown = sorted(set(raw) - {"kind", "program", "global_flags", "create_flags", "gpus"})
+    unknown = sorted(
+        set(raw) - {"kind", "program", "global_flags", "create_flags", "gpus", "seccomp_profile"}
+    )
     if unknown:
         raise SettingsError(f"The runtime {raw['kind']} has an unknown key: {unknown[0]}.")
     if raw.get("gpus") not in (None, "cdi", "hook") or (raw.get("gpus") and raw["kind"] != "docker"):
         raise SettingsError("gpus of a runtime must be cdi or hook, and only docker supports it.")
+    profile = raw.get("seccomp_profile")
+    if profile is not None and not (isinstance(profile, str) and os.path.isabs(profile)):
+        raise SettingsError("seccomp_profile of a runtime must be an absolute path.")
     program: List[str] = raw.get("program") or [raw["kind"]]
     return RuntimeSettings(
         kind=raw["kind"],
@@ -115,4 +123,5 @@ def _parse_runtime(raw: Any) -> RuntimeSettings:
         global_flags=tuple(raw.get("global_flags") or ()),
         create_flags=tuple(raw.get("create_flags") or ()),
         gpus=raw.get("gpus"),
+        seccomp_profile=profile,
     )

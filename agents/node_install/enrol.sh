@@ -63,6 +63,13 @@ if [ "$runtime" != process ] && ! command -v "$runtime" > /dev/null; then
     fi
 fi
 
+if [ "$engine" = rootless ]; then
+    version=$(podman --version | sed 's/[^0-9]*\([0-9][0-9.]*\).*/\1/')
+    [ "${version%%.*}" -ge 4 ] ||
+        stop "podman $version does not remove the networks of ended jobs without root: install podman 4.0 or newer," \
+            "or choose root access to the engine for it."
+fi
+
 # ---- account -----------------------------------------------------------------------------------------------
 mkdir -p "$place"
 chmod 755 "$place"

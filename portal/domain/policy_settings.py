@@ -45,6 +45,8 @@ class ChoiceSetting:
 DAY_S = 86_400.0
 TASK_DISK_LIMIT = "task_disk_mib"
 EGRESS = "egress"
+USER_NAMESPACES = "user_namespaces"
+ALLOW_USER_NAMESPACES = "allow"
 STALL_TIMEOUT = "stall_timeout_s"
 CODE_TIME_LIMIT = "code_time_limit_s"
 SAVED_IMAGE_LIMIT = "saved_image_max_mib"
@@ -575,6 +577,14 @@ _OTHER_CHOICES = (
         "Where containers may connect: anywhere except the portal, the nodes and metadata services "
         "(open, default), only to the project's list (listed), or nowhere (none). Choose listed or "
         "none for confidential data.",
+        per_project=True,
+    ),
+    ChoiceSetting(
+        USER_NAMESPACES,
+        (ALLOW_USER_NAMESPACES, "refuse"),
+        "refuse",
+        "Whether programs in containers may create user namespaces, in which they have all capabilities: refuse "
+        "(default) or allow. Choose allow if jobs build or run containers themselves.",
         per_project=True,
     ),
 )

@@ -26,7 +26,7 @@ from portal.errors import FairwayError
 from portal.failpoints import failpoint
 from portal.models import Attempt, ClusterSettings, EnvironmentRecord, Job, Node, Task
 from portal.selectors.jobs.rights import Denial, denials_by_key, usage_of_job
-from portal.selectors.nodes.network_policy import network_policy, tracking_exceptions
+from portal.selectors.nodes.network_policy import container_policy, tracking_exceptions
 from portal.selectors.scheduling.settings import pool_settings
 from portal.services.images.pins import pin_job
 from portal.services.jobs.code import attempt_code, record_code_commit
@@ -191,7 +191,10 @@ def _spec(connection: NodeConnection, task: Task) -> dict[str, object]:
     if settings[TASK_DISK_LIMIT]:
         labels["disk_mib"] = int(settings[TASK_DISK_LIMIT])
     labels |= checkpoint_fields(task, volumes)
-    policy = network_policy(attempt.pool, job.project)
+    allowed = container_policy(attempt.pool, job.project)
+    policy = allowed.network
+    if allowed.user_namespaces:
+        labels["user_namespaces"] = True
     if policy["mode"] != OPEN:
         if spec.get("host_network") or spec.get("network"):
             raise AgentError(

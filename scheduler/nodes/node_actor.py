@@ -57,6 +57,7 @@ from scheduler.nodes.image_pulls import ImagePuller, record_images
 from scheduler.nodes.node_connection import NodeConnection
 from scheduler.nodes.node_operations import run_due_operations
 from scheduler.nodes.node_queue import REQUEST_HINTS, KeyedPool, NodeQueue
+from scheduler.nodes.pending_events import PendingEvents
 from scheduler.nodes.reconcile import collect_and_remove, on_connected, reconcile
 
 log = logging.getLogger(__name__)
@@ -76,6 +77,8 @@ MAX_UNRECORDED_INCIDENTS = 8
 PERMANENT_ERRORS = frozenset({"host_key_mismatch", "authentication_refused", "protocol_version", "forbidden"})
 """Connection errors that need an administrator; the page shows them at once."""
 
+_EVENTS = "events"
+"""Notification that events of the node wait; their number is not bounded by the inbox."""
 IMAGES = "images"
 """Notification that an environment changed, so that the node's images are listed again."""
 
@@ -98,7 +101,8 @@ class NodeActor(threading.Thread):
         self.node_name = node.name
         self.lease = lease
         self._open_engine = connect
-        self._inbox: queue.Queue[str | EngineEvent] = queue.Queue(INBOX_SIZE)
+        self._inbox: queue.Queue[str] = queue.Queue(INBOX_SIZE)
+        self._events = PendingEvents()
         self._stopping = threading.Event()
         self._connection: NodeConnection | None = None
         self._requested: set[str] = set()
@@ -123,13 +127,15 @@ class NodeActor(threading.Thread):
         self._read_denied_addresses = denied_addresses
         self._unrecorded_incidents: list[tuple[IncidentKind, str]] = []
 
-    def notify(self, message: str | EngineEvent) -> None:
-        """Ask the actor to check its work now, or to handle an event; dropped when the inbox is full.
-
-        The connection's reading thread sends events; the next reconciliation finds a lost one.
-        """
+    def notify(self, message: str) -> None:
+        """Ask the actor to check its work now; dropped when the inbox is full."""
         with contextlib.suppress(queue.Full):
             self._inbox.put_nowait(message)
+
+    def handle_soon(self, event: EngineEvent) -> None:
+        """Take an event of the node; called by the thread that reads the connection."""
+        if self._events.add(event):
+            self.notify(_EVENTS)
 
     def stop(self) -> None:
         """Ask the thread to end; it closes the connection and touches no task."""
@@ -228,25 +234,31 @@ class NodeActor(threading.Thread):
             self._connect_at_s if self._connection is None else min(self._next_poll_s, self._reconcile_at_s)
         )
         wait_s = min(MAX_WAIT_S, max(0.0, due_s - time.monotonic()))
-        due, exits = False, list[Container]()
+        due = False
         try:
             release_connection()
             item = self._inbox.get(timeout=wait_s) if wait_s > 0 else self._inbox.get_nowait()
             while True:
-                if isinstance(item, str):
+                if item != _EVENTS:
                     due = True
                     self._requested.add(item)
-                    if item == RECONCILE:
-                        self._reconcile_soon()
-                elif isinstance(item, TaskExited):
-                    exits.append(item.container)
-                else:
-                    self._on_event(item)
+                if item == RECONCILE:
+                    self._reconcile_soon()
                 item = self._inbox.get_nowait()
         except queue.Empty:
-            if exits:
-                self._on_exits(exits)
+            self._handle_events()
             return due
+
+    def _handle_events(self) -> None:
+        """Handle as many events as a node may cause work now; the others follow within ``MAX_WAIT_S``."""
+        exits = []
+        for event in self._events.take():
+            if isinstance(event, TaskExited):
+                exits.append(event.container)
+            else:
+                self._on_event(event)
+        if exits:
+            self._on_exits(exits)
 
     def _reconcile_soon(self) -> None:
         self._reconcile_at_s = 0.0
@@ -271,7 +283,7 @@ class NodeActor(threading.Thread):
             self._update_denied_addresses(node_connection)
             node.refresh_from_db()
             record_images(node, engine.hello["images"], self._images.in_progress())
-            engine.watch(self.notify)
+            engine.watch(self.handle_soon)
         except EngineConnectError as problem:
             engine.close()
             self._record_unreachable(node, str(problem), permanent=True)

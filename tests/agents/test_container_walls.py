@@ -267,6 +267,16 @@ def test_04_system_calls_are_filtered(walls: Walls) -> None:
     assert walls.report["status"]["Seccomp"] == "2"
 
 
+def test_04b_no_user_namespaces_no_vsock_and_what_programs_need(walls: Walls) -> None:
+    refused = dict.fromkeys(
+        ("unshare", "unshare more", "unshare by 64 bits", "clone", "clone by 64 bits"), "EPERM"
+    )
+    refused |= dict.fromkeys(("vsock", "vsock datagrams", "vsock by 64 bits"), "EAFNOSUPPORT")
+    # their arguments cannot be filtered; programs use others where they do not exist
+    assert walls.report["system_calls"] == refused | {"clone3": "ENOSYS", "io_uring": "ENOSYS"}
+    assert set(walls.report["programs"].values()) == {None}, walls.report["programs"]
+
+
 def test_05_no_suid_program(walls: Walls) -> None:
     assert walls.report["suid"] == []
 

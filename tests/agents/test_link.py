@@ -12,7 +12,14 @@ from typing import Any
 
 import pytest
 
-from agents.link import MAX_REPLY_BYTES, AgentError, Link, OutcomeUnknownError
+from agents.link import (
+    MAX_EVENT_VALUES,
+    MAX_REPLY_BYTES,
+    MAX_REPLY_VALUES,
+    AgentError,
+    Link,
+    OutcomeUnknownError,
+)
 from tests.time_budget import budget_s
 
 HELLO = {
@@ -158,6 +165,7 @@ def dying(last_words: bytes) -> Agent:
         (b'{"id": [1]}\n', "connection failed"),
         (b"[1]\n", "not a JSON object"),
         (b"x" * (MAX_REPLY_BYTES + 2), "too long"),
+        (b'{"event": "e", "x": [' + b"{}," * MAX_REPLY_VALUES + b"{}]}\n", "values"),
     ],
 )
 def test_a_broken_stream_fails_immediately(last_words: bytes, why: str) -> None:
@@ -194,6 +202,27 @@ def test_excess_events_of_a_node_are_dropped() -> None:
     for _ in range(3):
         assert link.request("list", timeout_s=2)["ok"]
     assert link._hello_queue.empty() and not link._pending
+    link.close()
+
+
+@pytest.mark.parametrize(
+    ("values", "is_read"), [(MAX_EVENT_VALUES // 2 - 10, True), (MAX_EVENT_VALUES, False)]
+)
+def test_an_event_has_a_maximum_number_of_values(values: int, is_read: bool) -> None:
+    """While it is parsed, no other node is served."""
+
+    def wide(read: Any, write: Any, hang_up: Any) -> None:
+        read()
+        write(HELLO)
+        write({"event": "sample", "values": [{}] * values})
+        while request := read():
+            write({"id": request["id"], "ok": True})
+
+    link = talk_to(wide)
+    deadline_s = time.monotonic() + budget_s(5)
+    while link.is_open and link.events.empty() and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert (link.is_open, link.events.qsize()) == (is_read, int(is_read))
     link.close()
 
 

@@ -16,7 +16,7 @@ import pytest
 from agents.enrolment import EnrolmentOptions
 from agents.link import AgentError, Link
 from tests.agents.node.conftest import log_with, wait_for
-from tests.agents.test_container_walls import Listener, opens, spec, wait_until_open
+from tests.agents.test_container_walls import Listener, opens, spec, wait_for_spare, wait_until_open
 from tests.rig.cluster import RigCluster
 from tests.rig.images import RigImage
 from tests.rig.needs import missing_for_rig
@@ -244,6 +244,56 @@ def test_a_node_where_rules_cannot_be_set_reports_it(dataset: Dataset, link: Lin
         dataset.node.execute("mv", f"{program}.hidden", program)
     with dataset.cluster.open(dataset.node) as mended:
         assert mended.hello.egress == {"podman": True}
+
+
+def bridges(dataset: Dataset) -> set[str]:
+    """The interfaces of job networks in podman's namespace."""
+    shown = json.loads(in_namespace(dataset.node, "ip", "-json", "link", "show"))
+    return {row["ifname"] for row in shown if row["ifname"].startswith("cni-")}
+
+
+def own_bridge(dataset: Dataset, job: str) -> str:
+    row = json.loads(as_account(dataset.node, "podman", "inspect", f"fw-rig-{job}-1-0").stdout)[0]
+    [network] = row["NetworkSettings"]["Networks"]
+    facts = json.loads(as_account(dataset.node, "podman", "network", "inspect", network).stdout)[0]
+    return str(facts["network_interface"])
+
+
+def end_job(link: Link, job: str) -> None:
+    link.request("stop", timeout_s=30, epoch=1, job=job, attempt=1, grace_s=0)
+    link.request("remove", timeout_s=30, epoch=1, job=job, attempt=1)
+
+
+@pytest.mark.parametrize("jobs", [4, pytest.param(200, marks=pytest.mark.long)])
+def test_short_jobs_start_beside_long_ones(dataset: Dataset, link: Link, jobs: int) -> None:
+    """Each has a network made ahead, whose addresses are not those of the job before."""
+    lasting = ["jlonga", "jlongb"]
+    for job in lasting:
+        dataset.start(link, job, "import time; time.sleep(3600)")
+    for number in range(jobs):
+        wait_for_spare(dataset.node)
+        job = "jshort" + "".join(chr(97 + int(digit)) for digit in f"{number:03}")
+        assert dataset.start(link, job, "pass")["state"] == "running"
+        end_job(link, job)
+    assert bridges(dataset) == {own_bridge(dataset, job) for job in lasting}
+
+
+def test_bridges_that_others_left_are_removed(dataset: Dataset, link: Link) -> None:
+    dataset.start(link, "jstays", "import time; time.sleep(600)")
+    assert bridges(dataset) == {own_bridge(dataset, "jstays")}
+    left = json.loads(
+        as_account(dataset.node, "podman", "network", "inspect", wait_for_spare(dataset.node)).stdout
+    )
+    names = [left[0]["network_interface"], "cni-podman77"]  # of the next job's network, and of none
+    for name, address in zip(names, ("10.199.0.1/26", "10.199.1.1/26"), strict=True):
+        in_namespace(dataset.node, "ip", "link", "add", name, "type", "bridge")
+        in_namespace(dataset.node, "ip", "address", "add", address, "dev", name)
+    assert dataset.start(link, "jnext", "import time; time.sleep(600)")["state"] == "running"
+    assert bridges(dataset) == {own_bridge(dataset, job) for job in ("jstays", "jnext")}
+    in_namespace(dataset.node, "ip", "link", "add", "cni-podman77", "type", "bridge")
+    with dataset.cluster.open(dataset.node) as again:
+        again.request("gc", timeout_s=60)
+    assert bridges(dataset) == {own_bridge(dataset, job) for job in ("jstays", "jnext")}
 
 
 def test_disk_use_of_a_container_is_counted_and_limited(dataset: Dataset, link: Link) -> None:

@@ -139,6 +139,7 @@ TESTED_ELSEWHERE = {
     "image_gc_scope": "scheduler/test_node_operations.py",
     "task_disk_mib": "scheduler/test_one_node.py",
     "egress": "scheduler/test_egress.py",
+    "user_namespaces": "services/test_egress.py",
 }
 """The other settings, each with the file that tests its effect."""
 

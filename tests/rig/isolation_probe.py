@@ -1,16 +1,25 @@
 """Runs inside a container and writes down what can be seen and done from there, as JSON into the home."""
 
 import ctypes
+import errno
 import json
+import multiprocessing
 import os
 import resource
 import socket
 import stat
+import subprocess
 import sys
 import threading
 import time
 
 PTRACE_ATTACH = 16
+CLONE_NEWUSER = 0x10000000
+SIGCHLD = 17
+CALLS = {
+    "x86_64": {"socket": 41, "clone": 56, "unshare": 272, "clone3": 435, "io_uring_setup": 425},
+    "aarch64": {"socket": 198, "clone": 220, "unshare": 97, "clone3": 435, "io_uring_setup": 425},
+}
 NAMESPACES = ("pid", "net", "ipc", "uts", "mnt", "cgroup")
 
 
@@ -86,6 +95,36 @@ def ptrace_attach(pid):
         raise OSError(ctypes.get_errno(), "ptrace")
 
 
+def system_call(name, *arguments):
+    """Makes a system call in a child process; gives the name of its error, None when it worked."""
+    child = os.fork()
+    if child == 0:
+        libc = ctypes.CDLL(None, use_errno=True)
+        words = [ctypes.c_long(each) for each in arguments]
+        answer = libc.syscall(ctypes.c_long(CALLS[os.uname().machine][name]), *words)
+        os._exit(ctypes.get_errno() if answer == -1 else 0)
+    status = os.waitpid(child, 0)[1]
+    return errno.errorcode.get(os.waitstatus_to_exitcode(status))
+
+
+def ordinary_programs():
+    """What common programs need of the filtered system calls; gives the error of each that failed."""
+    return {
+        "unix": attempt(lambda: socket.socketpair()),
+        "inet": attempt(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).close()),
+        "inet6": attempt(lambda: socket.socket(socket.AF_INET6).close()),
+        "netlink": attempt(lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0).close()),
+        "program": attempt(lambda: subprocess.run(["true"], check=True)),
+        "spawn": attempt(lambda: os.waitpid(os.posix_spawn("/bin/sh", ["sh", "-c", "true"], {}), 0)),
+        "processes": attempt(in_processes),
+    }
+
+
+def in_processes():
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        assert pool.map(abs, [-1, -2]) == [1, 2]
+
+
 def most_threads(limit):
     stop, started = threading.Event(), []
     try:
@@ -142,6 +181,19 @@ def main():
         "processes": sorted(int(name) for name in os.listdir("/proc") if name.isdigit()),
         "signal_outside": [attempt(lambda pid=pid: os.kill(pid, 0)) for pid in asked["outside_pids"]],
         "ptrace_outside": [attempt(lambda pid=pid: ptrace_attach(pid)) for pid in asked["outside_pids"]],
+        "system_calls": {
+            "unshare": system_call("unshare", CLONE_NEWUSER),
+            "unshare more": system_call("unshare", CLONE_NEWUSER | 0x20000 | 0x40000000),
+            "unshare by 64 bits": system_call("unshare", CLONE_NEWUSER | 1 << 32),
+            "clone": system_call("clone", CLONE_NEWUSER | SIGCHLD, 0, 0, 0, 0),
+            "clone by 64 bits": system_call("clone", CLONE_NEWUSER | SIGCHLD | 1 << 32, 0, 0, 0, 0),
+            "clone3": system_call("clone3", 0, 0),
+            "vsock": system_call("socket", 40, 1, 0),
+            "vsock datagrams": system_call("socket", 40, 2 | 0x80000, 0),
+            "vsock by 64 bits": system_call("socket", 40 | 1 << 32, 1, 0),
+            "io_uring": system_call("io_uring_setup", 1, 0),
+        },
+        "programs": ordinary_programs(),
         "core_limit": resource.getrlimit(resource.RLIMIT_CORE),
         "connects": {
             f"{address}:{port}": attempt(lambda address=address, port=port: connect(address, port))

@@ -15,9 +15,10 @@ from django.core.management import call_command
 from django.db import connection, transaction
 from django.utils import timezone
 
+from agents.engines.interface import GpuFaultReported, GpuHealthChanged, InvalidEventsReceived
 from agents.link import AgentError
 from agents.node.ledger.ledger import Ledger
-from portal.domain.states import JobState, NodeState
+from portal.domain.states import GpuHealth, JobState, NodeState
 from portal.live.collector.node_stream import open_stream
 from portal.models import (
     Attempt,
@@ -26,6 +27,7 @@ from portal.models import (
     ClusterSettings,
     Environment,
     Gpu,
+    GpuAlert,
     ImagePresence,
     Job,
     Lease,
@@ -42,6 +44,7 @@ from scheduler.cycle import run_cycle
 from scheduler.nodes.engine_connect import EngineConnectError, open_engine
 from scheduler.nodes.node_actor import NodeActor
 from scheduler.nodes.node_connection import NodeConnection
+from scheduler.nodes.pending_events import EVENTS_BURST
 from scheduler.nodes.reconcile import reconcile
 from tests import factories
 from tests.engine_harness import EngineHarness, InProcessEngine, engine_harness, wait_for
@@ -188,6 +191,31 @@ def test_a_node_reports_only_its_own_ranks(submit) -> None:
     engine.close()
     assert [Task.objects.get(pk=task.pk).state for task in tasks] == ["RUNNING", "RUNNING"]
     assert AttemptProgress.objects.get(attempt=attempt).rank == 1
+
+
+# -- many events -------------------------------------------------------------------------------------
+
+
+def test_the_work_that_events_cause_does_not_grow_with_their_number(django_assert_max_num_queries) -> None:
+    """What 10,000 events tell is stored, by the queries of one for each GPU and task."""
+    node = factories.node(factories.pool(), name="n1", gpus=2)
+    lease = leases.acquire(leases.node_lease(node.public_id), "a", 60.0)
+    assert lease is not None
+    actor = NodeActor(node, lease, list)
+    first, second = node.gpus.order_by("pk").values_list("uuid", flat=True)
+    for number in range(2_500):
+        actor.handle_soon(GpuFaultReported(first, 31, 1))
+        actor.handle_soon(GpuHealthChanged(second, GpuHealth.OK, f"warning {number}"))
+        actor.handle_soon(InvalidEventsReceived(1, f"problem {number}"))
+        actor.handle_soon(GpuHealthChanged(f"GPU-unknown-{number}", GpuHealth.LOST, "m", True))
+    actor.notify("work")  # its own work is not pushed out by events
+    with django_assert_max_num_queries(int(EVENTS_BURST) + 40):
+        assert actor._process_inbox()
+    assert GpuAlert.objects.get(gpu__uuid=first).repeat_count == 2_500
+    assert Gpu.objects.get(uuid=second).health_reason == "warning 2499"
+    assert "2500 events" in node.incidents.get(kind="malformed").message
+    with django_assert_max_num_queries(20):
+        actor._process_inbox()
 
 
 # -- arbitrary frames --------------------------------------------------------------------------------

@@ -8,9 +8,9 @@ from portal.domain.states import NodeState
 from portal.errors import Forbidden, InvalidRequest
 from portal.models import AuditEntry, Node, Project
 from portal.selectors.nodes.network_policy import (
+    container_policy,
     denied_addresses,
     egress_allow_list,
-    network_policy,
     restricted_pools,
 )
 from portal.services.nodes import nodes
@@ -39,22 +39,38 @@ def hold(project: Project, mode: str) -> None:
 
 def test_a_project_has_the_strictest_policy_of_its_pool_and_its_parents(dataset) -> None:
     pool, above, below = dataset["pool"], dataset["above"], dataset["below"]
-    assert network_policy(pool, below) == {"mode": "open", "allow": []}
+    assert container_policy(pool, below).network == {"mode": "open", "allow": []}
     assert restricted_pools({}) == set()
     hold(above, "listed")
     do_change_project(dataset["admin"], above, egress_allow=["10.1.0.0/16 443", "dns"])
     below = Project.objects.get(pk=below.pk)
-    assert network_policy(pool, below) == {"mode": "listed", "allow": ["10.1.0.0/16 443", "dns"]}
+    assert container_policy(pool, below).network == {"mode": "listed", "allow": ["10.1.0.0/16 443", "dns"]}
     hold(below, "open")  # it cannot be less strict than the one above
-    assert network_policy(pool, below)["mode"] == "listed"
+    assert container_policy(pool, below).network["mode"] == "listed"
     hold(below, "none")
-    assert network_policy(pool, below) == {"mode": "none", "allow": []}
-    assert network_policy(pool, above)["mode"] == "listed"
+    assert container_policy(pool, below).network == {"mode": "none", "allow": []}
+    assert container_policy(pool, above).network["mode"] == "listed"
     assert restricted_pools({}) == {(pool.public_id, above.public_id), (pool.public_id, below.public_id)}
     Project.objects.update(policy={})
     pool.policy = {"egress": "none"}
     pool.save()
-    assert network_policy(pool, factories.project("other"))["mode"] == "none"
+    assert container_policy(pool, factories.project("other")).network["mode"] == "none"
+
+
+def test_user_namespaces_are_refused_unless_the_pool_allows_them(dataset) -> None:
+    pool, above, below = dataset["pool"], dataset["above"], dataset["below"]
+
+    def allowed() -> list[bool]:
+        return [container_policy(pool, project).user_namespaces for project in (above, below)]
+
+    assert allowed() == [False, False]
+    Project.objects.filter(pk=above.pk).update(policy={"user_namespaces": "allow"})
+    assert allowed() == [False, False], "a project cannot be less strict than its pool"
+    pool.policy = {"user_namespaces": "allow"}
+    pool.save()
+    assert allowed() == [True, True]
+    Project.objects.filter(pk=below.pk).update(policy={"user_namespaces": "refuse"})
+    assert allowed() == [True, False]
 
 
 def test_the_nearest_list_counts(dataset) -> None:

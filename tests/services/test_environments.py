@@ -18,6 +18,7 @@ from portal.services.images.prefetch import (
 )
 from portal.services.jobs.submission import do_resubmit_job, do_resume_job, do_suspend_job
 from tests import factories
+from tests.agents.node.test_image_names import UNSAFE_IMAGES
 
 pytestmark = pytest.mark.django_db
 
@@ -41,6 +42,26 @@ def save(dataset, projects=(), environment=None, **words):
     }
     words = EnvironmentInput(**reported | words, projects=projects)
     return do_save_environment(dataset["admin"], words, environment)
+
+
+@pytest.mark.parametrize("image", UNSAFE_IMAGES)
+def test_an_image_is_a_name_of_a_registry(dataset, image: str) -> None:
+    """Podman would read an archive, a folder or another store of the node, or take the text for an option."""
+    with pytest.raises(InvalidRequest) as refused:
+        save(dataset, name="other", image=image)
+    assert set(refused.value.fields) == {"image"}
+    with pytest.raises(InvalidRequest):
+        save(dataset, environment=dataset["saved"], image=image)
+
+
+@pytest.mark.parametrize(
+    "name", ["localhost/{}:latest", "{}", "docker.io/library/{}", "{}@sha256:" + "a" * 64]
+)
+def test_an_image_that_a_user_saved_is_not_reachable_by_its_name(dataset, name: str) -> None:
+    mine = factories.environment(owner=dataset["owner"], image="localhost/fairway-saved/abcdef:latest")
+    with pytest.raises(InvalidRequest, match="that a user saved"):
+        save(dataset, name="other", image=name.format("fairway-saved/abcdef"))
+    save(dataset, name="mine", image=mine.image, title="New title", environment=mine)
 
 
 def test_only_the_projects_that_are_named_and_those_below_them_run_an_environment(dataset) -> None:

@@ -18,12 +18,17 @@ from agents.node.images.image_gc import store_used_percent
 from agents.node.ledger.image_usage import record_arrival
 from agents.node.ledger.ledger import RUNNING
 from agents.node.runtimes import REGISTRY_AUTH_FILE, Image, Runtime
-from agents.node.spec.image_names import UNKNOWN_ARCHIVE, registry_host
+from agents.node.spec.image_names import (
+    SAVED_IMAGES,
+    UNKNOWN_ARCHIVE,
+    InvalidImageError,
+    parse_image_reference,
+    registry_host,
+)
 from agents.node.spec.task_spec import parse_base64, parse_integer
 from agents.node.tasks.task_manager import TaskManager
 
 _UPLOAD = re.compile(r"[a-z0-9]{1,64}\Z")
-_REFERENCE = re.compile(r"[a-z0-9][A-Za-z0-9._/:@-]{0,511}\Z")
 _PROGRESS_INTERVAL_S = 0.5
 _UPLOAD_RETENTION_S = 86_400.0
 _AUTH_FILE_RETENTION_S = 7200.0  # longer than any pull
@@ -67,9 +72,7 @@ class ImageManager:
 
     def pull(self, fields: JsonObject) -> JsonObject:
         """Pull an image; send progress at most twice a second."""
-        reference = fields.get("image")
-        if not isinstance(reference, str) or not _REFERENCE.match(reference):
-            raise invalid_spec("image is not an image reference.")
+        reference = _parse_reference(fields.get("image"))
         runtime, login = self._find_runtime(fields), _login(fields.get("login"))
         self._tasks.directories.check_disk_space()
         reported_s = 0.0
@@ -121,9 +124,9 @@ class ImageManager:
 
         A repetition replaces the image.
         """
-        name, reference = self._tasks.task_name(fields), fields.get("image")
-        if not isinstance(reference, str) or not _REFERENCE.match(reference):
-            raise invalid_spec("image is not an image reference.")
+        name, reference = self._tasks.task_name(fields), _parse_reference(fields.get("image"))
+        if not parse_image_reference(reference).is_saved_image:
+            raise invalid_spec(f"Images are saved below localhost/{SAVED_IMAGES} only.")
         max_mib = parse_integer(fields, "max_mib")
         record = self._tasks.ledger.tasks().get(name)
         if record is None or record["phase"] != RUNNING:
@@ -192,6 +195,14 @@ class ImageManager:
             if runtime.kind != "process" and wanted in (None, runtime.kind):
                 return runtime
         raise AgentError(IMAGE_MISSING, "This node has no container engine, so it has no images.")
+
+
+def _parse_reference(value: Any) -> str:
+    try:
+        parse_image_reference(value if isinstance(value, str) else "")
+    except InvalidImageError as error:
+        raise invalid_spec(f"image is not an image reference. {error}") from error
+    return str(value)
 
 
 def _image_ids(runtime: Runtime) -> Set[str]:

@@ -9,6 +9,7 @@ from agents.node.gpus import mps
 from agents.node.host import versions
 from agents.node.host.atomic_files import free_mib
 from agents.node.network.fabric import check_fabric
+from agents.node.runtimes import Runtime
 from agents.node.settings import Settings
 from agents.node.tasks.task_manager import TaskManager
 
@@ -46,7 +47,7 @@ def run_preflight(tasks: TaskManager, fabric: Any = None) -> Dict[str, Any]:
     ``fabric``: what the node's pool names for multi-node gangs, and their runtime; None: nothing.
     """
     settings = tasks.settings
-    checks = [_engine_check(kind, runtime.version()) for kind, runtime in tasks.runtimes.items()]
+    checks = [_engine_check(kind, runtime) for kind, runtime in tasks.runtimes.items()]
     free = free_mib(settings.state_dir)
     checks.append(
         _check(
@@ -65,6 +66,12 @@ def run_preflight(tasks: TaskManager, fabric: Any = None) -> Dict[str, Any]:
         if fault is not None:
             message = fault or f"The network rules for containers of {runtime.kind} are active."
             checks.append(_check("firewall", not fault, message))
+        fault = runtime.seccomp_fault()
+        if fault is not None:
+            message = (
+                fault or f"Containers of {runtime.kind} get neither user namespaces nor AF_VSOCK by default."
+            )
+            checks.append(_check("seccomp", not fault, message))
     for name, mount in (("state", settings.state_dir), ("homes", settings.home_root)):
         writable = os.access(mount, os.W_OK)
         checks.append(_check(name, writable, f"{mount} can{'' if writable else 'not'} be written."))
@@ -81,9 +88,13 @@ def run_preflight_command(settings: Settings, agent_command: List[str]) -> Dict[
     return run_preflight(tasks)
 
 
-def _engine_check(kind: str, version: Optional[str]) -> Dict[str, Any]:
+def _engine_check(kind: str, runtime: Runtime) -> Dict[str, Any]:
     if kind == "process":
         return _check(kind, True, "Tasks can run as plain processes.")
+    reason = runtime.unsupported_reason()
+    if reason is not None:
+        return _check(kind, False, reason)
+    version = runtime.version()
     return _check(
         kind, version is not None, f"{kind} {version} answers." if version else f"{kind} does not respond."
     )

@@ -96,6 +96,10 @@ class Runtime:
         """Return the engine's version, None when it is unusable."""
         raise NotImplementedError
 
+    def unsupported_reason(self) -> Optional[str]:
+        """Return why tasks cannot run with this version of the engine; None if they can."""
+        return None
+
     def warm_up(self) -> None:
         """Fill caches that speed up starts; idempotent and optional."""
 
@@ -137,6 +141,10 @@ class Runtime:
 
     def remove_network(self, name: str) -> None:
         """Remove the network of a job without tasks; idempotent."""
+
+    def remove_stale_bridges(self) -> int:
+        """Remove interfaces of networks that no longer exist; return their number."""
+        return 0
 
     def networks(self, cluster: str) -> List[str]:
         """Return the names of networks with this cluster's label."""
@@ -203,6 +211,12 @@ class Runtime:
 
         Return blank, or why they are not in force, or None for a runtime without firewall. Raise AgentError
         where no container may start without them.
+        """
+        return None
+
+    def seccomp_fault(self) -> Optional[str]:
+        """Return blank if containers are refused user namespaces and AF_VSOCK, or why they cannot be; None for a
+        runtime without containers.
         """
         return None
 

@@ -48,6 +48,7 @@ class EngineOptions(NamedTuple):
     # supported by the kernel; disabled in containers, because the firewall rules are IPv4 only
     has_ipv6: bool = False
     limits_layers: bool = False  # its file system can limit the writable layer of a container
+    seccomp: Optional[str] = None  # path of a profile; None: the engine's default
 
 
 def labels(order: ContainerConfig) -> Dict[str, str]:
@@ -77,6 +78,8 @@ def create(
     if spec.address is not None and not spec.host_network:
         words += ["--ip6" if ":" in spec.address else "--ip", spec.address]
     words += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--ipc", "private"]
+    if engine.seccomp is not None:
+        words += ["--security-opt", f"seccomp={engine.seccomp}"]
     words += [
         "--user",
         f"{spec.uid}:{spec.gid}",

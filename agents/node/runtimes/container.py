@@ -31,6 +31,7 @@ from agents.node.runtimes import (
 from agents.node.runtimes.firewall import Firewall
 from agents.node.runtimes.image_cuda import required_cuda_version
 from agents.node.runtimes.podman_store import StoreFingerprint
+from agents.node.runtimes.seccomp import SeccompProfiles, has_vsock
 from agents.node.settings import RuntimeSettings, Settings
 from agents.node.spec import egress
 from agents.node.spec.environment import is_reserved
@@ -106,6 +107,7 @@ class ContainerRuntime(Runtime):
         self._limits_layers: Optional[bool] = None
         self._images: Dict[str, CachedImage] = {}
         self._prepared_images: Dict[str, ImageConfig] = {}
+        self._seccomp = SeccompProfiles(settings.state_dir, own.seccomp_profile)
         self._firewall = Firewall(settings) if settings.firewall and os.geteuid() == 0 else None
 
     # -- the command line ---------------------------------------------------------------------------------
@@ -169,8 +171,30 @@ class ContainerRuntime(Runtime):
                 self._version = found.group(0) if answer.code == 0 and found else None
         return self._version
 
+    def seccomp_fault(self) -> Optional[str]:
+        try:
+            path = self._seccomp_profile(user_namespaces=False)
+        except AgentError as refusal:
+            return refusal.message
+        return self._seccomp.missing_message("AF_VSOCK") if path is None and has_vsock() else ""
+
+    def _seccomp_profile(self, *, user_namespaces: bool) -> Optional[str]:
+        """Return the profile for a container; None for the default of the engine, where that is strict enough.
+
+        Raise AgentError where a container would have more rights than the policy allows.
+        """
+        path = self._seccomp.path(user_namespaces=user_namespaces)
+        if path is None and not user_namespaces and not self._default_seccomp_is_strict():
+            raise AgentError(errors.ENGINE_ERROR, self._seccomp.missing_message())
+        return path
+
+    def _default_seccomp_is_strict(self) -> bool:
+        """Return True if the engine's own default refuses user namespaces and AF_VSOCK."""
+        return False
+
     def prepare(self, config: ContainerConfig) -> None:
         spec = config.spec
+        self._seccomp_profile(user_namespaces=spec.user_namespaces)
         fault = self.refresh_firewall()
         if fault != "" and spec.egress.mode != egress.OPEN:
             raise invalid_spec(
@@ -195,6 +219,8 @@ class ContainerRuntime(Runtime):
         )
         remove_file(os.path.join(config.task_dir, "pid"))
         engine = self.engine._replace(gpu_mode=self._gpu_mode()) if config.real_gpus else self.engine
+        profile = self._seccomp_profile(user_namespaces=config.spec.user_namespaces)
+        engine = engine._replace(seccomp=profile)
         if config.spec.disk_mib is not None:
             engine = engine._replace(limits_layers=self.limits_layers())
         words = arguments.create(engine, config, image.image_id, image.env)
@@ -331,9 +357,13 @@ class ContainerRuntime(Runtime):
         self, name: str, subnet: str, *, job: Optional[str] = None, lock_fd: Optional[int] = None
     ) -> None:
         words = arguments.create_network(self.engine, name, self.settings.cluster, job, subnet)
-        answer = self.run(words, lock_fd=lock_fd)
+        answer = self.edit_networks(words, lock_fd)
         if answer.code != 0 and not answer.mentions(_NAME_TAKEN_MESSAGES):
             raise self.error("network create", answer)
+
+    def edit_networks(self, words: Sequence[str], lock_fd: Optional[int] = None) -> CommandResult:
+        """Run the engine's command that creates or removes a network."""
+        return self.run(words, lock_fd=lock_fd)
 
     def networks(self, cluster: str) -> List[str]:
         mine = f"label=fairway.cluster={cluster}"
@@ -349,7 +379,7 @@ class ContainerRuntime(Runtime):
         return [found for row in rows if (found := arguments.parse_external_network(row)) is not None]
 
     def remove_network(self, name: str) -> None:
-        answer = self.run(["network", "rm", name])
+        answer = self.edit_networks(["network", "rm", name])
         if answer.code != 0 and not answer.mentions(
             (*_NOT_FOUND_MESSAGES, "being used", "active endpoints", "has associated")
         ):

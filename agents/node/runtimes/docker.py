@@ -14,6 +14,7 @@ from agents.node.host.versions import parse_version
 from agents.node.runtimes import arguments
 from agents.node.runtimes.container import ContainerRuntime, parse_container
 from agents.node.runtimes.docker_log import copy_log
+from agents.node.runtimes.seccomp import DOCKER_SINCE
 from agents.node.settings import RuntimeSettings, Settings
 
 
@@ -32,6 +33,7 @@ class DockerRuntime(ContainerRuntime):
         super().__init__(settings, own)
         self._log_paths: Dict[str, str] = {}
         self._chosen_gpu_mode: Optional[str] = None
+        self._strict_seccomp: Optional[bool] = None
 
     def collect_log(self, name: str, path: str) -> None:
         source = self._log_paths.get(name)
@@ -55,6 +57,13 @@ class DockerRuntime(ContainerRuntime):
                 self.kind, version, self._runtime_settings.gpus, daemon_has_cdi=has_cdi
             )
         return self._chosen_gpu_mode
+
+    def _default_seccomp_is_strict(self) -> bool:
+        if self._strict_seccomp is None:
+            options = self.run_checked(["info", "--format", "{{json .SecurityOptions}}"])
+            version = parse_version(self.run_checked(self._version_arguments)) or ()
+            self._strict_seccomp = version >= DOCKER_SINCE and "name=seccomp,profile=builtin" in options
+        return self._strict_seccomp
 
     def _has_cdi(self) -> bool:
         """Return True when the daemon has CDI enabled and its folders contain a GPU specification."""

@@ -9,6 +9,7 @@ from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 from agents.node.errors import AgentError, invalid_spec
 from agents.node.spec.egress import EgressPolicy, parse_egress_exceptions, parse_egress_policy
+from agents.node.spec.image_names import is_image_name
 from agents.node.spec.report_files import REPORT_FILES as WORD_FILES
 
 MILLI_PER_GPU = 1000
@@ -21,7 +22,6 @@ _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,63}\Z")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}\Z")
 _HOME_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,63}\Z")
-_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,511}\Z")
 _GPU = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./:-]{0,95}\Z")
 _PATH = re.compile(r"/[^\x00-\x1f,:]{0,1023}\Z")
 _DEVICE = re.compile(r"/dev(/(?![.-])([A-Za-z0-9_.*?-]|\[[A-Za-z0-9_-]+\]){1,64}){1,4}\Z")
@@ -118,6 +118,7 @@ class TaskSpec(NamedTuple):
     checkpoint_dir: Optional[TaskPath] = None  # where its job keeps checkpoints
     resume_from: Optional[TaskPath] = None  # the checkpoint from which it continues
     code_archive: Optional[CodeArchive] = None
+    user_namespaces: bool = False  # its programs may create user namespaces
 
     @property
     def name(self) -> str:
@@ -173,6 +174,7 @@ SPEC_CAPABILITIES = (
     "checkpoint_dir",
     "resume_from",
     "code_archive",
+    "user_namespaces",
 )
 """Spec keys that the first agents do not support; sent only to agents whose hello lists them."""
 CAN_STOP_TASKS = "stop.tasks"
@@ -274,7 +276,7 @@ def parse_spec(raw: Any) -> TaskSpec:
         task=_parse_number(raw, "task", 0, 100_000),
         digest=_parse_text(raw, "digest", _DIGEST),
         runtime=raw["runtime"],
-        image=_parse_text(raw, "image", _IMAGE) if raw.get("image") is not None else None,
+        image=_parse_image(raw["image"]) if raw.get("image") is not None else None,
         command=_parse_command(raw["command"]),
         workdir=_parse_text(raw, "workdir", _PATH) if raw.get("workdir") is not None else None,
         env=_parse_env(raw.get("env")),
@@ -310,6 +312,7 @@ def parse_spec(raw: Any) -> TaskSpec:
         checkpoint_dir=_parse_task_path(raw.get("checkpoint_dir")),
         resume_from=_parse_task_path(raw.get("resume_from")),
         code_archive=_parse_code_archive(raw.get("code_archive")),
+        user_namespaces=_parse_boolean(raw, "user_namespaces"),
     )
     code, scratch = spec.code_archive, {mount.target for mount in spec.mounts if mount.kind == "scratch"}
     if code is not None and code.target not in (scratch or ({""} if spec.runtime == "process" else ())):
@@ -330,6 +333,12 @@ def _parse_text(raw: Dict[str, Any], key: str, pattern: "re.Pattern[str]") -> st
     value = raw[key]
     if not isinstance(value, str) or not pattern.match(value):
         raise invalid_spec(f"{key} has an invalid format.")
+    return value
+
+
+def _parse_image(value: Any) -> str:
+    if not isinstance(value, str) or not is_image_name(value):
+        raise invalid_spec("image is not the name of an image in a registry, nor an image id.")
     return value
 
 

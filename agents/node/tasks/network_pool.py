@@ -134,4 +134,5 @@ class NetworkPool:
                 for name in sorted(set(here) - self._tasks.ledger.networks()):
                     runtime.remove_network(name)
                     removed += 1
+                runtime.remove_stale_bridges()
         return removed

@@ -13,7 +13,7 @@ import time
 from typing import Any, Callable, ContextManager, Dict, Iterable, List, Optional
 
 from agents.node import errors
-from agents.node.errors import AgentError, invalid_spec
+from agents.node.errors import AgentError, RecreateContainerError, invalid_spec
 from agents.node.gpus import OK, GpuProvider, open_gpus
 from agents.node.gpus.mps_daemons import MpsDaemons
 from agents.node.host import cgroup, procfs
@@ -220,7 +220,8 @@ class TaskManager:
                 try:
                     runtime.start(name)
                 except AgentError as refusal:
-                    if refusal.code != errors.PORT_IN_USE or turn == _MAX_PORT_ATTEMPTS - 1:
+                    again = refusal.code == errors.PORT_IN_USE or isinstance(refusal, RecreateContainerError)
+                    if not again or turn == _MAX_PORT_ATTEMPTS - 1:
                         raise
                     runtime.remove(name)
                     self.ledger.update_task(name, ports={})

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from django.conf import settings
@@ -15,7 +16,7 @@ from django.db.models import Exists, Q
 
 from agents.node.host.interfaces import host_addresses
 from agents.node.spec.egress import ALLOW_LIST, MAX_EXCEPTIONS, OPEN
-from portal.domain.policy_settings import EGRESS
+from portal.domain.policy_settings import ALLOW_USER_NAMESPACES, EGRESS, USER_NAMESPACES
 from portal.domain.project_tree import path_to_root
 from portal.domain.states import NodeState
 from portal.domain.tracking import TRACKING_ENTRY
@@ -30,11 +31,20 @@ _dns_cache: dict[str, tuple[float, frozenset[str]]] = {}
 _lock = threading.Lock()
 
 
-def network_policy(pool: NodePool, project: Project) -> dict[str, object]:
-    """Return the network policy of a project's jobs in a pool, as a task spec contains it."""
-    mode = str(effective_rules([(pool, project.pk)])[pool.pk, project.pk].values[EGRESS])
+@dataclass(frozen=True)
+class ContainerPolicy:
+    """What containers of a project's jobs may do in a pool."""
+
+    network: dict[str, object]  # as a task spec contains it
+    user_namespaces: bool
+
+
+def container_policy(pool: NodePool, project: Project) -> ContainerPolicy:
+    values = effective_rules([(pool, project.pk)])[pool.pk, project.pk].values
+    mode = str(values[EGRESS])
     allow = [entry for entry in egress_allow_list(project) if entry != TRACKING_ENTRY]
-    return {"mode": mode, "allow": allow if mode == ALLOW_LIST else []}
+    network: dict[str, object] = {"mode": mode, "allow": allow if mode == ALLOW_LIST else []}
+    return ContainerPolicy(network, values[USER_NAMESPACES] == ALLOW_USER_NAMESPACES)
 
 
 def tracking_exceptions(mode: str, project: Project) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 from django.db import transaction
 from django.utils.translation import gettext as _
 
+from agents.node.spec.image_names import InvalidImageError, parse_image_reference
 from portal.access import require_admin
 from portal.domain.driver_versions import CUDA_VERSION, DRIVER_VERSION, NO_CUDA
 from portal.domain.project_tree import path_to_root
@@ -22,8 +22,6 @@ from portal.outbox import notify_node, trigger_cycle
 from portal.services.audit import record_action
 from portal.services.lifecycle.rights_changes import DEFAULT_CHOICE, JobChoice, applying_choice
 from portal.services.names import atomic_unique
-
-IMAGE_REFERENCE = re.compile(r"[a-z0-9][a-zA-Z0-9._:/-]{0,300}(@sha256:[0-9a-f]{64})?")
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ def do_save_environment(
     """
     if actor is not None:
         require_admin(actor, "change environments")
-    _validate(spec)
+    _validate(spec, environment)
     row = environment or Environment()
     before = _audit_values(row) if environment else None
     for key in COLUMNS:
@@ -138,7 +136,23 @@ def compatible_nodes(environment: Environment) -> list[Node]:
     return list(rows.exclude(state=NodeState.RETIRED.value).order_by("name"))
 
 
-def _validate(spec: EnvironmentInput) -> None:
+def image_error(image: str, environment: Environment | None = None) -> str | None:
+    """Return why an environment cannot have an image of this name; None if it can.
+
+    The images that users save have names too; only the environment that was saved may have such a name.
+    """
+    try:
+        reference = parse_image_reference(image)
+    except InvalidImageError:
+        return _(
+            "Enter an image of a registry, such as registry.example/name:tag or name@sha256:…; archives, "
+            "folders and image ids of a node are not accepted."
+        )
+    saved = reference.is_saved_image and not (environment is not None and environment.image == image)
+    return _("This is an image that a user saved; others cannot use it by its name.") if saved else None
+
+
+def _validate(spec: EnvironmentInput, environment: Environment | None) -> None:
     wrong: dict[str, str] = {}
     if fault := name_error(spec.name):
         wrong["name"] = fault
@@ -147,8 +161,8 @@ def _validate(spec: EnvironmentInput) -> None:
     if spec.runtime is RuntimeKind.PROCESS:
         if not spec.prefix.startswith("/"):
             wrong["prefix"] = _("Enter the path of a virtual environment on the node.")
-    elif not IMAGE_REFERENCE.fullmatch(spec.image):
-        wrong["image"] = _("Enter an image such as registry.example/name:tag or name@sha256:…")
+    elif fault := image_error(spec.image, environment):
+        wrong["image"] = fault
     if spec.archive and not spec.archive.startswith("/"):
         wrong["archive"] = _("Enter the full path of a tar file on the portal's machine.")
     if spec.min_driver and not DRIVER_VERSION.fullmatch(spec.min_driver):

@@ -77,7 +77,9 @@ def order(spec: dict[str, Any] = SPEC, real_gpus: tuple[str, ...] = ()) -> Conta
     )
 
 
-PODMAN = arguments.EngineOptions("podman", "127.77.0.1", False, ("--ulimit", "nofile=1024:1024"), 128)
+PODMAN = arguments.EngineOptions(
+    "podman", "127.77.0.1", False, ("--ulimit", "nofile=1024:1024"), 128, seccomp="/s/seccomp.json"
+)
 DOCKER = arguments.EngineOptions("docker", "127.77.0.1", False, (), 128)
 
 
@@ -393,7 +395,7 @@ def test_a_job_network_has_no_ipv6_and_a_closed_one_no_name_server_of_docker(kin
         ({"uid": True}, "uid is not an integer"),
         ({"command": []}, "command is not a list"),
         ({"command": ["--privileged"]}, "not a program"),
-        ({"image": "--privileged"}, "image has an invalid format"),
+        ({"image": "--privileged"}, "image is not the name"),
         ({"gpus": [{"uuid": "G", "milli": 1001}]}, "milli is not"),
         ({"gpus": [{"uuid": "G", "milli": 1}, {"uuid": "G", "milli": 1}]}, "same GPU twice"),
         (

@@ -10,7 +10,6 @@ import pytest
 
 from agents.node.runtimes.image_cuda import required_cuda_version
 from agents.node.settings import read_settings
-from agents.node.spec.image_names import normalize_image_name
 from agents.node.storage.directories import NodeDirectories
 from tests.agents.node.conftest import LoneNode
 from tests.agents.node.loadable import archive, load
@@ -90,23 +89,6 @@ def test_unused_images_are_removed_oldest_first(small_store: LoneNode) -> None:
         link.request("stop", timeout_s=30, epoch=1, job="runs1", attempt=1, grace_s=0)
         assert tidied() == [names["runs"]]
         assert load(link, names["idle"])["image_id"], "and it comes again"
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("docker.io/library/debian:12", "debian:12"),
-        ("docker.io/library/debian", "debian:latest"),
-        ("docker.io/lab/tool", "lab/tool:latest"),
-        ("localhost/tiny:1", "tiny:1"),
-        ("sha256:" + "a" * 64, "a" * 64),
-        ("reg.example:5000/a/b", "reg.example:5000/a/b:latest"),
-        ("reg.example/a:1@sha256:" + "b" * 64, "reg.example/a@sha256:" + "b" * 64),
-    ],
-)
-def test_names_of_one_image_are_one_name(one: str, other: str) -> None:
-    assert normalize_image_name(one) == normalize_image_name(other)
-    assert normalize_image_name(one) == normalize_image_name(normalize_image_name(one))
 
 
 @pytest.mark.parametrize(

@@ -208,6 +208,19 @@ def test_a_job_gets_a_prepared_network_of_its_own(podman_node: LoneNode) -> None
     assert node.networks() == {node.wait_for_spare()}
 
 
+@pytest.mark.parametrize("jobs", [3, pytest.param(200, marks=pytest.mark.long)])
+def test_short_jobs_start_beside_long_ones(podman_node: LoneNode, jobs: int) -> None:
+    node = podman_node
+    link = node.open()
+    for job in ("jlonga", "jlongb"):
+        start(link, node, job, "sleep", "3600")
+    for number in range(jobs):
+        node.wait_for_spare()
+        job = "jshort" + "".join(chr(97 + int(digit)) for digit in f"{number:03}")
+        assert start(link, node, job, "true")["state"] == "running"
+        end(link, job)
+
+
 def test_a_network_that_was_pruned_is_made_again(podman_node: LoneNode) -> None:
     node = podman_node
     link = node.open()
