@@ -50,7 +50,7 @@ class _Loader(yaml.SafeLoader):
         self._depth -= 1
         if isinstance(node, yaml.ScalarNode):
             self._check_scalar(node)
-        elif node.tag not in _COLLECTION_TAGS:
+        elif node is not None and node.tag not in _COLLECTION_TAGS:
             raise _RefusedError(_not_json(node.tag))
         return node
 
@@ -64,7 +64,8 @@ class _Loader(yaml.SafeLoader):
             )
         if node.tag == _TEXT_TAG:
             return
-        if node.tag != self.resolve(yaml.ScalarNode, node.value, (True, False)):
+        implicit = self.resolve(yaml.ScalarNode, node.value, (True, False))  # type: ignore[no-untyped-call]
+        if node.tag != implicit:
             raise _RefusedError(_not_json(f"{node.tag} {node.value}"))
         if node.tag in _NUMBER_TAGS and len(node.value) > MAX_NUMBER_LENGTH:
             raise _RefusedError(

@@ -101,6 +101,8 @@ class Tool:
                     await response.write(f"tick {number}\n".encode())
                     await asyncio.sleep(0.05)
                 return response
+            case "/unanswered":
+                await asyncio.sleep(60)
             case "/broken":
                 response = web.StreamResponse(headers={"Content-Length": "1000"})
                 await response.prepare(request)

@@ -269,7 +269,7 @@ def _create_user(
         wrong |= problem.fields
     if time_zone not in zoneinfo.available_timezones():
         wrong["timezone"] = _("There is no such time zone.")
-    if not wrong and User.objects.filter(username=username).exists():
+    if not wrong and User.objects.filter(username__iexact=username).exists():
         wrong["username"] = _("Another user has this name.")
     if not wrong and email and _is_email_taken(email):
         wrong["email"] = _("Another user has this address.")

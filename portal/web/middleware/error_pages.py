@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.conf import settings
+from django.contrib.sessions.exceptions import SessionInterrupted
 from django.core.exceptions import RequestDataTooBig, TooManyFieldsSent
 from django.db import DatabaseError, InterfaceError
 from django.db import OperationalError as DatabaseAway
@@ -127,7 +128,10 @@ def _redirect_to_sign_in(request: HttpRequest) -> HttpResponse:
 
 
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
-    """Render 400, or 413 for a form above the size limit."""
+    """Render 400, or 413 for a form above the size limit; a session that ended meanwhile leads to sign-in."""
+    if isinstance(exception, SessionInterrupted):
+        is_rest = request.path.startswith("/api/")
+        return HttpResponse(status=401) if is_rest else _redirect_to_sign_in(request)
     if isinstance(exception, (RequestDataTooBig, TooManyFieldsSent)):
         return error_page(
             request, 413, _("The form exceeds the size limit. Put long texts into a file instead.")
