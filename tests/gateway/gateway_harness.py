@@ -102,7 +102,8 @@ class Tool:
                     await asyncio.sleep(0.05)
                 return response
             case "/unanswered":
-                await asyncio.sleep(60)
+                while request.transport is not None:  # until the gateway gives up
+                    await asyncio.sleep(0.05)
             case "/broken":
                 response = web.StreamResponse(headers={"Content-Length": "1000"})
                 await response.prepare(request)
