@@ -171,21 +171,17 @@ def change_password(request: HttpRequest, user: User) -> HttpResponse:
         answer = _page(request, user, 429, password_form=form)
         answer["Retry-After"] = str(math.ceil(wait_s))
         return answer
-    busy_s: int | None = None
     try:
         users.do_set_password(user, form.cleaned_data["password"], old=form.cleaned_data["old"])
     except InvalidRequest as wrong:
         add_service_errors(form, wrong)
-    except TooManyRequests as busy:
-        busy_s = busy.retry_after_s
-        form.add_error(None, busy.message)
+    except TooManyRequests:
+        for rate, who in counts:  # the password was not checked
+            refund(rate, who)
+        raise
     if "old" not in form.errors:
         for rate, who in counts:
             refund(rate, who)
-    if busy_s:
-        answer = _page(request, user, 429, password_form=form)
-        answer["Retry-After"] = str(busy_s)
-        return answer
     if form.errors:
         return _page(request, user, 400, password_form=form)
     update_session_auth_hash(request, user)
