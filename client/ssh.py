@@ -6,6 +6,7 @@ import base64
 import contextlib
 import json
 import os
+import re
 import select
 import shlex
 import socket
@@ -22,6 +23,8 @@ from .api import Fairway, FairwayError, Refused, Unreachable, config_path
 SUFFIX = ".fairway"
 """Of host names: JOB.fairway, or JOB.RANK.fairway for another rank than 0."""
 OPEN_TIMEOUT_S = 45.0
+_JOB = re.compile("[a-z0-9]{1,32}")
+_HOST_KEY = re.compile("[a-z0-9@.-]{3,60} [A-Za-z0-9+/]{40,2000}={0,2}")
 _READ_BYTES = 32 * 1024
 _MAX_HEAD_BYTES = 16 * 1024
 _BINARY, _CLOSE = 0x2, 0x8
@@ -40,14 +43,29 @@ def host_options(server: Fairway) -> dict[str, str]:
 
 
 def config_block(server: Fairway) -> str:
-    """Return the block for ~/.ssh/config."""
+    """Return the block for ~/.ssh/config.
+
+    OpenSSH passes ProxyCommand to a shell, older versions with any host name (CVE-2023-51385): names with characters
+    that the shell acts on are no hosts of the block.
+    """
     lines = [f"    {name} {value}" for name, value in host_options(server).items()]
-    return "\n".join([f"Host *{SUFFIX}", *lines, ""])
+    refused = " ".join(f"!*{character}*" for character in "$`;&|<>")
+    return "\n".join([f"Host *{SUFFIX} {refused}", *lines, ""])
 
 
 def ssh_command(server: Fairway, job: str, rank: int, arguments: Sequence[str]) -> list[str]:
+    """Return the arguments of ssh, which reads none of them as an option. Raise ValueError for what is no id."""
     options = [word for name, value in host_options(server).items() for word in ("-o", f"{name}={value}")]
-    return ["ssh", *options, job + (f".{rank}" if rank else "") + SUFFIX, *arguments]
+    command = arguments[1:] if arguments[:1] == ["--"] else arguments
+    return ["ssh", *options, "--", _host(job, rank), *command]
+
+
+def _host(job: str, rank: int) -> str:
+    if not _JOB.fullmatch(job):
+        raise ValueError(f"{job!r} is not the id of a job, such as ad3ek52866")
+    if rank < 0:
+        raise ValueError(f"{rank} is not a rank; ranks are numbered from 0")
+    return job + (f".{rank}" if rank else "") + SUFFIX
 
 
 def proxy(server: Fairway, host: str, source: BinaryIO, sink: BinaryIO) -> None:
@@ -56,9 +74,11 @@ def proxy(server: Fairway, host: str, source: BinaryIO, sink: BinaryIO) -> None:
     The portal tells its host key over TLS; it is written to the known hosts before the client compares it.
     """
     job, _, rank = host.removesuffix(SUFFIX).partition(".")
-    if not job.isalnum() or (rank and not rank.isdigit()):
+    if not _JOB.fullmatch(job) or (rank and not re.fullmatch("[0-9]{1,6}", rank)):
         raise ValueError(f"{host!r} is not JOB{SUFFIX} or JOB.RANK{SUFFIX}")
     opened = server.call("POST", f"jobs/{job}/ssh/", json.dumps({"rank": int(rank or 0)}))
+    if not _HOST_KEY.fullmatch(opened["host_key"]):
+        raise ValueError("The portal sent no host key")
     _pin(_alias(server), opened["host_key"])
     wire = _Wire(server, opened["socket"])
     threading.Thread(target=wire.send_from, args=(source,), daemon=True).start()

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from django.contrib.auth.models import AnonymousUser
 from django.db.models import Model, Q, QuerySet
 from django.db.models.functions import Now
+from django.utils.translation import gettext as _
 
 from portal.domain.data_sets import DataSetVisibility
 from portal.domain.project_tree import path_to_root
@@ -130,6 +131,18 @@ def require_admin(user: User, action: str) -> None:
     """
     if not user.is_admin:
         raise Forbidden(f"Only administrators {action}.")
+
+
+def require_own_account(writer: User, owner: User, instead: str) -> None:
+    """Raise Forbidden unless ``writer`` is ``owner``: what runs under an account was written by that account.
+
+    Every change of what runs (docs/jobs.md, *Whose account runs what*) is checked, that of managers and
+    administrators too. ``instead`` is a sentence that says what is possible.
+    """
+    if writer.pk == owner.pk:
+        return
+    message = _("Only its owner can change what it runs, because it runs under the account of {name}.")
+    raise Forbidden(f"{message.format(name=owner.username)} {instead}", code="other_account")
 
 
 # -- roles -----------------------------------------------------------------------------------------

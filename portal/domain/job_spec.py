@@ -84,6 +84,12 @@ class JobField:
     def is_number(self) -> bool:
         return self.value_type in (int, float)
 
+    def is_default(self, value: Any) -> bool:
+        """Return True for the default; an empty list is the default of a field whose default is an empty tuple."""
+        if self.value_type is Sequence and value is not None:
+            return tuple(value) == tuple(self.default)
+        return bool(value == self.default)
+
     def error_of(self, value: Any) -> str | None:
         """Return what is wrong with the value, or None."""
         if value is None and self.nullable:

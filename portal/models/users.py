@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.contrib.auth.models import AbstractBaseUser, BaseUserManager
@@ -21,7 +22,24 @@ else:
     _BaseUserManager = BaseUserManager
 
 
+def normalize_username(text: str) -> str:
+    """Return a user name as it is compared: without regard to case, width and surrounding spaces."""
+    return unicodedata.normalize("NFKC", text).strip().lower()
+
+
 class UserManager(_BaseUserManager):
+    def get_by_natural_key(self, username: str | None) -> User:
+        """Return the user of a typed name; of names that differ in case only, the one that is typed exactly.
+
+        Raise DoesNotExist.
+        """
+        typed = username or ""
+        rows = list(self.filter(username__iexact=normalize_username(typed)).order_by("pk")[:10])
+        exact = [row for row in rows if row.username == typed.strip()]
+        if not exact and len(rows) != 1:
+            raise self.model.DoesNotExist
+        return (exact or rows)[0]
+
     def create_user(self, username: str, password: str | None = None, **fields: Any) -> User:
         """Save a new user; without ``uid`` the next free one is assigned.
 

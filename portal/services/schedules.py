@@ -42,7 +42,7 @@ def check_schedule(user: User, spec: ScheduleSpec, request: JobRequest) -> None:
     wrong |= {
         name: _("The job of a schedule cannot have this field.")
         for name, rule in job_fields().items()
-        if not rule.copied and getattr(request, name) != rule.default
+        if not rule.copied and not rule.is_default(getattr(request, name))
     }
     if wrong:
         raise InvalidRequest(fields=wrong)

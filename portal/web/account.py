@@ -20,7 +20,7 @@ from django.utils.translation import gettext_lazy, pgettext_lazy
 from django.views.decorators.debug import sensitive_post_parameters
 
 from portal.access import AccessPolicy, visible_secrets
-from portal.errors import FairwayError, InvalidRequest
+from portal.errors import FairwayError, InvalidRequest, TooManyRequests
 from portal.models import BrowserSession, User
 from portal.selectors.projects.projects import get_project
 from portal.selectors.volumes import list_home_usage
@@ -175,6 +175,10 @@ def change_password(request: HttpRequest, user: User) -> HttpResponse:
         users.do_set_password(user, form.cleaned_data["password"], old=form.cleaned_data["old"])
     except InvalidRequest as wrong:
         add_service_errors(form, wrong)
+    except TooManyRequests:
+        for rate, who in counts:  # the password was not checked
+            refund(rate, who)
+        raise
     if "old" not in form.errors:
         for rate, who in counts:
             refund(rate, who)

@@ -83,6 +83,7 @@ def service(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
         "is_active": row.state == ServiceState.ACTIVE,
         "is_updating": {VersionState.ROLLING.value, VersionState.ACTIVE.value} <= states,
         "may_control": can(user, Permission.CONTROL, row),
+        "is_owner": row.owner_id == user.pk,
         "may_enter": can(user, Permission.ENTER, row),
         "sees_details": sees_details,
         "versions": [(each, VERSION_DISPLAY[VersionState(each.state)]) for each in versions],

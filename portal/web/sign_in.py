@@ -23,6 +23,7 @@ from portal.access import AccessPolicy, access_policy
 from portal.errors import FairwayError, InvalidRequest, NotFound, TooManyRequests
 from portal.models import User
 from portal.models.public_id import slug_validator
+from portal.models.users import normalize_username
 from portal.services.accounts import users
 from portal.services.accounts.password_hasher import hashing_slot
 from portal.services.accounts.sessions import start_session
@@ -43,6 +44,9 @@ log = logging.getLogger(__name__)
 
 BACKEND = "django.contrib.auth.backends.ModelBackend"
 KNOWN_BROWSER_COOKIE = settings.SESSION_COOKIE_NAME.replace("session", "known")
+CLEAR_SITE_DATA = '"storage"'
+"""Drafts of forms, and the worker that shows notices. Not ``cookies``, which would sign the browser out of every
+site of the domain, nor ``cache``, which holds static files alone (pages are ``no-store``) and is slow to clear."""
 KNOWN_BROWSER_TTL_S = 90 * 24 * 3600
 
 
@@ -76,7 +80,7 @@ def sign_in(request: HttpRequest) -> HttpResponse:
         if user is not None:
             _start_session(request, user, by="password")
             answer: HttpResponse = redirect(target)
-            _remember_browser(answer, name)
+            _remember_browser(answer, user.username)
             return answer
         if wait_s:
             wrong = _("Too many attempts. Wait {duration}, then try again.").format(
@@ -101,7 +105,7 @@ def _authenticate(request: HttpRequest, username: str, password: str) -> tuple[U
     one is not counted. A browser that signed in under this name before has its own counter, so that guesses
     from elsewhere or from behind the same address cannot lock a user out. Raise TooManyRequests.
     """
-    name, address = username[:63].lower(), request.META.get("REMOTE_ADDR", "")
+    name, address = normalize_username(username)[:63], request.META.get("REMOTE_ADDR", "")
     if _is_known_browser(request, name):
         counts = [(SIGN_IN, f"known:{name}")]
     else:
@@ -149,7 +153,7 @@ def _is_known_browser(request: HttpRequest, name: str) -> bool:
 def _remember_browser(answer: HttpResponse, name: str) -> None:
     answer.set_signed_cookie(
         KNOWN_BROWSER_COOKIE,
-        name[:63].lower(),
+        normalize_username(name)[:63],
         salt=KNOWN_BROWSER_COOKIE,
         max_age=KNOWN_BROWSER_TTL_S,
         secure=settings.HTTPS_ENABLED,
@@ -186,7 +190,9 @@ def sign_out(request: HttpRequest) -> HttpResponse:
         if isinstance(request.user, User):
             record_action(request.user, "user.sign_out", request.user)
         logout(request)
-    return HttpResponseRedirect(f"{settings.LOGIN_URL}?{urlencode({'out': 1})}")
+    answer = HttpResponseRedirect(f"{settings.LOGIN_URL}?{urlencode({'out': 1})}")
+    answer["Clear-Site-Data"] = CLEAR_SITE_DATA
+    return answer
 
 
 @access_policy(AccessPolicy.PUBLIC)

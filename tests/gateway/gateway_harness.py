@@ -101,6 +101,9 @@ class Tool:
                     await response.write(f"tick {number}\n".encode())
                     await asyncio.sleep(0.05)
                 return response
+            case "/unanswered":
+                while request.transport is not None:  # until the gateway gives up
+                    await asyncio.sleep(0.05)
             case "/broken":
                 response = web.StreamResponse(headers={"Content-Length": "1000"})
                 await response.prepare(request)

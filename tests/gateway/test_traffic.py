@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import aiohttp
 import pytest
@@ -278,9 +279,10 @@ def test_sockets_and_streams_die_within_five_seconds(testbed, owner, workspace, 
         assert message.type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED)
         return time.monotonic() - lost_at, socket.close_code
 
-    with inside.stream("GET", "/stream") as stream:
+    with inside.stream("GET", "/stream") as stream, ThreadPoolExecutor(1) as threads:
         lines = stream.iter_lines()
         next(lines)
+        unanswered = threads.submit(inside.get, "/unanswered")
         took_s, code = _socket(testbed, workspace, cookie, talk)
         assert took_s < budget_s(5)
         assert code == 1008
@@ -289,7 +291,10 @@ def test_sockets_and_streams_die_within_five_seconds(testbed, owner, workspace, 
             for _ in lines:
                 pass
         assert time.monotonic() - started < budget_s(5)
-    assert inside.get("/").status_code in (403, 410)
+        ended = unanswered.result()
+    refused = inside.get("/")
+    assert refused.status_code == (410 if what is _stop else 403)
+    assert (ended.status_code, ended.text) == (refused.status_code, refused.text)
 
 
 def test_a_disconnected_browser_ends_the_upstream_request(testbed, inside):

@@ -269,19 +269,28 @@ def test_files_are_uploaded_replaced_and_deleted_by_the_account_of_the_job(world
     assert {"files.write", "files.mkdir", "files.delete"} <= set(acts)
 
 
-def test_changes_need_control_a_writable_volume_and_the_size_limit(world: World, settings) -> None:
+def test_changes_need_the_owner_a_writable_volume_and_the_size_limit(world: World, settings) -> None:
     base = f"/api/v1/jobs/{world.job.public_id}/files/"
     put = lambda user, path, body=b"x": world.client(user).generic("PUT", f"{base}content/?path={path}", body)  # noqa: E731
     colleague = factories.user("col")
     Membership.objects.create(project=world.project, user=colleague, role="member")
     os.chmod(world.volume, 0o777)
-    assert put(world.manager, "/data/by-max").status_code == 204
-    assert put(world.manager, "/home/ada/x").status_code == 404
-    assert put(colleague, "/data/x").status_code == 403
+    for other in (world.manager, factories.user("root-like", admin=True), colleague):
+        assert put(other, "/data/x").status_code == put(other, "/home/ada/x").status_code == 403
+    late = FileRequest.objects.create(
+        task=Task.objects.get(attempt__job=world.job),
+        user=world.manager,
+        target="/data",
+        path="late",
+        action=node_files.MAKE,
+    )
+    answer = wait_for("an answer", lambda: files.FileReceiver(late.public_id).receive(0.2))
+    assert b"no longer" in answer[1]
+    assert put(world.owner, "/data/by-ada").status_code == 204
     settings.MAX_UPLOAD_BYTES = 300_000
     large = put(world.owner, "/data/large", bytes(400_000))
     assert large.status_code == 413 and "at most" in large.json()["detail"]
-    assert [path.name for path in world.volume.iterdir()] == ["by-max"]
+    assert [path.name for path in world.volume.iterdir()] == ["by-ada"]
     world.job.volumes = [{"volume": "data", "target": "/data", "read_only": True}]
     world.job.save(update_fields=["volumes"])
     refused = put(world.owner, "/data/x")

@@ -504,7 +504,7 @@ def test_a_receiver_that_hangs_delays_neither_mails_nor_other_receivers(
 @pytest.mark.parametrize(
     "address",
     ["127.0.0.1", "10.0.0.8", "169.254.169.254", "[::1]", "[fe80::1]", "[::ffff:10.0.0.1]", "0.0.0.0",
-     "[64:ff9b::a00:1]", "100.64.0.1", "[fd00:ec2::254]"],
+     "[64:ff9b::a00:1]", "100.64.0.1", "[fd00:ec2::254]", "[64:ff9b:1::a00:1]", "[::127.0.0.1]", "[2002:a00:1::1]"],
 )  # fmt: skip
 def test_an_address_inside_the_network_is_refused(dataset, address):
     with pytest.raises(InvalidRequest, match="is not a public address"):
@@ -513,7 +513,13 @@ def test_an_address_inside_the_network_is_refused(dataset, address):
 
 def test_metadata_is_refused_also_where_private_addresses_are_allowed(dataset, private_allowed):
     do_save_webhook(dataset["owner"], dataset["owner"], Channel.WEBHOOK, "http://10.0.0.8/")
-    for address in ("169.254.169.254", "[fe80::1]"):
+    for address in (
+        "169.254.169.254",
+        "[fe80::1]",
+        "[fd00:ec2::254]",
+        "[::169.254.169.254]",
+        "[64:ff9b:1::1]",
+    ):
         with pytest.raises(InvalidRequest, match="is not a public address"):
             do_save_webhook(dataset["owner"], dataset["owner"], Channel.WEBHOOK, f"http://{address}/")
 

@@ -15,7 +15,9 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
+from portal import policy_middleware
 from portal.domain.states import Role
+from portal.errors import InvalidRequest
 from portal.models import BrowserSession, Membership, User
 from portal.services.accounts import sessions, users
 from portal.services.accounts.sessions import session_id
@@ -61,6 +63,37 @@ def test_a_wrong_password_and_an_unknown_name_give_the_same_answer():
     message = "The username or the password is wrong."
     assert message in known.content.decode()
     assert message in unknown.content.decode()
+
+
+@pytest.mark.parametrize("typed", ["ada", "Ada", "ADA", " ada ", "\uff21\uff44\uff41", "a\uff24a"])
+def test_case_and_width_of_a_typed_name_do_not_matter(typed):
+    user = factories.user("ada", password=factories.PASSWORD)
+    client = Client()
+    answer = client.post("/sign-in/", {"username": typed, "password": factories.PASSWORD})
+    assert answer.status_code == 302 and client.session["_auth_user_id"] == str(user.pk)
+    assert Client().post("/sign-in/", {"username": typed, "password": "wrong"}).status_code == 403
+
+
+def test_names_that_differ_in_case_alone_are_typed_exactly():
+    """Such rows are older than the rule: a new one is refused."""
+    for name in ("Bea", "bea"):
+        factories.user(name, password=f"{name} {factories.PASSWORD}")
+    for name in ("Bea", "bea"):
+        fields = {"username": name, "password": f"{name} {factories.PASSWORD}"}
+        assert Client().post("/sign-in/", fields).status_code == 302
+    other = {"username": "BEA", "password": f"bea {factories.PASSWORD}"}
+    assert Client().post("/sign-in/", other).status_code == 403
+    factories.user("Cleo")
+    _, code = users.do_create_invitation(factories.user("boss", admin=True))
+    with pytest.raises(InvalidRequest, match="Another user has this name"):
+        users.do_accept_invitation(code, username="cleo", full_name="", password=factories.PASSWORD)
+
+
+def test_attempts_are_counted_by_the_name_without_case_and_width():
+    factories.user("ada", password=factories.PASSWORD)
+    forms = ["ada", "ADA", "Ada", " ada", "\uff21da", "aDa"]
+    answers = [Client().post("/sign-in/", {"username": name, "password": "x"}).status_code for name in forms]
+    assert answers == [403] * rate_limits.SIGN_IN.limit + [429]
 
 
 def test_guessing_is_paused_for_the_guesser_only():
@@ -200,8 +233,31 @@ def test_leaving_ends_the_session():
     client.force_login(factories.user())
     assert client.get("/").status_code == 200
     assert client.get("/sign-out/").status_code == 405
-    client.post("/sign-out/")
+    left = client.post("/sign-out/")
+    assert left["Clear-Site-Data"] == '"storage"' and left["Location"].startswith("/sign-in/")
     assert client.get("/").status_code == 302
+
+
+@pytest.mark.parametrize("how", ["sign-out elsewhere", "deactivated"])
+def test_a_session_that_ends_during_a_request_leads_to_sign_in(monkeypatch, how):
+    user = factories.user("ada-love")
+
+    def end(session):
+        session["seen"] = 1  # so that the request writes it
+        if how == "deactivated":
+            users.do_change_user(factories.user(admin=True), user, is_active=False)
+        BrowserSession.objects.all().delete()
+
+    monkeypatch.setattr(policy_middleware, "renew_session", end)
+    client = Client()
+    for path in ("/jobs/", "/account/"):
+        user.is_active = True
+        user.save()
+        client.force_login(user)
+        answer = client.get(path)
+        assert answer.status_code == 302 and answer["Location"].startswith("/sign-in/")
+        client.force_login(user)
+        assert client.get(path, headers={"HX-Request": "true"}).status_code == 401
 
 
 def test_a_form_from_elsewhere_is_refused():

@@ -103,7 +103,9 @@ class JobFileRoot(ResponseSerializer):
 
     path = serializers.CharField(source="target")
     title = serializers.CharField()
-    writable = serializers.BooleanField(help_text="false: it is mounted read only.")
+    writable = serializers.BooleanField(
+        help_text="false: it is mounted read only, or the job is another user's."
+    )
 
     @staticmethod
     def get_writable(row: FileRoot, context: None) -> bool:

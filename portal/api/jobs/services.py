@@ -40,6 +40,7 @@ from portal.services.accounts.tokens import Scope
 from portal.services.serving.services import (
     Deployment,
     ModelReference,
+    base_version,
     check_deployment,
     do_cancel_update,
     do_change_service,
@@ -48,7 +49,7 @@ from portal.services.serving.services import (
     do_stop_service,
     do_update_service,
     next_deployment,
-    target_version,
+    require_may_update,
 )
 from portal.services.workspaces.access import service_origin
 from portal.valkey import rate_limits
@@ -269,18 +270,20 @@ class VersionsView(SignedInView):
         partial=True,
         response=Service,
         error_statuses=[409],
-        detail="One replica of the new version starts and becomes ready, then one of the old version stops, "
+        detail="Only the owner may do this, because the service runs under the owner's account; others deploy a "
+        "copy. One replica of the new version starts and becomes ready, then one of the old version stops, "
         "and so on. If one does not become ready, the update stops and the old version serves on.",
     )
     def post(self, request: Request, service: str) -> HttpResponse:
         row = get_service(self.user, service)
-        require_permission(self.user, Permission.CONTROL, row)
+        require_may_update(self.user, row)
         current = next_deployment(row)
         spec = {name: self.body[name] for name in job_fields(ServiceSpec) if name in self.body}
-        version = target_version(row)
+        version = base_version(row)
         rows = {"project": row.project.public_id, "environment": version.environment.public_id}
         rows |= {"pool": version.pool.public_id} if version.pool else {}
-        names = JobBody().fields.keys() - {"kind"}
+        # the fields of its template are filled in
+        names = JobBody().fields.keys() - {"kind", "parameters", "template_version"}
         job = {name: value for name, value in version.job.items() if name in names}
         job |= {"name": row.name, **rows, **(self.body.get("job") or {})}
         model = current.model

@@ -34,7 +34,7 @@ from portal.gateway.protocol import headers as rules
 from portal.gateway.protocol.error_responses import GatewayError
 from portal.gateway.proxy.balancer import Balancer, ReplicaPool
 from portal.gateway.proxy.http_client import NoResponseError
-from portal.gateway.proxy.http_proxy import ProxiedRequest, proxy_http
+from portal.gateway.proxy.http_proxy import PermissionEndedError, ProxiedRequest, proxy_http
 from portal.gateway.proxy.upstreams import Upstreams
 from portal.gateway.proxy.websocket_proxy import HandshakeRejectedError, proxy_websocket
 from portal.services.accounts.tokens import TOKEN_PATTERN
@@ -99,17 +99,14 @@ class ServiceApp(OriginApp):
         except HandshakeRejectedError as problem:
             message = _("The service refused this connection.")
             raise GatewayError(problem.status, "refused_by_tool", _("Refused"), message) from problem
+        except PermissionEndedError as ended:
+            if isinstance(ended.decision, AccessRefusal):
+                self._permitted(service, ended.decision, token)  # raises what says why
+            raise _unreachable_error() from ended
         except NoResponseError as problem:
             log.info("no response from service %s: %s", service, problem)
             self._authorizer.invalidate(service)
-            message = _("None of its replicas answered. Try again in a moment.")
-            raise GatewayError(
-                502,
-                "service_unreachable",
-                _("The service does not respond"),
-                message,
-                retry_after_s=RETRY_AFTER_S,
-            ) from problem
+            raise _unreachable_error() from problem
         finally:
             pool.finish()
 
@@ -199,6 +196,16 @@ class ServiceApp(OriginApp):
         except (DatabaseError, OSError) as problem:
             self._counts.update(counts)
             log.warning("the requests of services could not be stored: %s", problem)
+
+
+def _unreachable_error() -> GatewayError:
+    return GatewayError(
+        502,
+        "service_unreachable",
+        _("The service does not respond"),
+        _("None of its replicas answered. Try again in a moment."),
+        retry_after_s=RETRY_AFTER_S,
+    )
 
 
 def _bearer_token(scope: Scope) -> str:

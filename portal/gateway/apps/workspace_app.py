@@ -26,7 +26,7 @@ from portal.gateway.protocol import cookies
 from portal.gateway.protocol import headers as rules
 from portal.gateway.protocol.error_responses import GatewayError
 from portal.gateway.proxy.http_client import NoResponseError
-from portal.gateway.proxy.http_proxy import ProxiedRequest, proxy_http
+from portal.gateway.proxy.http_proxy import PermissionEndedError, ProxiedRequest, proxy_http
 from portal.gateway.proxy.upstreams import Upstreams
 from portal.gateway.proxy.websocket_proxy import HandshakeRejectedError, proxy_websocket
 
@@ -77,19 +77,14 @@ class WorkspaceApp(OriginApp):
         except HandshakeRejectedError as problem:
             message = _("The workspace refused this connection.")
             raise GatewayError(problem.status, "refused_by_tool", _("Refused"), message) from problem
+        except PermissionEndedError as ended:
+            if isinstance(ended.decision, AccessRefusal):
+                raise _refusal_error(ended.decision, job) from ended
+            raise _unreachable_error() from ended
         except NoResponseError as problem:
             log.info("no response from workspace %s on %s: %s", job, decision.node, problem)
             self._authorizer.invalidate(job)
-            raise GatewayError(
-                502,
-                "workspace_unreachable",
-                _("The workspace does not respond"),
-                _(
-                    "Its node cannot be reached, or its server is starting or stopping. Try again in a moment."
-                ),
-                link=portal_link(),
-                retry_after_s=5,
-            ) from problem
+            raise _unreachable_error() from problem
 
     # -- internal ----------------------------------------------------------------------------------
 
@@ -134,6 +129,17 @@ _REFUSALS = {
         _("Its server does not respond yet. The portal shows its progress."),
     ),
 }
+
+
+def _unreachable_error() -> GatewayError:
+    return GatewayError(
+        502,
+        "workspace_unreachable",
+        _("The workspace does not respond"),
+        _("Its node cannot be reached, or its server is starting or stopping. Try again in a moment."),
+        link=portal_link(),
+        retry_after_s=5,
+    )
 
 
 def _refusal_error(refusal: AccessRefusal, job: str) -> GatewayError:

@@ -23,7 +23,16 @@ WATCH_AFTER_S = 1.0
 CHECK_INTERVAL_S = 0.25
 BODY_IDLE_TIMEOUT_S = 30.0
 """Longest pause in a request body where the response has a timeout: it holds a connection."""
+_REVOKED = "revoked"
 _RETRYABLE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+class PermissionEndedError(Exception):
+    """The permission ended before a response started; ``decision`` is the new one, as the monitor reports it."""
+
+    def __init__(self, decision: object) -> None:
+        super().__init__("access was revoked")
+        self.decision = decision
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +71,8 @@ def build_request_head(scope: Scope, headers: Headers, *, extra: Headers | None 
 async def proxy_http(proxied: ProxiedRequest, scope: Scope, receive: Receive, send: Send) -> None:
     """Answer the request from upstream.
 
-    Raise NoResponseError or GatewayError while no response has started. A response that is incomplete
-    upstream is aborted here too: it never looks complete.
+    Raise NoResponseError, PermissionEndedError or GatewayError while no response has started. A response that is
+    incomplete upstream is aborted here too: it never looks complete.
     """
     method = scope["method"]
     length = chunked = False
@@ -94,6 +103,8 @@ async def proxy_http(proxied: ProxiedRequest, scope: Scope, receive: Receive, se
         if not watch.response_started and watch.cancel_reason == "body_timeout":
             message = "The request was not received completely in time. Nothing was stored."
             raise GatewayError(408, "too_slow", "Request timeout", message, close=True) from None
+        if not watch.response_started and watch.cancel_reason == _REVOKED:
+            raise PermissionEndedError(watch.decision) from None
         if not watch.response_started and watch.cancel_reason != "disconnected":
             raise NoResponseError(watch.cancel_reason) from None
     except (ClientDisconnectedError, IncompleteResponseError):
@@ -211,6 +222,7 @@ class RequestWatchdog:
         self._started_s = self._loop.time()
         self.response_started = False
         self.cancel_reason = ""
+        self.decision: object = None
 
     def stop(self) -> None:
         self._timer.cancel()
@@ -226,8 +238,12 @@ class RequestWatchdog:
             self._main.cancel()
 
     async def _check(self) -> None:
-        with self._proxied.watch(lambda decision: self._cancel("access was revoked")):
+        with self._proxied.watch(self._revoke):
             await self._wait_for_end()
+
+    def _revoke(self, decision: object) -> None:
+        self.decision = decision
+        self._cancel(_REVOKED)
 
     async def _wait_for_end(self) -> None:
         limit_s, body = self._proxied.response_timeout_s, self._body

@@ -1,4 +1,8 @@
-"""Hashes passwords with argon2id, a few at a time per process, to bound memory and CPU use of sign-ins."""
+"""Hashes passwords with argon2id, a few at a time per process, to bound memory and CPU use of sign-ins.
+
+Everything that hashes or checks a password holds ``hashing_slot``, which it enters before a transaction: no
+connection to the database waits for a slot.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from contextlib import contextmanager
 from django.contrib.auth.hashers import Argon2PasswordHasher
 from django.utils.translation import gettext as _
 
+from portal.database.pool_middleware import release_connection
 from portal.errors import TooManyRequests
 
 MAX_CONCURRENT_HASHES = 2
@@ -26,13 +31,15 @@ _thread_state = threading.local()
 def hashing_slot() -> Iterator[None]:
     """Hold one of the process's hashing slots; reentrant within a thread.
 
-    Raise TooManyRequests if all slots stay in use.
+    The thread's database connection is free meanwhile, unless a transaction is open. Raise TooManyRequests if all
+    slots stay in use.
     """
     if getattr(_thread_state, "held", False):
         yield
         return
+    release_connection()
     if not _slots.acquire(timeout=SLOT_TIMEOUT_S):
-        raise TooManyRequests(_("Too many users are signing in at the moment. Try again in a second."))
+        raise TooManyRequests(_("Too many passwords are being checked at the moment. Try again in a second."))
     _thread_state.held = True
     try:
         yield
@@ -48,8 +55,10 @@ class BoundedArgon2(Argon2PasswordHasher):
 
     def encode(self, password: str, salt: str) -> str:
         with hashing_slot():
+            release_connection()
             return str(_threads.submit(super().encode, password, salt).result())
 
     def verify(self, password: str, encoded: str) -> bool:
         with hashing_slot():
+            release_connection()
             return bool(_threads.submit(super().verify, password, encoded).result())

@@ -24,6 +24,7 @@ from portal.errors import Conflict, Forbidden, InvalidRequest, NotFound
 from portal.live_events import publish_on_commit
 from portal.models import Invitation, Job, MagicLink, Membership, Project, User
 from portal.models.public_id import name_error
+from portal.services.accounts.password_hasher import hashing_slot
 from portal.services.audit import record_action
 from portal.services.lifecycle.rights_changes import DEFAULT_CHOICE, JobChoice, applying_choice
 from portal.services.names import atomic_unique
@@ -104,7 +105,7 @@ def do_accept_invitation(
     code: str, *, username: str, full_name: str, password: str, email: str = "", time_zone: str = "UTC"
 ) -> User:
     """Create the invited account; an invitation works once, also with concurrent requests."""
-    with transaction.atomic():
+    with hashing_slot(), transaction.atomic():
         invitation = _open_invitation(Invitation.objects.select_for_update(no_key=True), code)
         user = _create_user(
             username=username,
@@ -190,12 +191,13 @@ def do_change_account(user: User, **changes: Any) -> User:
 
 def do_set_password(user: User, password: str, *, old: str | None) -> None:
     """Set one's own password; ``old`` is required if a password is set. Other sessions end."""
-    if user.has_usable_password() and not user.check_password(old or ""):
-        raise InvalidRequest(fields={"old": _("This is not your current password.")})
-    _check_password(password, user)
-    with transaction.atomic():
+    with hashing_slot():
+        if user.has_usable_password() and not user.check_password(old or ""):
+            raise InvalidRequest(fields={"old": _("This is not your current password.")})
+        _check_password(password, user)
         user.set_password(password)
-        user.rights_version += 1
+    user.rights_version += 1
+    with transaction.atomic():
         user.save(update_fields=["password", "rights_version"])
         MagicLink.objects.filter(user=user, used_at__isnull=True).update(expires_at=timezone.now())
         record_action(user, "user.password", user)
@@ -267,7 +269,7 @@ def _create_user(
         wrong |= problem.fields
     if time_zone not in zoneinfo.available_timezones():
         wrong["timezone"] = _("There is no such time zone.")
-    if not wrong and User.objects.filter(username=username).exists():
+    if not wrong and User.objects.filter(username__iexact=username).exists():
         wrong["username"] = _("Another user has this name.")
     if not wrong and email and _is_email_taken(email):
         wrong["email"] = _("Another user has this address.")

@@ -11,7 +11,7 @@ from django.db import transaction
 from django.utils.translation import gettext as _
 
 from agents.node.spec.image_names import InvalidImageError, parse_image_reference
-from portal.access import require_admin
+from portal.access import require_admin, require_own_account
 from portal.domain.driver_versions import CUDA_VERSION, DRIVER_VERSION, NO_CUDA
 from portal.domain.project_tree import path_to_root
 from portal.domain.states import NodeState, RuntimeKind, compatible_runtimes
@@ -47,6 +47,8 @@ class EnvironmentInput:
     projects: Sequence[Project] | None = None
 
 
+RUN_COLUMNS = ("runtime", "image", "archive", "prefix", "tool", "tool_command", "tool_port")
+"""What jobs of an environment run."""
 COLUMNS = [key for key in EnvironmentInput.__dataclass_fields__ if key != "projects"]
 
 
@@ -66,9 +68,12 @@ def do_save_environment(
     _validate(spec, environment)
     row = environment or Environment()
     before = _audit_values(row) if environment else None
+    runs = [getattr(row, key) for key in RUN_COLUMNS]
     for key in COLUMNS:
         setattr(row, key, getattr(spec, key))
     row.runtime, row.tool_command = spec.runtime.value, list(spec.tool_command)
+    if actor is not None and row.owner is not None and runs != [getattr(row, key) for key in RUN_COLUMNS]:
+        require_own_account(actor, row.owner, _("Disable it, or add another environment."))
     new_image = before is None or any(before[key] != getattr(spec, key) for key in ("image", "archive"))
     with atomic_unique("name", _("An environment with this name already exists."), code=None):
         if new_image:

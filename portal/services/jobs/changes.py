@@ -9,14 +9,16 @@ from typing import Any
 from django.db import transaction
 from django.utils.translation import gettext as _
 
-from portal.access import Permission, can, require_permission
+from portal.access import Permission, can, require_own_account, require_permission
 from portal.domain.formatting import format_duration
 from portal.domain.job_spec import job_fields
+from portal.domain.secrets import PROJECT_SCOPE
 from portal.domain.states import DesiredState, JobKind, JobState
 from portal.domain.stored_texts import stored_text
+from portal.domain.volumes import VolumeKind
 from portal.errors import Conflict, InvalidRequest
 from portal.live_events import publish_all_on_commit
-from portal.models import Dependency, Job, JobEvent, JobVerdict, User
+from portal.models import Dependency, Job, JobEvent, JobVerdict, User, Volume
 from portal.outbox import trigger_cycle
 from portal.services.audit import record_action
 from portal.services.jobs.dependencies import lock_dependencies
@@ -88,6 +90,9 @@ def build_changed_request(user: User, job: Job, changes: Mapping[str, Any]) -> J
     request = replace(present, **changed)
     if "project" in changed:
         require_permission(user, Permission.SUBMIT, request.project)
+        if _uses_project_content(job):
+            instead = _("It uses secrets, folders or code of its project, which differ in {name}. Copy it.")
+            require_own_account(user, job.owner, instead.format(name=request.project.name))
     if not can(job.owner, Permission.SUBMIT, request.project):
         message = _("{username} may not run jobs in {name}.").format(
             username=job.owner.username, name=request.project.name
@@ -103,6 +108,16 @@ def build_changed_request(user: User, job: Job, changes: Mapping[str, Any]) -> J
     checks_dependencies = {"dependencies", "ignore_dependency_failure"} & changed.keys()
     validate_of_owner(job.owner, request if checks_dependencies else replace(request, dependencies=()))
     return request
+
+
+def _uses_project_content(job: Job) -> bool:
+    """Return True if the job would run something else in another project: its secrets, folders or code."""
+    folders = [each["volume"] for each in job.volumes]
+    return (
+        bool(job.code_archive)
+        or any(each["owner_type"] == PROJECT_SCOPE for each in job.secrets)
+        or Volume.objects.filter(name__in=folders, kind=VolumeKind.PROJECT.value).exists()
+    )
 
 
 def request_of_waiting_job(job: Job) -> JobRequest:

@@ -40,7 +40,7 @@ from agents.node.storage.files import (
     decode_path,
     encode_path,
 )
-from portal.access import Permission, can, require_permission
+from portal.access import Permission, can, require_own_account, require_permission
 from portal.domain.states import NodeState
 from portal.domain.volumes import VolumeKind, home_mount_path
 from portal.errors import (
@@ -82,7 +82,7 @@ _REFUSALS: dict[str, type[FairwayError]] = {
 
 @dataclass(frozen=True)
 class FileRoot:
-    """A directory whose content may be read: the mount path of a volume."""
+    """A directory whose content may be read: the mount path of a volume. ``read_only`` is for the user who asks."""
 
     target: str
     title: str
@@ -111,15 +111,18 @@ class UploadSource(Protocol):
 
 
 def file_roots(user: User, job: Job) -> list[FileRoot]:
-    """Return the directories that the user may read: the home for its owner, and the volumes that outlive tasks."""
-    roots = []
-    if user.pk == job.owner_id:
+    """Return the directories that the user may read: the home for its owner, and the volumes that outlive tasks.
+
+    Only the owner may write, because the node writes as the account of the job.
+    """
+    roots, own = [], user.pk == job.owner_id
+    if own:
         roots.append(FileRoot(home_mount_path(job.owner.username), _("Home")))
     names = {each["volume"]: (each["target"], each["read_only"]) for each in job.volumes}
     if names:
         rows = usable_volumes(job.project).filter(name__in=names).exclude(kind=VolumeKind.SCRATCH.value)
         roots += [
-            FileRoot(names[row.name][0], row.name, names[row.name][1] or row.read_only)
+            FileRoot(names[row.name][0], row.name, names[row.name][1] or row.read_only or not own)
             for row in rows.order_by("name")
         ]
     return roots
@@ -139,12 +142,18 @@ def split_path(roots: Sequence[FileRoot], path: str) -> tuple[FileRoot, str]:
 
 
 def may_read_target(request: FileRequest) -> bool:
-    """Return True if the request is still permitted; its node checks before it reads."""
+    """Return True if the request is still permitted; its node checks before it reads or writes."""
     job = request.task.attempt.job
     changes = request.action in CHANGES
     targets = {root.target for root in file_roots(request.user, job) if not (changes and root.read_only)}
     permission = Permission.CONTROL if changes else Permission.READ_FILES
     return can(request.user, permission, job) and request.target in targets
+
+
+def require_may_write_files(user: User, job: Job) -> None:
+    """Raise Forbidden unless the user owns the job: the node writes as its account."""
+    require_permission(user, Permission.CONTROL, job)
+    require_own_account(user, job.owner, _("Write the file from a job of your own."))
 
 
 def file_task(job: Job, rank: int) -> Task:
@@ -247,7 +256,10 @@ def _request(
     user: User, job: Job, path: str, action: str, rank: int, offset: int = 0, *, overwrite: bool = False
 ) -> FileRequest:
     """Write the request and wake up its node; changes, and reading files of others, are audited."""
-    require_permission(user, Permission.CONTROL if action in CHANGES else Permission.READ_FILES, job)
+    if action in CHANGES:
+        require_may_write_files(user, job)
+    else:
+        require_permission(user, Permission.READ_FILES, job)
     root, rest = split_path(file_roots(user, job), path)
     if action in CHANGES and root.read_only:
         raise Conflict(_("{title} is mounted read only.").format(title=root.title), code="read_only")

@@ -11,7 +11,7 @@ from typing import Any
 from django.db import IntegrityError, transaction
 from django.utils.translation import gettext as _
 
-from portal.access import Permission, require_admin, require_permission
+from portal.access import Permission, require_admin, require_own_account, require_permission
 from portal.domain.job_spec import job_fields
 from portal.domain.states import JobKind
 from portal.domain.sweeps import SweepSpec, sweep_errors
@@ -141,11 +141,12 @@ def do_save_template(
 
 def _save(user: User, given: TemplateInput, row: Template | None, version: int | None) -> Template:
     before: dict[str, Any] = {}
+    scope = given.scope
     if row is None:
         row = Template(owner=user, version=0)
     else:
         row = Template.objects.select_for_update(of=("self",)).select_related("environment").get(pk=row.pk)
-        before = _audit_values(row)
+        before, scope = _audit_values(row), row.scope
         if version not in (None, row.version):
             raise Conflict(
                 _("Version {version} was saved meanwhile. Open it, and make your changes again.").format(
@@ -162,6 +163,8 @@ def _save(user: User, given: TemplateInput, row: Template | None, version: int |
         dict(given.sweep),
     )
     changed = row.version == 0 or old != [getattr(row, name) for name in CONTENT]
+    if changed and row.owner is not None and TemplateScope.SELF in (scope, row.scope):
+        require_own_account(user, row.owner, _("Save a copy of this private template."))
     row.version += changed
     row.save()
     if changed:

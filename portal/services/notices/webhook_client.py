@@ -17,14 +17,13 @@ from urllib.parse import SplitResult, urlsplit
 
 from django.utils.translation import gettext as _
 
+from portal.domain.special_addresses import IpAddress, Reach, reach_of
+
 TIME_LIMIT_S = 10.0
 MAX_URL_LENGTH = 2000
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 _resolvers = ThreadPoolExecutor(4, thread_name_prefix="resolve")
 """Threads, because ``getaddrinfo`` has no time limit of its own."""
-
-IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class WebhookError(Exception):
@@ -59,24 +58,16 @@ def parse_url(url: str) -> SplitResult:
 def check_address(address: IpAddress, *, allow_private: bool) -> None:
     """Raise WebhookError for an address inside the network.
 
-    ``allow_private`` permits private and loopback addresses, but never link-local ones, where clouds offer metadata.
+    ``allow_private`` permits private and loopback addresses, but never those where clouds offer metadata.
     """
-    inner: IpAddress | None = None
-    if isinstance(address, ipaddress.IPv6Address):
-        inner = address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo else None)
-        if address in _NAT64:
-            inner = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
-    if inner is not None:
-        check_address(inner, allow_private=allow_private)
-        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
-            return
-    usable = address.is_global or (allow_private and (address.is_private or address.is_loopback))
-    if not usable or address.is_link_local or address.is_multicast or address.is_unspecified:
-        raise WebhookError(
-            _("{address} is not a public address; administrators can allow private ones.").format(
-                address=address
-            )
-        )
+    reach = reach_of(address)
+    if reach is Reach.PUBLIC or (allow_private and reach is Reach.PRIVATE):
+        return
+    if reach is Reach.PRIVATE:
+        text = _("{address} is not a public address; administrators can allow private ones.")
+    else:
+        text = _("{address} is not a public address, and cannot be allowed.")
+    raise WebhookError(text.format(address=address))
 
 
 def post_body(url: str, body: bytes, headers: Mapping[str, str], *, allow_private: bool) -> None:

@@ -14,6 +14,7 @@ from django.db import transaction
 from django.db.models.functions import Now
 from django.utils import timezone
 
+from portal.access import require_own_account
 from portal.domain.end_states import backoff_s
 from portal.domain.reasons import EndReason
 from portal.domain.services import (
@@ -180,6 +181,7 @@ def _start_replica(service: Service, version: ServiceVersion) -> bool:
     """Create the job of a replica; return False if its owner may not submit it, which the message states."""
     request = version_request(service, version)
     try:
+        require_own_account(version.created_by, service.owner, _other_author(version))
         with transaction.atomic():
             validate_request(service.owner, request)
             ServiceReplica.objects.create(version=version, job=create_job(service.owner, request))
@@ -190,6 +192,11 @@ def _start_replica(service: Service, version: ServiceVersion) -> bool:
         service.save(update_fields=["failures", "retry_at", "message"])
         return False
     return True
+
+
+def _other_author(version: ServiceVersion) -> str:
+    name = version.created_by.username
+    return stored_text(f"Version {version.number} is by {name}: the owner must update the service.")
 
 
 def scale_idle_to_zero(decided: AttemptActivity) -> bool:

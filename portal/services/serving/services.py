@@ -11,7 +11,7 @@ from django.db.models import F
 from django.db.models.functions import Now
 from django.utils.translation import gettext as _
 
-from portal.access import Permission, require_permission
+from portal.access import Permission, require_own_account, require_permission
 from portal.domain.job_spec import field_errors, job_fields
 from portal.domain.reasons import EndReason
 from portal.domain.services import (
@@ -69,7 +69,7 @@ def check_deployment(user: User, deployment: Deployment) -> Deployment:
     wrong |= {
         name: _("A replica is one task; set the number of replicas.")
         for name in _SINGLE
-        if getattr(request, name) != rules[name].default
+        if not rules[name].is_default(getattr(request, name))
     }
     if request.dependencies:
         wrong["dependencies"] = _("A service cannot have dependencies.")
@@ -106,9 +106,15 @@ def do_deploy_service(user: User, deployment: Deployment) -> Service:
     return service
 
 
+def require_may_update(user: User, service: Service) -> None:
+    """Raise Forbidden unless the user may write the next version of the service: its owner alone."""
+    require_permission(user, Permission.CONTROL, service)
+    require_own_account(user, service.owner, _("Deploy a copy: it runs under your account."))
+
+
 def do_update_service(user: User, service: Service, deployment: Deployment) -> Service:
     """Start the rollout of a new version, and apply the other fields. Older versions serve until it is ready."""
-    require_permission(user, Permission.CONTROL, service)
+    require_may_update(user, service)
     deployment = replace(deployment, request=replace(deployment.request, name=service.name))
     if deployment.request.project != service.project:
         raise InvalidRequest(fields={"project": _("The project of a service cannot change.")})
@@ -202,15 +208,19 @@ def record_requests(counts: Mapping[str, int]) -> None:
         )
 
 
-def target_version(service: Service) -> ServiceVersion:
-    """Return the version that the service runs or rolls out, with its rows."""
-    rows = service.versions.filter(state__in=TARGET_STATES).select_related("environment", "pool")
-    return get_first(rows, _("The service has no version."))
+def base_version(service: Service) -> ServiceVersion:
+    """Return the version from which an update starts, with its rows: the one that runs or is rolled out.
+
+    If somebody else wrote that one, it is the newest one of the owner.
+    """
+    rows = service.versions.filter(created_by=service.owner).select_related("environment", "pool")
+    running = rows.filter(state__in=TARGET_STATES).first()
+    return running or get_first(rows, _("The service has no version."))
 
 
 def next_deployment(service: Service) -> Deployment:
-    """Return what the service runs, from which an update starts."""
-    version = target_version(service)
+    """Return what an update starts from."""
+    version = base_version(service)
     spec = {name: getattr(service, name) for name in _SERVICE_FIELDS}
     spec |= {name: getattr(version, name) for name in VERSION_FIELDS}
     model = ModelReference(version.model_name, version.model_version) if version.model_name else None

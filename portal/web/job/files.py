@@ -29,6 +29,7 @@ from portal.services.jobs.files import (
     open_download,
     read_directory,
     read_preview,
+    require_may_write_files,
     split_path,
     upload_limit_text,
 )
@@ -91,7 +92,7 @@ def upload(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     found, (path, rank) = get_job(user, public_id), _posted_place(request)
     overwrite = request.POST.get("overwrite") == "on"
     with refusals_as_messages(request):
-        require_permission(user, Permission.CONTROL, found)
+        require_may_write_files(user, found)
         if not (given := request.FILES.getlist("files")):
             raise InvalidRequest(_("Choose a file."))
         for each in given:
@@ -113,7 +114,7 @@ def change_files(request: HttpRequest, user: User, public_id: str) -> HttpRespon
     found, (path, rank) = get_job(user, public_id), _posted_place(request)
     name, verb = request.POST.get("name", ""), request.POST.get("act", "")
     with refusals_as_messages(request):
-        require_permission(user, Permission.CONTROL, found)
+        require_may_write_files(user, found)
         if verb not in (MAKE, DELETE) or not name:
             raise InvalidRequest(_("Enter a name."))
         name = encode_path(name.encode()) if verb == MAKE else name

@@ -210,7 +210,10 @@ def initial_from_api_fields(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def initial_from_service(user: User, public_id: str) -> dict[str, Any]:
-    """Return what a service runs as form values, for an update. Raise NotFound or Forbidden."""
+    """Return what a service runs as form values: for an update by its owner, for a copy by others.
+
+    Raise NotFound or Forbidden.
+    """
     service = get_service(user, public_id)
     require_permission(user, Permission.CONTROL, service)
     deployment = next_deployment(service)
@@ -219,8 +222,7 @@ def initial_from_service(user: User, public_id: str) -> dict[str, Any]:
         "command": list(request.command),
         "volumes": list(request.volumes),
     }
-    return {
-        "service": service.public_id,
+    found = {
         "project": service.project.public_id,
         "environment": request.environment.public_id,
         "pool": request.pool.public_id if request.pool else "",
@@ -228,6 +230,10 @@ def initial_from_service(user: User, public_id: str) -> dict[str, Any]:
         "model_version": model.version if model else "",
         **{name: getattr(deployment.spec, name) for name in job_fields(ServiceSpec)},
     } | initial_from_api_fields(values)
+    if service.owner_id == user.pk:
+        return found | {"service": service.public_id}
+    del found["name"]  # it is in use
+    return found
 
 
 def initial_from_model(name: str, version: str, project: str) -> dict[str, Any]:

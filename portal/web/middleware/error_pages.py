@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.conf import settings
+from django.contrib.sessions.exceptions import SessionInterrupted
 from django.core.exceptions import RequestDataTooBig, TooManyFieldsSent
 from django.db import DatabaseError, InterfaceError
 from django.db import OperationalError as DatabaseAway
@@ -19,7 +20,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from redis.exceptions import RedisError
 
-from portal.errors import FairwayError, NotFound, ServiceUnavailable, Unauthenticated
+from portal.errors import FairwayError, NotFound, ServiceUnavailable, TooManyRequests, Unauthenticated
 from portal.static_error_page import CONTENT_SECURITY_POLICY, static_error_page
 
 log = logging.getLogger(__name__)
@@ -86,6 +87,8 @@ def render_error(request: HttpRequest, error: FairwayError) -> HttpResponseBase:
     """Render the refusal as a page, as a fragment for htmx, or redirect to sign-in."""
     if isinstance(error, Unauthenticated):
         return _redirect_to_sign_in(request)
+    if isinstance(error, TooManyRequests):
+        return _static_page(_("Too many attempts"), error.message, error.status, error.retry_after_s or 1)
     response = error_page(request, error.status, error.message, code=error.code, details=error.details)
     if error.retry_after_s is not None:
         response.headers["Retry-After"] = str(error.retry_after_s)
@@ -127,7 +130,10 @@ def _redirect_to_sign_in(request: HttpRequest) -> HttpResponse:
 
 
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
-    """Render 400, or 413 for a form above the size limit."""
+    """Render 400, or 413 for a form above the size limit; a session that ended meanwhile leads to sign-in."""
+    if isinstance(exception, SessionInterrupted):
+        is_rest = request.path.startswith("/api/")
+        return HttpResponse(status=401) if is_rest else _redirect_to_sign_in(request)
     if isinstance(exception, (RequestDataTooBig, TooManyFieldsSent)):
         return error_page(
             request, 413, _("The form exceeds the size limit. Put long texts into a file instead.")
@@ -167,14 +173,15 @@ def server_error(request: HttpRequest) -> HttpResponse:
 
 
 def _database_unavailable() -> HttpResponse:
-    """Render 503 without any query."""
     message = _("The database does not answer. Running jobs continue. Try again in a moment.")
-    page = static_error_page(
-        _("The portal cannot answer at the moment"), message, link=("", _("Try again")), is_temporary=True
-    )
-    return HttpResponse(
-        page, status=503, headers={"Retry-After": "5", "Content-Security-Policy": CONTENT_SECURITY_POLICY}
-    )
+    return _static_page(_("The portal cannot answer at the moment"), message, 503, 5)
+
+
+def _static_page(title: str, message: str, status: int, retry_after_s: int) -> HttpResponse:
+    """Render an error that passes without any query: at such a time connections to the database are scarce."""
+    page = static_error_page(title, message, link=("", _("Try again")), is_temporary=True)
+    headers = {"Retry-After": str(retry_after_s), "Content-Security-Policy": CONTENT_SECURITY_POLICY}
+    return HttpResponse(page, status=status, headers=headers)
 
 
 def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:
