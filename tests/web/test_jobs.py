@@ -21,7 +21,8 @@ from portal.domain.reasons import EndReason
 from portal.domain.states import JobKind
 from portal.models import Attempt, AttemptProgress, Forecast, Job, JobEvent, JobVerdict
 from portal.selectors.jobs.progress import job_workload_fingerprint
-from portal.selectors.logs.lines import LogLine, displayed_text
+from portal.selectors.logs.line_assembly import LogLine
+from portal.selectors.logs.lines import displayed_text
 from portal.services.jobs.task_reports import record_checkpoint, record_progress
 from portal.services.lifecycle import job_control
 from portal.web import job_list as job_list
