@@ -271,6 +271,8 @@ def status(server: Fairway, given: argparse.Namespace) -> int:
     shown = {name: job.data[name] for name in ("id", "name", "kind", "state", "message")}
     shown |= {"project": job.data["project"]["name"], "owner": job.data["owner"]["username"]}
     shown |= {name: job.data[name] for name in ("submitted_at", "started_at", "ended_at", "exit_code")}
+    if signal := job.data.get("exit_signal"):
+        shown["exit_code"] = f"{shown['exit_code']} ({signal})"
     return _print_fields(given, job.data, shown | {"page": job.url})
 
 
