@@ -19,6 +19,7 @@ from portal.errors import Forbidden, InvalidRequest, NotFound
 from portal.models import Job
 from portal.selectors.logs import line_assembly, lines, pieces, search, text
 from portal.selectors.logs.files import log_path
+from portal.selectors.logs.line_assembly import LogLine
 from portal.selectors.logs.lines import displayed_text
 from portal.selectors.logs.search import LogSearchQuery
 from portal.services.jobs.logs import delete_expired_logs, write_log_bytes
@@ -434,7 +435,7 @@ def test_each_reader_returns_the_bytes_of_the_program(
             assert program.endswith(text.read_tail(log, count).data)
 
 
-def _pages(log: lines.LogFile, limit: int) -> tuple[list[lines.LogLine], lines.LogPage]:
+def _pages(log: lines.LogFile, limit: int) -> tuple[list[LogLine], lines.LogPage]:
     found, cursor = [], 0
     while (page := lines.read_lines(log, cursor, limit)).cursor > cursor:
         found += page.lines

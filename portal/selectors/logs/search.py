@@ -155,9 +155,9 @@ def search(
     return SearchResult(found, None, gaps)
 
 
-def _fitting(hits: Sequence[LogLine], room: int, *, is_first: bool) -> int:
+def _fitting(hits: Sequence[LogLine], space: int, *, is_first: bool) -> int:
     """Return how many of the hits to return; those that end at the same place, where a search continues, together."""
-    count = min(room, len(hits))
+    count = min(space, len(hits))
     while 0 < count < len(hits) and hits[count - 1].end_cursor == hits[count].end_cursor:
         count -= 1
     if count == 0 and is_first and hits:

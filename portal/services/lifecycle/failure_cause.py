@@ -1,15 +1,33 @@
-"""Adds the cause of a failure, which its log names, to the message of the job and to the notices of its end."""
+"""What the message of a failed job says: how its task ended, and the cause that its log names."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from portal.domain.exit_codes import describe_exit
+from portal.domain.formatting import format_memory
 from portal.domain.notices import NoticeKind
+from portal.domain.reasons import EndReason, end_message
 from portal.domain.states import JobKind
+from portal.domain.stored_texts import stored_text
 from portal.live_events import publish_all_on_commit
-from portal.models import Attempt, Job, Notice
+from portal.models import Attempt, Job, Notice, Task
+from portal.selectors.jobs.signals import sent_signal
 from portal.services.lifecycle.state_events import job_topic_events
 
 MAX_CAUSE_CHARACTERS = 300
 _END_NOTICES = (NoticeKind.JOB_FAILED.value, NoticeKind.JOB_PREEMPTED.value)
+
+
+def task_end_message(attempt: Attempt, task: Task, reason: EndReason, details: Mapping[str, object]) -> str:
+    """Return the message of a task that failed by itself, with the signal that its exit code names."""
+    memory = format_memory(attempt.job.memory_of(task.rank))
+    known = {"exit_code": describe_exit(task.exit_code), "memory": memory, "node": task.node.name}
+    message = end_message(reason, **known, **details)
+    if reason is EndReason.EXIT_CODE and (sent := sent_signal(attempt, task.exit_code)):
+        actor_name = sent.actor.username if sent.actor else "–"
+        message += " " + stored_text(f"The portal had sent {sent.signal}, as {actor_name} requested.")
+    return message
 
 
 def record_failure_cause(attempt: Attempt, cause: str) -> None:

@@ -21,8 +21,6 @@ from django.utils.translation import gettext as _
 
 from agents.node.spec.task_spec import CAN_PROBE_LISTENING
 from portal.domain.end_states import END_STATES, is_retried
-from portal.domain.exit_codes import describe_exit
-from portal.domain.formatting import format_memory
 from portal.domain.reasons import PENDING_AGAIN, EndReason, end_message
 from portal.domain.roles import earlier_ranks
 from portal.domain.states import (
@@ -38,7 +36,6 @@ from portal.live_events import publish_all_on_commit, publish_on_commit
 from portal.models import Attempt, Job, JobEvent, JobVerdict, Node, NodePool, Rendezvous, Task
 from portal.outbox import notify_nodes, trigger_cycle
 from portal.selectors.jobs.rights import job_denial
-from portal.selectors.jobs.signals import sent_signal
 from portal.services.lifecycle import rendezvous
 from portal.services.lifecycle.allocations import allocate_gpus, create_allocations, release_gpus
 from portal.services.lifecycle.attempt_end import (
@@ -49,6 +46,7 @@ from portal.services.lifecycle.attempt_end import (
     survives_without,
     surviving_tasks,
 )
+from portal.services.lifecycle.failure_cause import task_end_message
 from portal.services.lifecycle.job_notices import warn_of_reclaim
 from portal.services.lifecycle.state_events import (
     attempt_event,
@@ -517,12 +515,7 @@ def _end_task(
     if leaves:
         bump_job_version(job)
     elif failed:
-        memory = format_memory(job.memory_of(task.rank))
-        known = {"exit_code": describe_exit(end.exit_code), "memory": memory, "node": task.node.name}
-        message = end.message or end_message(end.reason, **known, **end.details)
-        if end.reason is EndReason.EXIT_CODE and (sent := sent_signal(attempt, end.exit_code)):
-            actor_name = sent.actor.username if sent.actor else "–"
-            message += " " + stored_text(f"The portal had sent {sent.signal}, as {actor_name} requested.")
+        message = end.message or task_end_message(attempt, task, end.reason, end.details)
         if job.roles:
             message = f"{job.task_label(task.rank)}: {message}"
         if survives_without(attempt, job, tasks):
