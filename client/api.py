@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import codecs
 import json
 import os
 import random
@@ -211,11 +213,24 @@ class Job:
         return self
 
     def logs(self, *, follow: bool = False, rank: int = 0, tail: int | None = None) -> Iterator[str]:
-        """Yield the log of a rank in pieces. ``follow`` goes on until the job ends, also in later attempts."""
+        """Yield the log of a rank in pieces. ``follow`` goes on until the job ends, also in later attempts.
+
+        Bytes that are not valid UTF-8 are replaced by U+FFFD.
+        """
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        for piece in self.log_bytes(follow=follow, rank=rank, tail=tail):
+            if text := decoder.decode(piece):
+                yield text
+        if rest := decoder.decode(b"", final=True):
+            yield rest
+
+    def log_bytes(self, *, follow: bool = False, rank: int = 0, tail: int | None = None) -> Iterator[bytes]:
+        """Yield the log of a rank in pieces as ``logs``, but the bytes that the program wrote."""
         attempt, offset, empty = 0, 0, 0
         while True:
             place: dict[str, Any] = {"tail": tail} if tail and not offset else {"offset": offset}
             place |= {"attempt": attempt} if attempt else {}
+            place |= {"bytes": "true"}
             self.refresh()  # before the log: what an ended job wrote is then complete
             try:
                 page = self._server.get(f"jobs/{self.id}/logs/", rank=rank, **place)
@@ -224,16 +239,20 @@ class Job:
                     raise
                 time.sleep(POLL_S)
                 continue
-            if page["text"]:
-                yield page["text"]
+            data = base64.b64decode(page["data"])
+            if data:
+                yield data
+            is_new = page["attempt"] != attempt or page["next_offset"] > offset
             attempt, offset = page["attempt"], page["next_offset"]
-            empty = 0 if page["text"] or not self.has_ended else empty + 1
+            empty = 0 if data or not self.has_ended else empty + 1
             at_end = page["complete"] or empty > MAX_EMPTY_ANSWERS  # a node may not answer any more
             if at_end and self.data["attempt_count"] > attempt and follow:
                 attempt, offset, tail = attempt + 1, 0, None
-            elif (at_end and self.has_ended) or (not follow and (at_end or offset >= page["size"])):
-                return
-            if not page["text"]:
+            elif (at_end and self.has_ended) or (
+                not follow and (at_end or offset >= page["size"] or not is_new)
+            ):
+                return  # not new: the last character of the log is incomplete
+            if not data:
                 time.sleep(POLL_S)
 
     def stop(self) -> Job:
@@ -259,7 +278,7 @@ def write_config(url: str, token: str) -> Path:
     path = config_path()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     new = path.with_suffix(".new")
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
         json.dump({"url": url, "token": token}, file)
     new.replace(path)
     return path
@@ -269,7 +288,7 @@ def _read_config() -> dict[str, str]:
     path = config_path()
     try:
         mode = path.stat().st_mode
-        found = json.loads(path.read_text())
+        found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as problem:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import getpass
+import io
 import itertools
 import json
 import os
@@ -35,10 +37,25 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = build_parser().parse_args(arguments)
+    _prepare_streams()
+    try:
+        try:
+            code = _run(build_parser().parse_args(arguments))
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        code = _close_output()
+    except OSError as error:  # such as a full disk
+        code = _close_output() or _fail(REFUSED, error)
+    return code
+
+
+def _run(given: argparse.Namespace) -> int:
     act: Handler = given.act
     try:
         return act(given)
+    except BrokenPipeError:
+        raise
     except Unreachable as error:
         return _fail(UNREACHABLE, error)
     except TimedOut as error:
@@ -49,8 +66,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(USAGE, error)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
-        return OK
+
+
+def _prepare_streams() -> None:
+    """Let no character end the command: one that the encoding of an output lacks is written as an escape (\\xe9).
+
+    An output that is closed from the beginning is discarded. Input is UTF-8, whatever encoding the terminal has.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - until the process ends
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        with contextlib.suppress(io.UnsupportedOperation):  # it is being read
+            sys.stdin.reconfigure(encoding="utf-8")
+
+
+def _close_output() -> int:
+    """Discard what is left to write, so that Python does not report it at exit. The reader has what it wanted."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return OK
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -204,14 +242,16 @@ def run(server: Fairway, given: argparse.Namespace) -> int:
     if given.file and fields:
         raise ValueError(f"-f excludes other fields: {', '.join(sorted(fields))}")
     if given.file:
-        job = server.submit_yaml(sys.stdin.read() if given.file == "-" else Path(given.file).read_text())
+        job = server.submit_yaml(
+            sys.stdin.read() if given.file == "-" else Path(given.file).read_text(encoding="utf-8")
+        )
     else:
         if given.code:
             fields["code_archive"] = server.upload_code(given.project, Path(given.code))
         job = server.submit(**fields)
     if given.logs:
         print(job.id, file=sys.stderr)
-        return _print_logs(job.logs(follow=True)) or _result(job.wait())
+        return _print_logs(job.log_bytes(follow=True)) or _result(job.wait())
     if given.wait:
         job.wait()
     print(json.dumps(job.data, indent=1) if given.json else job.id)
@@ -231,6 +271,8 @@ def status(server: Fairway, given: argparse.Namespace) -> int:
     shown = {name: job.data[name] for name in ("id", "name", "kind", "state", "message")}
     shown |= {"project": job.data["project"]["name"], "owner": job.data["owner"]["username"]}
     shown |= {name: job.data[name] for name in ("submitted_at", "started_at", "ended_at", "exit_code")}
+    if signal := job.data.get("exit_signal"):
+        shown["exit_code"] = f"{shown['exit_code']} ({signal})"
     return _print_fields(given, job.data, shown | {"page": job.url})
 
 
@@ -267,7 +309,7 @@ def stop(server: Fairway, given: argparse.Namespace) -> int:
 
 def show_logs(server: Fairway, given: argparse.Namespace) -> int:
     job = server.job(given.job)
-    return _print_logs(job.logs(follow=given.follow, rank=given.rank, tail=given.tail))
+    return _print_logs(job.log_bytes(follow=given.follow, rank=given.rank, tail=given.tail))
 
 
 def wait(server: Fairway, given: argparse.Namespace) -> int:
@@ -362,9 +404,15 @@ def _result(job: Job) -> int:
     return OK if job.state == "COMPLETED" else JOB_FAILED
 
 
-def _print_logs(pieces: Iterable[str]) -> int:
+def _print_logs(pieces: Iterable[bytes]) -> int:
+    """Write the bytes of the program unchanged; a stream that takes only text gets them as text."""
+    sink = getattr(sys.stdout, "buffer", None)
+    sys.stdout.flush()
     for piece in pieces:
-        sys.stdout.write(piece)
+        if sink is None:
+            sys.stdout.write(piece.decode("utf-8", "replace"))
+        else:
+            sink.write(piece)
         sys.stdout.flush()
     return OK
 

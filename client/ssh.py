@@ -95,12 +95,12 @@ def _alias(server: Fairway) -> str:
 
 def _pin(alias: str, host_key: str) -> None:
     path = _known_hosts()
-    lines = path.read_text().splitlines() if path.exists() else []
-    pinned = [*(line for line in lines if line.split(" ")[0] != alias), f"{alias} {host_key}"]
+    lines = path.read_text(encoding="utf-8", errors="surrogateescape").split("\n") if path.exists() else []
+    pinned = [*(line for line in lines if line and line.split(" ")[0] != alias), f"{alias} {host_key}"]
     if pinned != lines:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         new = path.with_suffix(f".{os.getpid()}")
-        new.write_text("\n".join([*pinned, ""]))
+        new.write_text("\n".join([*pinned, ""]), encoding="utf-8", errors="surrogateescape")
         new.replace(path)
 
 

@@ -5,12 +5,13 @@ Patterns are RE2 regular expressions: matching takes linear time, whatever the p
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 import re2
 
+from portal.domain.python_exceptions import last_exception
 from portal.domain.reasons import EndReason
 
 CERTAIN, SPECIFIC, DEFAULT_PRIORITY, GENERAL, CONSEQUENCE, LAST = 90, 60, 50, 40, 30, 10
@@ -20,6 +21,8 @@ MAX_PATTERN_LENGTH = 1000
 MAX_MATCHED_LINE_LENGTH = 4096
 """Patterns see only this much of a line."""
 MAX_STORED_LINE_LENGTH = 1000
+PYTHON_EXCEPTION = "python_exception"
+"""Code of the rule whose line is the exception with which a Python program ended, not the line that matched."""
 _PATTERN_MEMORY_BYTES = 128 * 1024
 _SET_MEMORY_BYTES = 64 * 1024 * 1024
 PROGRAM_FAILURES = (
@@ -97,15 +100,20 @@ class FailureMatcher:
         ranked = sorted(rules, key=lambda rule: -rule.priority)
         applicable = [rule for rule in ranked if rule.matches_end(reason, exit_code)]
         self._by_signature = next((rule for rule in applicable if not rule.pattern), None)
-        self._by_pattern = [rule for rule in applicable if rule.pattern]
+        self._by_pattern = [rule for rule in applicable if rule.pattern and rule.code != PYTHON_EXCEPTION]
+        self._by_exception = next((rule for rule in applicable if rule.code == PYTHON_EXCEPTION), None)
         self._found: FailureMatch | None = None
         self._set = re2.Set.SearchSet(_options(_SET_MEMORY_BYTES))
         for rule in self._by_pattern:
             self._set.Add(rule.pattern)
         self._set.Compile()
 
-    def add_lines(self, rank: int | None, lines: Iterable[str]) -> None:
-        """Search lines of a rank; ranks that failed first must be added first."""
+    def add_lines(self, rank: int | None, lines: Sequence[str], *streams: Sequence[str]) -> None:
+        """Search lines of a rank; ranks that failed first must be added first.
+
+        ``streams`` are the same lines by stream: in which the program ended with an exception is known only there.
+        """
+        self._add_exception(rank, streams or (lines,))
         for line in lines if self._by_pattern else ():
             found = self._set.Match(line[:MAX_MATCHED_LINE_LENGTH])
             if not found:
@@ -113,6 +121,13 @@ class FailureMatcher:
             rule = self._by_pattern[min(found)]
             if self._found is None or rule.priority > self._found.rule.priority:
                 self._found = FailureMatch(rule, rank, line.strip()[:MAX_STORED_LINE_LENGTH])
+
+    def _add_exception(self, rank: int | None, streams: Iterable[Sequence[str]]) -> None:
+        rule = self._by_exception
+        if rule is None or (self._found is not None and self._found.rule.priority >= rule.priority):
+            return
+        if text := next(filter(None, map(last_exception, streams)), ""):
+            self._found = FailureMatch(rule, rank, text[:MAX_STORED_LINE_LENGTH])
 
     @property
     def best(self) -> FailureMatch | None:

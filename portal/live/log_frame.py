@@ -10,7 +10,8 @@ from portal.selectors.logs.lines import LogPage
 def log_frame(attempt: int, rank: int, page: LogPage | None, *, more: bool = False) -> dict[str, Any]:
     """Return the frame; no page: nothing was written yet.
 
-    ``cursor`` is the next position; with ``more``, there are further lines that the browser fetches.
+    ``cursor`` is the next position; with ``more``, there are further lines that the browser fetches. Each frame
+    replaces the ``unfinished`` lines of the one before.
     """
     return {
         "kind": "logs",
@@ -22,5 +23,10 @@ def log_frame(attempt: int, rank: int, page: LogPage | None, *, more: bool = Fal
         "lines": [
             {"at": line.at, "stream": line.stream, "text": line.text, "cursor": line.cursor}
             for line in (page.lines if page else ())
+            if not line.is_overwritten
+        ],
+        "unfinished": [
+            {"at": line.at, "stream": line.stream, "text": line.text, "cursor": line.cursor}
+            for line in (page.unfinished if page else ())
         ],
     }

@@ -10,6 +10,7 @@ export function startSearch(box, { filter, stream, labels, rank, goTo }) {
   const told = box.querySelector("[data-log-status]");
   const attempt = box.dataset.attempt;
   let next = "";
+  let gaps = new Set(); // what the server could not search
   let asked = 0;
 
   function row([of, cursor, at, text, isError]) {
@@ -31,7 +32,8 @@ export function startSearch(box, { filter, stream, labels, rank, goTo }) {
     const place = [...list.children].findIndex((line) => line.hasAttribute("aria-current"));
     const shown = count.toLocaleString("en");
     const some = next ? translated("{shown} or more lines match.", { shown }) : count === 1 ? translated("1 line matches.") : translated("{shown} lines match.", { shown });
-    told.textContent = place < 0 ? some : translated("{place} of {some}", { place: place + 1, some });
+    const shownPlace = place < 0 ? some : translated("{place} of {some}", { place: place + 1, some });
+    told.textContent = [shownPlace, ...gaps].join(" ");
   };
 
   async function more() {
@@ -46,6 +48,7 @@ export function startSearch(box, { filter, stream, labels, rank, goTo }) {
     if (data.refusal) { next = ""; told.textContent = data.refusal; return false; }
     list.append(...data.matches.map(row));
     next = data.next;
+    for (const gap of data.gaps) gaps.add(gap);
     return true;
   }
 
@@ -53,6 +56,7 @@ export function startSearch(box, { filter, stream, labels, rank, goTo }) {
     asked += 1;
     const mine = asked;
     next = "";
+    gaps = new Set();
     list.replaceChildren();
     panel.hidden = false;
     if (!filter.value.trim()) { told.textContent = translated("Enter a search term first."); filter.focus(); return; }

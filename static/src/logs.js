@@ -69,6 +69,12 @@ function follow(box) {
     line.hidden = !isShown(line);
     return line;
   }
+  // the present text of a line that the program has not ended, such as a progress bar; the next answer replaces it
+  function unfinishedRow(rank, line) {
+    const shown = row(rank, line);
+    shown.dataset.unfinished = "";
+    return shown;
+  }
   const isShown = (line) => (!stream?.value || ["", stream.value].includes(line.dataset.stream)) && test(line.children[2].textContent);
 
   async function fetchRank(rank) {
@@ -81,7 +87,7 @@ function follow(box) {
     if (!answer.ok) throw new Error(String(answer.status));
     const data = await answer.json();
     const read = { cursor: data.cursor, complete: data.complete, lost: data.lost, since: data.since, removed: data.removed, beyond: data.dropped };
-    return { rank, read, skipped: known.cursor === null ? data.from : 0, lines: data.lines, more: known.cursor !== null && data.cursor < data.size && data.lines.length > 0 };
+    return { rank, read, skipped: known.cursor === null ? data.from : 0, lines: data.lines, unfinished: data.unfinished, more: known.cursor !== null && data.cursor < data.size && data.cursor > known.cursor };
   }
 
   async function look() {
@@ -96,11 +102,16 @@ function follow(box) {
       for (const { rank, read, skipped } of came) { state.set(rank, read); dropped += skipped; }
       const fresh = came.flatMap(({ rank, lines }) => lines.map((line) => [rank, line]));
       if (came.length > 1) fresh.sort((a, b) => (a[1][0] < b[1][0] ? -1 : a[1][0] > b[1][0] ? 1 : 0));
+      const now = came.flatMap(({ rank, unfinished }) => unfinished.map((line) => [rank, line]));
       const stay = jumped;
       const bottom = list.scrollHeight - list.scrollTop - list.clientHeight < 40;
-      list.append(...fresh.map(([rank, line]) => row(rank, line)));
+      const answered = new Set(came.map(({ rank }) => String(rank)));
+      for (const line of list.querySelectorAll("[data-unfinished]")) if (answered.has(line.dataset.rank)) line.remove();
+      const others = list.querySelector("[data-unfinished]");
+      for (const [rank, line] of fresh) list.insertBefore(row(rank, line), others);
+      for (const [rank, line] of now) list.append(unfinishedRow(rank, line));
       while (list.childElementCount > KEPT) list.firstElementChild.remove();
-      if (stay) { list.scrollTop = 0; jumped = false; } else if (fresh.length && (following() || bottom || !box.hasAttribute("data-growing"))) list.scrollTop = list.scrollHeight;
+      if (stay) { list.scrollTop = 0; jumped = false; } else if (fresh.length + now.length && (following() || bottom || !box.hasAttribute("data-growing"))) list.scrollTop = list.scrollHeight;
       again = came.some(({ more }) => more);
       tell();
       if (again) setTimeout(look, 50);

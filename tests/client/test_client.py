@@ -373,3 +373,58 @@ def _names(sha256: str) -> list[str]:
     with tarfile.open(fileobj=io.BytesIO(CodeArchive.objects.get(sha256=sha256).content)) as archive:
         assert archive.getmember("run.sh").mode == 0o755
         return archive.getnames()
+
+
+NAME = "Größe 😀 \u2028 数据"
+LOG = b"50 %\r100 %\r\nna\xc3\xafve \xff\x00\x0b\xe2\x80\xa8 \xf0\x9f\x98\x80\nno end \xe2\x9c"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_no_command_ends_because_of_an_encoding(
+    address, dataset, fields, monkeypatch, encoding, tmp_path
+) -> None:
+    job = Fairway().submit(**fields | {"command": ["echo", NAME]})
+    run(dataset, Job.objects.get(public_id=job.id))
+    Job.objects.update(name=NAME, message=NAME)
+    write_log_bytes(job.id, 1, 0, "raw", 0, LOG)
+    Task.objects.update(log_complete=True)
+    (tmp_path / "job.yaml").write_text(f"{job.spec()}".replace(job.id, ""), encoding="utf-8")
+    commands = [
+        *([name] for name in ("list", "quota", "nodes", "free", "templates")),
+        *([name, job.id] for name in ("status", "why", "spec", "logs", "open", "stop")),
+        ["list", f"--owner={NAME}"], ["status", NAME], ["run", "--name", NAME],
+        ["run", "-f", str(tmp_path / "job.yaml")],
+        ["run", "-f", "-"], ["api", "GET", f"jobs/{job.id}/"], ["api", "GET", f"jobs/{job.id}/spec.yaml"],
+        ["export", job.id, "--kubernetes"], ["list", "--json"], ["status", job.id, "--json"], ["ssh-config"],
+        ["wait", job.id, "--for=0"],
+    ]  # fmt: skip
+    for command in commands:
+        out, err = (io.TextIOWrapper(io.BytesIO(), encoding=encoding, newline="\n") for _ in range(2))
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stderr", err)
+        document = io.BytesIO((tmp_path / "job.yaml").read_bytes())
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(document, encoding=encoding))
+        code = fairway(*command)
+        err.flush()
+        assert code in cli.EXIT_CODES and "codec" not in err.buffer.getvalue().decode(encoding), command
+        if command[0] == "logs":
+            assert out.buffer.getvalue() == LOG, "the bytes of the program"
+        if command == ["list"]:
+            listed = out.buffer.getvalue().decode(encoding)
+            assert "Gr" in listed and "\\U0001f600" in listed
+
+
+@pytest.mark.parametrize("command", [["logs"], ["--help"]], ids=["logs", "help"])
+def test_a_closed_pipe_ends_the_command_silently(address, dataset, fields, command) -> None:
+    job = Fairway().submit(**fields)
+    run(dataset, Job.objects.get(public_id=job.id))
+    write_log_bytes(job.id, 1, 0, "raw", 0, b"line\n" * 50_000)
+    Task.objects.update(log_complete=True)
+    reading, writing = os.pipe()
+    os.close(reading)
+    words = [sys.executable, "-m", "client", *command, *([job.id] if command == ["logs"] else [])]
+    done = subprocess.run(
+        words, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, timeout=60, check=False, text=True
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")

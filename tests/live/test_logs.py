@@ -10,14 +10,17 @@ from dataclasses import replace
 import pytest
 from django.test import RequestFactory, override_settings
 from django.utils import timezone
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from agents.node.task_log import STDERR, STDOUT, to_log_lines
 from portal.downloads import log_download_response
 from portal.errors import Forbidden, InvalidRequest, NotFound
 from portal.models import Job
-from portal.selectors.logs import lines, search
+from portal.selectors.logs import line_assembly, lines, pieces, search, text
 from portal.selectors.logs.files import log_path
+from portal.selectors.logs.line_assembly import LogLine
+from portal.selectors.logs.lines import displayed_text
 from portal.selectors.logs.search import LogSearchQuery
 from portal.services.jobs.logs import delete_expired_logs, write_log_bytes
 from tests import factories
@@ -332,3 +335,194 @@ def test_logs_are_readable_with_permission(db):
         lines.get_log(outsider, job)
     with pytest.raises(Forbidden):
         lines.get_log(member, notebook)
+
+
+# -- arbitrary bytes, cut anywhere -----------------------------------------------------------------------
+
+_drawn = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    max_examples=60,
+    deadline=None,
+    phases=(Phase.explicit, Phase.generate),  # each example writes files: shrinking takes minutes
+)
+_WORDS = [
+    *(
+        b"a",
+        b"50 %",
+        b"\r",
+        b"\r\n",
+        b"\n",
+        b"\n\n",
+        b"\x0b",
+        b"\x0c",
+        b"\x00",
+        b"\x85",
+        b"\xc2\x85",
+        b"\xe2\x80\xa8",
+        b"\xff",
+    ),
+    *(
+        b"\xc3\xa9",
+        b"\xe2\x9c\x93",
+        b"\xf0\x9f\x98\x80",
+        b"\x1b[2K",
+        b"2026-11-21T10:00:00Z stdout P x",
+        b" P ",
+        b"z" * 70,
+    ),
+]
+_WRITES = st.lists(
+    st.tuples(
+        st.sampled_from([STDOUT, STDERR]),
+        st.lists(st.sampled_from(_WORDS), min_size=1, max_size=9).map(b"".join),
+    ),
+    max_size=25,
+)
+
+
+def _file_of(writes: list[tuple[bytes, bytes]], form: str, every: int) -> bytes:
+    """The log file of a program that makes these writes, which its node reads ``every`` bytes at a time."""
+    if form == "raw":
+        return b"".join(data for _, data in writes)
+    return b"".join(
+        to_log_lines(stream, data[at : at + every], 10**18 + number)
+        for number, (stream, data) in enumerate(writes)
+        for at in range(0, len(data), every)
+    )
+
+
+@pytest.fixture
+def _small_blocks(monkeypatch):
+    for module in (pieces, line_assembly, lines):
+        monkeypatch.setattr(module, "PIECE_BYTES", 128)
+
+
+def _chunks(log: lines.LogFile, limit: int, start: int = 0) -> tuple[list[text.LogChunk], int]:
+    found = []
+    while (chunk := text.read_chunk(log, start, limit)).end > start:
+        found.append(chunk)
+        start = chunk.end
+    return found, start
+
+
+@pytest.mark.parametrize("form", ["raw", "k8s"])
+@given(writes=_WRITES, every=st.integers(1, 40), limit=st.integers(240, 600), copied=st.integers(0, 2000))
+@_drawn
+def test_each_reader_returns_the_bytes_of_the_program(
+    _small_blocks, form, writes, every, limit, copied, tmp_path_factory
+):
+    program, file = b"".join(data for _, data in writes), _file_of(writes, form, every)
+    with override_settings(LOG_DIR=tmp_path_factory.mktemp("drawn")):
+        growing = _write(file[:copied], form)
+        early, at = _chunks(growing, limit)
+        shown = b"".join(text.read_all(growing, timestamps=False))
+        assert program.startswith(shown) and shown.startswith(b"".join(chunk.data for chunk in early))
+        log = _write(file, form, complete=True)
+        late, at = _chunks(log, limit, at)
+        assert at == len(file)
+        assert b"".join(chunk.data for chunk in (*early, *late)) == program
+        decoded = "".join(chunk.data.decode("utf-8", "replace") for chunk in (*early, *late))
+        assert decoded == program.decode("utf-8", "replace"), "no character is divided"
+        assert b"".join(text.read_all(log, timestamps=False)) == program
+        assert b"".join(text.read_all(log, timestamps=True)) == file
+        assert b"".join(_ranged(log, None).streaming_content) == program
+        ended = program.split(b"\n")
+        count = limit % 7 + 1
+        kept = ended[-count - 1 :] if program.endswith(b"\n") else ended[-count:]
+        if form == "raw":
+            assert text.read_tail(log, count).data == b"\n".join(kept)
+        else:
+            assert program.endswith(text.read_tail(log, count).data)
+
+
+def _pages(log: lines.LogFile, limit: int) -> tuple[list[LogLine], lines.LogPage]:
+    found, cursor = [], 0
+    while (page := lines.read_lines(log, cursor, limit)).cursor > cursor:
+        found += page.lines
+        cursor = page.cursor
+    return found, page
+
+
+@pytest.mark.parametrize("form", ["raw", "k8s"])
+@given(writes=_WRITES, every=st.integers(1, 90), limit=st.integers(1, 9))
+@_drawn
+def test_pages_of_any_size_contain_each_byte_of_each_stream_once(
+    _small_blocks, form, writes, every, limit, tmp_path_factory
+):
+    file = _file_of(writes, form, every)
+    with override_settings(LOG_DIR=tmp_path_factory.mktemp("drawn")):
+        log = _write(file, form)
+        found, last = _pages(log, limit)
+        assert found == _pages(log, lines.MAX_LINES)[0], "the same lines, wherever a page begins"
+        ended, _ = _pages(replace(log, complete=True), limit)
+        assert last.cursor == len(file) or last.unfinished or form == "k8s"
+        for stream in ("stdout", "stderr") if form == "k8s" else ("",):
+            wrote = b"".join(data for each, data in writes if form == "raw" or each.decode() == stream)
+            wanted = wrote.replace(b"\n", b"").decode("utf-8", "replace")
+            parts = [line.text for line in (*found, *last.unfinished) if line.stream == stream]
+            assert "".join(parts) == wanted
+            assert "".join(line.text for line in ended if line.stream == stream) == wanted
+
+
+@pytest.mark.parametrize("form", ["raw", "k8s", "one line of the file"])
+def test_a_line_without_end_never_stops_page_search_and_tail(form):
+    bar = b"".join(b"\r%7d/s %s" % (number, b"#" * 90) for number in range(30_000))
+    if form == "raw":
+        file = bar + b"\nneedle\n" + bar
+    elif form == "k8s":
+        written = [to_log_lines(STDERR, bar[at : at + 1000], 10**18 + at) for at in range(0, len(bar), 1000)]
+        out = to_log_lines(STDOUT, b"from stdout\n", 10**18)
+        end = to_log_lines(STDERR, b"\nneedle\n", 10**18)
+        file = b"".join([*written[:1500], out, *written[1500:], end, *written])
+    else:
+        head = b"2026-11-21T10:00:00.000000000+00:00 stderr "
+        file = head + b"F " + bar + b"\n" + head + b"F needle\n" + head + b"P " + bar + b"\n"
+    log = _write(file, "raw" if form == "raw" else "k8s")
+    assert log.size_bytes > 5 << 20
+    found, last = _pages(log, 500)
+    shown = [displayed_text(line) for line in found if not line.is_overwritten]
+    present = "  29999/s " + "#" * 90
+    assert shown == (["from stdout"] if form == "k8s" else []) + [present, "needle"]
+    assert [displayed_text(line) for line in last.unfinished] == [present]
+    assert [displayed_text(line) for line in lines.tail(log, 3).unfinished] == [present]
+    assert [displayed_text(line) for line in lines.tail(replace(log, complete=True), 2).lines] == [
+        "needle",
+        present,
+    ]
+    for pattern in (LogSearchQuery("needle"), LogSearchQuery("^nee", is_regex=True)):
+        result = search.search([log], pattern)
+        assert (_texts(result), result.next) == (["needle"], None)
+        assert [gap.code for gap in result.gaps] == (["long_lines"] if pattern.is_regex else [])
+    unfinished = search.search([log], LogSearchQuery("  29999/s "))
+    assert len(unfinished.matches) == 2 and unfinished.next is None
+
+
+def test_a_search_finds_text_anywhere_in_a_long_line():
+    data = bytearray(b"x" * (3 << 20))
+    for number, at in enumerate(range(0, len(data) - 20, 65_536 // 2 + 1), start=100):
+        data[at : at + 9] = b"needle%03d" % number
+    log = _write(bytes(data) + b"\nend\n", "raw")
+    found = search.search([log], LogSearchQuery("needle", case_sensitive=True))
+    pieces_with_it = [match.line for match in found.matches]
+    texts = "".join(line.searched_text for line in _pages(log, 100)[0])
+    assert texts.count("needle") == number - 99
+    for each in range(100, number + 1):
+        assert len(search.search([log], LogSearchQuery(f"needle{each}")).matches) == 1, each
+    assert pieces_with_it and found.next is None
+    assert _texts(search.search([log], LogSearchQuery("end"))) == ["end"]
+
+
+def test_a_search_says_what_is_not_stored():
+    gone = replace(lines.log_file("gone", 1, 1, complete=True), reported_bytes=9)
+    lost = replace(
+        _write(b"a\n", "raw"),
+        connection_loss=lines.NodeConnectionLoss("n1", None, "The connection to n1 was lost."),
+    )
+    big = replace(_write(b"a\n", "raw"), rank=2, reported_bytes=lines.MAX_LOG_BYTES + 7)
+    found = search.search([lost, gone, big], LogSearchQuery("a"))
+    assert [(gap.rank, gap.code) for gap in found.gaps] == [
+        (0, "node_unreachable"),
+        (1, "removed"),
+        (2, "truncated"),
+    ]
+    assert "7 bytes" in found.gaps[2].message

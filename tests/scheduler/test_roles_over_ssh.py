@@ -86,5 +86,5 @@ def test_a_killed_worker_fails_the_job(dataset) -> None:
     job, (_, _, worker, _) = running_job(dataset)
     machine_of(dataset, worker).podman("kill", "--signal", "KILL", worker.container)
     wait_until(dataset, in_state(job, "FAILED"), job, within_s=120)
-    assert job.message == "worker 1: The command ended with exit code 137."
+    assert job.message == "worker 1: The command ended with exit code 137 (SIGKILL)."
     assert held_milli() == 0

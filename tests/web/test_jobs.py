@@ -21,7 +21,8 @@ from portal.domain.reasons import EndReason
 from portal.domain.states import JobKind
 from portal.models import Attempt, AttemptProgress, Forecast, Job, JobEvent, JobVerdict
 from portal.selectors.jobs.progress import job_workload_fingerprint
-from portal.selectors.logs.lines import LogLine, displayed_text
+from portal.selectors.logs.line_assembly import LogLine
+from portal.selectors.logs.lines import displayed_text
 from portal.services.jobs.task_reports import record_checkpoint, record_progress
 from portal.services.lifecycle import job_control
 from portal.web import job_list as job_list
@@ -135,6 +136,11 @@ def test_the_failure_box_names_the_exit_code_and_a_remedy(dataset, client_of):
         (3, "exit 3"),
         (127, "exit 127 (the command was not found)"),
         (139, "exit 139 (SIGSEGV)"),
+        (138, "exit 138 (SIGUSR1)"),
+        (-6, "exit -6 (SIGABRT)"),
+        (128, "exit 128"),
+        (192, "exit 192 (SIGRTMIN+30)"),
+        (255, "exit 255"),
     ],
 )
 def test_exit_codes_have_names(code, words):

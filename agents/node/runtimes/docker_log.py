@@ -122,7 +122,7 @@ def _convert_block(block: bytes, space_bytes: int, cut_message: str) -> Tuple[by
     """Convert lines as far as ``space_bytes`` allows; return True when the log ends here."""
     lines: List[bytes] = []
     size = 0
-    for row in block.splitlines(keepends=True):
+    for row in block[:-1].split(b"\n"):
         line = to_k8s_lines(row)
         size += len(line)
         if size > space_bytes:

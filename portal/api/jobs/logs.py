@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -71,7 +72,11 @@ class LogQuery(TaskQuery):
         required=False,
         min_value=1,
         max_value=text.MAX_TAIL_LINES,
-        help_text="Number of last lines to return, within the last 256 KiB; excludes `offset`.",
+        help_text="Number of last lines to return, within the last 256 KiB; excludes `offset`. An unfinished line "
+        "counts.",
+    )
+    bytes = QueryBooleanField(
+        required=False, default=False, help_text="true: also return the bytes, as `data`."
     )
 
 
@@ -89,10 +94,11 @@ def requested_log(user: User, public_id: str, query: dict[str, Any]) -> LogFile:
 
 
 class LogContext(NamedTuple):
-    """The log of a chunk, and the text of the chunk."""
+    """The log of a chunk, the text of the chunk, and its bytes in base64 if they are requested."""
 
     log: LogFile
     text: str
+    data: str | None
 
 
 class LogConnectionLoss(ResponseSerializer):
@@ -109,7 +115,13 @@ class LogPage(ResponseSerializer):
     text = serializers.CharField(
         allow_blank=True,
         source="context.text",
-        help_text="Bytes that are not valid UTF-8 are replaced by U+FFFD.",
+        help_text="What the program wrote, with carriage returns and escape sequences; a line that it has not ended "
+        "is returned as far as it is. Bytes that are not valid UTF-8 are replaced by U+FFFD.",
+    )
+    data = serializers.CharField(  # type: ignore[assignment]
+        allow_null=True,
+        source="context.data",
+        help_text="The same bytes as the program wrote them, in base64; null without `bytes`.",
     )
     offset = serializers.IntegerField(source="start")
     next_offset = serializers.IntegerField(source="end")
@@ -162,13 +174,26 @@ class LogMatch(ResponseSerializer):
     text = serializers.CharField(allow_blank=True, source="line.text")
 
 
+class LogSearchGap(ResponseSerializer):
+    """What was not searched in the log of a rank."""
+
+    rank = serializers.IntegerField()
+    label = serializers.CharField()  # type: ignore[assignment]
+    code = serializers.CharField(help_text="removed, truncated, node_unreachable or long_lines.")
+    message = serializers.CharField()
+
+
 class LogMatches(ResponseSerializer):
     """Matching lines, ordered by rank and offset."""
 
     matches = LogMatch(many=True)
     next = serializers.CharField(
         allow_null=True,
-        help_text="Position for `after` to continue the search; null if all available logs were searched.",
+        help_text="Position for `after` to continue the search; null if all that is stored was searched, except "
+        "`gaps`.",
+    )
+    gaps = LogSearchGap(
+        many=True, help_text="What was not searched in the logs that this answer covers; empty: nothing."
     )
 
     @staticmethod
@@ -189,12 +214,14 @@ class JobLogsView(SignedInView):
         if "tail" in self.query and "offset" in self.query:
             raise InvalidRequest(fields={"tail": "Give either tail or offset."})
         log = requested_log(self.user, job, self.query)
+        timestamps = self.query["timestamps"]
         if "tail" in self.query:
-            piece = text.read_tail(log, self.query["tail"])
+            piece = text.read_tail(log, self.query["tail"], timestamps=timestamps)
         else:
-            piece = text.read_chunk(log, self.query.get("offset", 0), self.query["limit"])
-        shown = piece.data if self.query["timestamps"] else text.strip_timestamps(log, piece.data)
-        context = LogContext(log, shown.decode("utf-8", "replace"))
+            offset, limit = self.query.get("offset", 0), self.query["limit"]
+            piece = text.read_chunk(log, offset, limit, timestamps=timestamps)
+        data = base64.b64encode(piece.data).decode() if self.query["bytes"] else None
+        context = LogContext(log, piece.data.decode("utf-8", "replace"), data)
         return self.json_response(LogPage.represent(piece, context))
 
 

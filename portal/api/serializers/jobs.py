@@ -20,6 +20,7 @@ from portal.api.serializers.references import Reference, UserReference
 from portal.api.serializers.user_requests import RequestSummary
 from portal.domain.checkpoints import Validity
 from portal.domain.end_states import FailureClass
+from portal.domain.exit_codes import exit_signal
 from portal.domain.failure_rules import FailureAction
 from portal.domain.job_spec import JobRole
 from portal.domain.lost_work import LossCause
@@ -200,6 +201,9 @@ class FairShareBreakdownDetail(ResponseSerializer):
     steps = FairShareStep(many=True)
 
 
+EXIT_SIGNAL_HELP = "Signal that the exit code names, such as SIGSEGV for 139; blank: none."
+
+
 class Job(Reference):
     """A job in lists."""
 
@@ -230,7 +234,12 @@ class Job(Reference):
     ended_at = serializers.DateTimeField(allow_null=True)
     attempt_count = serializers.IntegerField()
     exit_code = serializers.IntegerField(allow_null=True)
+    exit_signal = serializers.CharField(allow_blank=True, help_text=EXIT_SIGNAL_HELP)
     verdict = VerdictSummary(allow_null=True)
+
+    @staticmethod
+    def get_exit_signal(row: JobRow, context: object) -> str:
+        return exit_signal(row.exit_code)
 
     @staticmethod
     def get_tags(row: JobRow, context: object) -> list[str]:
@@ -265,6 +274,7 @@ class Task(ResponseSerializer):
     running_at = serializers.DateTimeField(allow_null=True)
     ended_at = serializers.DateTimeField(allow_null=True)
     exit_code = serializers.IntegerField(allow_null=True)
+    exit_signal = serializers.CharField(allow_blank=True, help_text=EXIT_SIGNAL_HELP)
     out_of_memory = serializers.BooleanField(source="oom")
     peak_memory_mib = serializers.IntegerField(allow_null=True)
     eviction_requested_at = serializers.DateTimeField(
@@ -277,6 +287,10 @@ class Task(ResponseSerializer):
         help_text="Ports reserved on its node, by the names of its role and its launcher.",
     )
     gpus = TaskGpu(many=True, source="allocations")
+
+    @staticmethod
+    def get_exit_signal(row: TaskRow, context: object) -> str:
+        return exit_signal(row.exit_code)
 
     @staticmethod
     def get_role(row: TaskRow, context: JobContext) -> str:
@@ -395,7 +409,12 @@ class Attempt(ResponseSerializer):
     )
     ended_at = serializers.DateTimeField(allow_null=True)
     exit_code = serializers.IntegerField(allow_null=True)
+    exit_signal = serializers.CharField(allow_blank=True, help_text=EXIT_SIGNAL_HELP)
     tasks = Task(many=True, source="task_rows")
+
+    @staticmethod
+    def get_exit_signal(row: AttemptRow, context: object) -> str:
+        return exit_signal(row.exit_code)
 
     @staticmethod
     def get_phases(row: AttemptRow, context: JobContext) -> list[PhaseSpan]:
@@ -477,7 +496,8 @@ class Failure(ResponseSerializer):
     line = serializers.CharField(
         allow_null=True,
         allow_blank=True,
-        help_text="The line of the log that matched; blank: none, the exit signature did; null: not visible to you.",
+        help_text="The line of the log that matched, or the exception with which a Python program ended; blank: the "
+        "exit signature matched; null: not visible to you.",
     )
     rank = serializers.IntegerField(allow_null=True, help_text="Rank of that line.")
 

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
-from portal.domain.failure_rules import CONSEQUENCE, GENERAL, LAST, SPECIFIC, FailureAction, FailureRule
+from portal.domain.failure_rules import (
+    CONSEQUENCE,
+    GENERAL,
+    LAST,
+    PYTHON_EXCEPTION,
+    SPECIFIC,
+    FailureAction,
+    FailureRule,
+)
 from portal.domain.notebooks import PAPERMILL_MISSING
 
 SOFTWARE_RULES = (
+    FailureRule(
+        code=PYTHON_EXCEPTION,
+        title="The program ended with a Python exception",
+        cause="No other rule knows the exception that is quoted here, the last one in the log.",
+        fix="Read the traceback above it in the log, and correct the program or its input.",
+        priority=LAST + 1,
+        pattern=r"Traceback \(most recent call last\):",
+    ),
     FailureRule(
         code="module_not_found",
         title="A Python module is missing",

@@ -62,7 +62,7 @@ class LogPublisher:
         file = log_file(followed.job, followed.attempt, followed.rank)
         begin = self._published.get(followed.task_id, 0)
         page = read_lines(file, begin, MAX_INLINE_LINES)
-        if page.cursor == begin:
+        if page.cursor == begin and not page.unfinished:
             return None
         more = len(page.lines) >= MAX_INLINE_LINES
         self._published[followed.task_id] = tail(file, 1).cursor if more else page.cursor

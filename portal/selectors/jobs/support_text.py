@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from django.conf import settings
 
 from portal.access import Permission, Requester, can
+from portal.domain.exit_codes import describe_exit
 from portal.domain.job_spec import job_fields
 from portal.models import Attempt, Job
 from portal.selectors.failure_rules import IdentifiedFailure, identified_failure
@@ -35,7 +36,8 @@ def _lines(
     yield f"{job.state}: {job.message}"
     if last is not None:
         times = [f"{at:%Y-%m-%d %H:%M:%S} UTC" if at else "-" for at in (last.running_at, last.ended_at)]
-        yield f"Attempt {last.number} in {last.pool.name}, exit code {last.exit_code}, {' to '.join(times)}"
+        code = describe_exit(last.exit_code)
+        yield f"Attempt {last.number} in {last.pool.name}, exit code {code}, {' to '.join(times)}"
     if failure is not None:
         rank = "" if failure.rank is None else f", rank {failure.rank}"
         yield f"Failure rule: {failure.rule.code} ({failure.rule.title}){rank}"
@@ -56,7 +58,8 @@ def _lines(
         versions = f"driver {hello.get('driver') or 'none'}, agent {hello.get('agent_version', 'unknown')}"
         node = f"{task.node.name} ({versions})"
         peak = "" if task.peak_memory_mib is None else f", peak memory {task.peak_memory_mib} MiB"
-        yield f"    rank {task.rank}: {task.state}, exit code {task.exit_code}{peak}, on {node}; {gpus or 'no GPU'}"
+        code = describe_exit(task.exit_code)
+        yield f"    rank {task.rank}: {task.state}, exit code {code}{peak}, on {node}; {gpus or 'no GPU'}"
     failed = [task for task in tasks if task.exit_code]
     named = [task for task in tasks if failure and task.rank == failure.rank]
     shown = next(iter([*named, *failed, *tasks]), None)

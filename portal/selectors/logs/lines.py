@@ -1,6 +1,6 @@
 """Reads mirrored logs: lines from a cursor, and the tail.
 
-A cursor is a byte offset at which a line starts. Formats are ``k8s`` (podman and docker: time, stream, and F
+A cursor is a byte offset at which a piece starts. Formats are ``k8s`` (podman and docker: time, stream, and F
 or P for full or partial before each piece) and ``raw`` (bytes as the process wrote them).
 """
 
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from collections.abc import Container
-from dataclasses import dataclass, replace
+from collections import defaultdict, deque
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,16 +21,16 @@ from portal.domain.roles import ranks_of_role
 from portal.domain.states import NodeState
 from portal.errors import NotFound
 from portal.models import Attempt, Job, Node, Task
-from portal.selectors.logs.files import LOG_FORMATS, MAX_LOG_BYTES, TIMESTAMP_PREFIX, log_path
+from portal.selectors.logs.files import LOG_FORMATS, MAX_LOG_BYTES, log_path
+from portal.selectors.logs.line_assembly import CONTEXT_BLOCKS, LineAssembler, LogLine
+from portal.selectors.logs.pieces import PIECE_BYTES, Piece, read_pieces
+from portal.selectors.logs.terminal_text import terminal_text
 
 MAX_LINES = 2_000
 MAX_READ_BYTES = 1024 * 1024
-MAX_LINE_CHARACTERS = 16_384
-TAIL_BLOCK_BYTES = 64 * 1024
-_TERMINAL_ESCAPES = re.compile(
-    r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]"
-)
-"""Terminal escape sequences. No match extends past the next escape, so malformed lines need one pass."""
+MAX_TAIL_BYTES = 8 * 1024 * 1024
+_RAW_LINE = re.compile(rb"\n")
+_K8S_LINE = re.compile(rb"[\dZ] std(?:out|err) F ")
 
 
 @dataclass(frozen=True)
@@ -76,24 +77,19 @@ class LogFile:
 
 
 @dataclass(frozen=True)
-class LogLine:
-    """One line. ``at`` is an ISO time or None; ``stream`` is stdout, stderr, or blank if unknown."""
-
-    at: str | None
-    stream: str
-    text: str
-    cursor: int
-
-
-@dataclass(frozen=True)
 class LogPage:
-    """Lines with start and next cursor, and whether the log is complete."""
+    """Lines with start and next cursor, and whether the log is complete.
+
+    ``unfinished`` are the lines at the end of the log, at most one of each stream, that the program has not ended
+    yet, as they are now. They are behind the next cursor too, or partly, and are returned again with what follows.
+    """
 
     lines: list[LogLine]
     start: int
     cursor: int
     size_bytes: int
     complete: bool
+    unfinished: list[LogLine] = field(default_factory=list)
 
 
 def get_log(requester: Requester, job: Job, rank: int = 0, attempt: int | None = None) -> LogFile:
@@ -161,124 +157,111 @@ def log_file(job: str, attempt: int, rank: int, *, complete: bool = False) -> Lo
 
 
 def read_lines(log: LogFile, cursor: int = 0, limit: int = 500) -> LogPage:
-    """Return up to ``limit`` complete lines from ``cursor``; an incomplete last line is left for later."""
+    """Return about ``limit`` lines that end at or after ``cursor``, and what is there of unfinished ones.
+
+    The next cursor is always greater, unless the log ends here. There may be no lines between the two.
+    """
     limit = max(1, min(limit, MAX_LINES))
-    size = log.size_bytes
-    cursor = max(0, min(cursor, size))
-    with open_log(log) as stream:
-        stream.seek(cursor)
-        data = stream.read(MAX_READ_BYTES)
-    at_end = cursor + len(data) >= size
-    whole = data if at_end and log.complete else data[: data.rfind(b"\n") + 1]
-    if not whole and len(data) == MAX_READ_BYTES:
-        whole = data  # one line longer than a read: split it to make progress
-    if log.log_format == "k8s":
-        lines, used = _decode_k8s(whole, cursor, limit, flush=log.complete and at_end)
-    else:
-        lines, used = _decode_raw(whole, cursor, limit)
-    next_cursor = cursor + used
-    return LogPage(lines, cursor, next_cursor, size, log.complete and next_cursor >= size)
+    lines: list[LogLine] = []
+    page = _read(log, cursor, lines, lambda read_bytes: len(lines) >= limit or read_bytes >= MAX_READ_BYTES)
+    return replace(page, lines=lines)
 
 
 def tail(log: LogFile, limit: int = 200) -> LogPage:
-    """Return the last ``limit`` lines."""
+    """Return the last ``limit`` lines that a terminal would show, within ``MAX_TAIL_BYTES``."""
     limit = max(1, min(limit, MAX_LINES))
-    size = log.size_bytes
-    start, breaks = size, 0
+    start, ends = log.size_bytes, 0
+    pattern = _K8S_LINE if log.log_format == "k8s" else _RAW_LINE
     with open_log(log) as stream:
-        while start > 0 and breaks <= limit and size - start < MAX_READ_BYTES:
-            step = min(TAIL_BLOCK_BYTES, start)
+        while start > 0 and ends <= limit and log.size_bytes - start < MAX_TAIL_BYTES:
+            step = min(PIECE_BYTES, start)
             start -= step
             stream.seek(start)
-            breaks += stream.read(step).count(b"\n")
-        if start > 0:
-            stream.seek(start)
-            start += len(stream.readline(MAX_READ_BYTES))
-    page = read_lines(log, start, MAX_LINES)
-    lines = page.lines[-limit:]
-    begin = lines[0].cursor if lines else page.start
-    return LogPage(lines, begin, page.cursor, page.size_bytes, page.complete)
+            ends += len(pattern.findall(stream.read(step)))
+    recent: deque[LogLine] = deque(maxlen=limit + 1)
+    page = _read(log, start, _Shown(recent), lambda _read_bytes: False)
+    lines = list(recent)[-limit:]
+    if start == 0 and len(recent) <= limit:
+        return replace(page, lines=lines, start=0)
+    return replace(page, lines=lines, start=lines[0].cursor if lines else page.start)
 
 
 def whole_lines(log: LogFile, limit: int) -> list[str]:
     """Return the last ``limit`` lines without the limit on their length, of at most ``MAX_READ_BYTES`` in all."""
-    with open_log(log) as stream:
-        stream.seek(max(0, log.size_bytes - MAX_READ_BYTES))
-        data = stream.read(MAX_READ_BYTES)
-    texts: list[str] = []
-    parts: dict[bytes, bytes] = {}
-    for piece in data.splitlines():
-        match = TIMESTAMP_PREFIX.match(piece) if log.log_format == "k8s" else None
-        source, mark = (match[2], match[3]) if match else (b"", b"F")
-        parts[source] = parts.get(source, b"") + (piece[match.end() :] if match else piece)
-        if mark != b"P":
-            texts.append(parts.pop(source).decode("utf-8", "replace"))
-    return texts[-limit:]
+    texts: deque[str] = deque(maxlen=limit)
+    parts: dict[str, bytes] = defaultdict(bytes)
+    size = log.size_bytes
+    with open_log(log) as file:
+        for piece in read_pieces(file, log.log_format, max(0, size - MAX_READ_BYTES), size):
+            parts[piece.stream] += piece.text
+            if piece.ends_line:
+                texts.append(parts.pop(piece.stream).decode("utf-8", "replace"))
+    texts.extend(text.decode("utf-8", "replace") for text in parts.values() if text)
+    return list(texts)
 
 
-# -- formats ---------------------------------------------------------------------------------------
+class _Shown:
+    """Appends to ``lines`` what a terminal would show."""
+
+    def __init__(self, lines: deque[LogLine]) -> None:
+        self._lines = lines
+
+    def extend(self, lines: Iterable[LogLine]) -> None:
+        self._lines.extend(line for line in lines if not line.is_overwritten)
 
 
-def _decode_raw(data: bytes, base: int, limit: int) -> tuple[list[LogLine], int]:
-    lines: list[LogLine] = []
-    used = 0
-    for piece in _split(data):
-        if len(lines) >= limit:
-            break
-        lines.append(LogLine(None, "", _decode_text(piece), base + used))
-        used += len(piece)
-    return lines, used
+def _read(
+    log: LogFile, cursor: int, lines: list[LogLine] | _Shown, is_full: Callable[[int], bool]
+) -> LogPage:
+    """Add lines that end at or after ``cursor`` until ``is_full``, which is given the number of bytes read.
 
-
-def _decode_k8s(data: bytes, base: int, limit: int, *, flush: bool) -> tuple[list[LogLine], int]:
-    """Join the partial pieces of each stream; the returned cursor precedes unfinished lines."""
-    lines: list[LogLine] = []
-    parts: dict[bytes, tuple[int, str, list[bytes]]] = {}
-    used = read = 0
-    for piece in _split(data):
-        if len(lines) >= limit:
-            break
-        begin = base + read
-        read += len(piece)
-        line = piece.rstrip(b"\n")
-        match = TIMESTAMP_PREFIX.match(line)
-        if match is None:
-            lines.append(LogLine(None, "", _decode_text(piece), begin))
-        else:
-            at, stream, mark = match.groups()
-            held = parts.setdefault(stream, (begin, at.decode(), []))
-            held[2].append(line[match.end() :])
-            if mark == b"P":
+    Return the page without these lines.
+    """
+    size = log.size_bytes
+    cursor = max(0, min(cursor, size))
+    assembler = LineAssembler()
+    start = at = None
+    rest: Piece | None = None
+    is_end = True
+    with open_log(log) as file:
+        for piece in read_pieces(file, log.log_format, _context_start(log, file, cursor), size):
+            if piece.end <= cursor:
+                assembler.add(piece)
                 continue
-            del parts[stream]
-            lines.append(LogLine(held[1], stream.decode(), _decode_text(b"".join(held[2])), held[0]))
-        if not parts:
-            used = read
-    if parts and (flush or (used == 0 and lines)):
-        # One stream has an unfinished line while the other continues: show what there is rather than nothing.
-        for stream, (begin, at_text, contents) in sorted(parts.items(), key=lambda item: item[1][0]):
-            lines.append(LogLine(at_text, stream.decode(), _decode_text(b"".join(contents)), begin))
-        used = read
-    if parts and used < read and not flush:
-        lines = [line for line in lines if line.cursor < base + used]
-    return lines, used
+            start = piece.start if start is None else start
+            if is_full(piece.start - start):
+                is_end = False
+                break
+            if not piece.finished and not log.complete:
+                rest = piece
+                break
+            lines.extend(assembler.add(piece))
+            at = piece.end
+    start = cursor if start is None else start
+    at = start if at is None else at
+    if log.complete and at >= size and at > start:
+        lines.extend(assembler.unfinished())
+        return LogPage([], start, at, size, complete=True)
+    if rest is not None:
+        assembler.add(rest)
+    unfinished = assembler.unfinished() if is_end else []
+    return LogPage([], start, at, size, log.complete and at >= size, unfinished)
 
 
-def _split(data: bytes) -> list[bytes]:
-    pieces = data.split(b"\n")
-    last = pieces.pop()
-    return [piece + b"\n" for piece in pieces] + ([last] if last else [])
-
-
-def _decode_text(piece: bytes) -> str:
-    text = piece.rstrip(b"\n").decode("utf-8", "replace")
-    return text if len(text) <= MAX_LINE_CHARACTERS else text[:MAX_LINE_CHARACTERS] + " … (cut)"
+def _context_start(log: LogFile, file: BinaryIO, cursor: int) -> int:
+    """Return where reading begins so that the lines that are unfinished at ``cursor`` are known."""
+    start = max(0, (cursor // PIECE_BYTES - CONTEXT_BLOCKS) * PIECE_BYTES)
+    file.seek(start)
+    data = file.read(cursor - start)
+    has_headers = start == 0 or data.rfind(b"\n", 0, -1) >= 0
+    if data.endswith(b"\n") and (log.log_format != "k8s" or (has_headers and b" P " not in data)):
+        return cursor
+    return start
 
 
 def displayed_text(line: LogLine) -> str:
-    """Return the text that a terminal would show: after the last carriage return, without escapes."""
-    text = line.text.rstrip("\r").rsplit("\r", 1)[-1]
-    return _TERMINAL_ESCAPES.sub("", text)
+    """Return what a terminal shows of the line."""
+    return terminal_text(line.text)
 
 
 def open_log(log: LogFile) -> BinaryIO:

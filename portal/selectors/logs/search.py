@@ -11,14 +11,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 
 from portal.errors import InvalidRequest, ServiceUnavailable
-from portal.selectors.logs.lines import MAX_LINES, LogFile, LogLine, read_lines
+from portal.selectors.logs.line_assembly import LogLine
+from portal.selectors.logs.lines import MAX_LINES, LogFile, read_lines
 
 SEARCH_TIMEOUT_S = 3.0
 MAX_SEARCH_BYTES = 32 * 1024 * 1024
@@ -31,7 +33,8 @@ MAX_CONCURRENT_PATTERNS = 3
 _REGEX_WORKER = Path(__file__).with_name("regex_worker.py")
 _pattern_slots = threading.BoundedSemaphore(MAX_CONCURRENT_PATTERNS)
 
-Matcher = Callable[[Sequence[str]], list[int]]
+Matcher = Callable[[Sequence[LogLine]], list[int]]
+"""Returns the places of the lines that match."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +66,22 @@ class SearchCursor:
 
 
 @dataclass(frozen=True)
+class SearchGap:
+    """What was not searched in the log of a rank, with a stable ``code``."""
+
+    rank: int
+    label: str
+    code: str
+    message: str
+
+
+@dataclass(frozen=True)
 class SearchResult:
-    """Matches in order, and where to continue; None if everything was searched."""
+    """Matches in order, and where to continue; None if everything that is stored was searched, except ``gaps``."""
 
     matches: list[Match]
     next: SearchCursor | None
+    gaps: list[SearchGap] = field(default_factory=list)
 
 
 class _SearchTimeout(Exception):
@@ -82,8 +96,9 @@ def search(
 ) -> SearchResult:
     """Return up to ``limit`` matches in the logs of ranks from ``start`` on, rank by rank.
 
-    Stops after 32 MiB or 3 s and returns where to continue. Raise InvalidRequest for a text or pattern that
-    is invalid or takes too long on a few lines, ServiceUnavailable while too many pattern searches run.
+    Stops after 32 MiB or 3 s and returns where to continue. The present text of unfinished lines is searched too.
+    Raise InvalidRequest for a text or pattern that is invalid or takes too long on a few lines, ServiceUnavailable
+    while too many pattern searches run.
     """
     if not query.text or len(query.text) > MAX_QUERY_LENGTH:
         raise InvalidRequest(
@@ -95,6 +110,7 @@ def search(
         )
     until_s = time.monotonic() + SEARCH_TIMEOUT_S
     found: list[Match] = []
+    gaps: list[SearchGap] = []
     at = start or SearchCursor(min((log.rank for log in logs), default=0))
     left_bytes = MAX_SEARCH_BYTES
     moved = False
@@ -103,32 +119,73 @@ def search(
             if log.rank < at.rank:
                 continue
             cursor = at.offset if log.rank == at.rank else 0
-            while True:
+            gaps += _stored_gaps(log)
+            is_end, cut = False, 0
+            while not is_end and not (log.complete and 0 < cursor >= log.size_bytes):
                 at = SearchCursor(log.rank, cursor)
                 if len(found) >= limit or left_bytes <= 0 or (moved and time.monotonic() >= until_s):
-                    return SearchResult(found[:limit], at)
+                    return SearchResult(found, at, gaps)
                 page = read_lines(log, cursor, MAX_LINES)
-                if page.cursor == cursor:
-                    break
+                is_end = page.cursor == cursor
+                lines = page.unfinished if is_end else page.lines
                 try:
-                    places = matching([line.text for line in page.lines])
+                    places = matching(lines)
                 except _SearchTimeout:
                     if not moved:
                         raise InvalidRequest(
                             fields={"q": _("This pattern takes too long. Simplify it.")}
                         ) from None
-                    return SearchResult(found[:limit], at)
+                    return SearchResult(found, at, gaps)
                 moved = True
-                hits = [page.lines[place] for place in places]
+                if query.is_regex:
+                    cut += sum(len(line.searched_text) > MAX_MATCHED_LINE_LENGTH for line in lines)
+                hits = [lines[place] for place in places]
                 hits = [line for line in hits if not query.stream or line.stream in ("", query.stream)]
-                if len(found) + len(hits) > limit:
-                    beyond = hits[limit - len(found)]
-                    found += [Match(log.rank, line, log.label) for line in hits[: limit - len(found)]]
-                    return SearchResult(found, SearchCursor(log.rank, beyond.cursor))
-                found += [Match(log.rank, line, log.label) for line in hits]
+                taken = _fitting(hits, limit - len(found), is_first=not found)
+                found += [Match(log.rank, line, log.label) for line in hits[:taken]]
+                if taken < len(hits):
+                    beyond = page.cursor if is_end else hits[taken].end_cursor
+                    return SearchResult(found, SearchCursor(log.rank, beyond), gaps)
                 left_bytes -= page.cursor - cursor
                 cursor = page.cursor
-    return SearchResult(found, None)
+            if cut:
+                gaps.append(
+                    _gap(log, "long_lines", _LONG_LINES, lines=cut, characters=MAX_MATCHED_LINE_LENGTH)
+                )
+    return SearchResult(found, None, gaps)
+
+
+def _fitting(hits: Sequence[LogLine], space: int, *, is_first: bool) -> int:
+    """Return how many of the hits to return; those that end at the same place, where a search continues, together."""
+    count = min(space, len(hits))
+    while 0 < count < len(hits) and hits[count - 1].end_cursor == hits[count].end_cursor:
+        count -= 1
+    if count == 0 and is_first and hits:
+        return sum(line.end_cursor == hits[0].end_cursor for line in hits)
+    return count
+
+
+_LONG_LINES = gettext_noop(
+    "A pattern sees only the first {characters} characters of a line; {lines} are longer."
+)
+_REMOVED = gettext_noop("This log was removed after the retention period.")
+_TRUNCATED = gettext_noop("{bytes} bytes beyond the size limit of a log are not stored.")
+
+
+def _stored_gaps(log: LogFile) -> list[SearchGap]:
+    """Return what of a log is not stored here."""
+    gaps: list[SearchGap] = []
+    if log.is_expired:
+        gaps.append(_gap(log, "removed", _REMOVED))
+    elif log.truncated_bytes:
+        gaps.append(_gap(log, "truncated", _TRUNCATED, bytes=log.truncated_bytes))
+    if log.connection_loss:
+        gaps.append(SearchGap(log.rank, log.label, "node_unreachable", log.connection_loss.message))
+    return gaps
+
+
+def _gap(log: LogFile, code: str, message: str, **values: int) -> SearchGap:
+    return SearchGap(log.rank, log.label, code, _(message).format(**values))
 
 
 @contextlib.contextmanager
@@ -137,12 +194,18 @@ def _matcher(query: LogSearchQuery, deadline_s: float) -> Iterator[Matcher]:
         with _regex_matcher(query, deadline_s) as matching:
             yield matching
         return
-    wanted = query.text if query.case_sensitive else query.text.casefold()
-    yield lambda texts: [
+    wanted = _folded(query.text, query)
+    reach = len(query.text) - 1
+    yield lambda lines: [
         place
-        for place, text in enumerate(texts)
-        if wanted in (text if query.case_sensitive else text.casefold())
+        for place, line in enumerate(lines)
+        if wanted
+        in _folded(line.preceding[-reach:] if reach else "", query) + _folded(line.searched_text, query)
     ]
+
+
+def _folded(text: str, query: LogSearchQuery) -> str:
+    return text if query.case_sensitive else text.casefold()
 
 
 @contextlib.contextmanager
@@ -166,8 +229,9 @@ def _regex_matcher(query: LogSearchQuery, deadline_s: float) -> Iterator[Matcher
                     fields={"q": _("This is not a valid pattern: {fault}.").format(fault=fault)}
                 )
 
-            def matching(texts: Sequence[str]) -> list[int]:
-                block = json.dumps([text[:MAX_MATCHED_LINE_LENGTH] for text in texts]).encode()
+            def matching(lines: Sequence[LogLine]) -> list[int]:
+                texts = [line.searched_text[:MAX_MATCHED_LINE_LENGTH] for line in lines]
+                block = json.dumps(texts).encode()
                 places: list[int] = _query_worker(child, b"%d\n" % len(block) + block, deadline_s)
                 return places
 

@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from agents.xid_catalog import xid_meaning
 from portal.access import require_admin
-from portal.domain.failure_rules import FailureMatch, FailureMatcher, FailureRule
+from portal.domain.failure_rules import PYTHON_EXCEPTION, FailureMatch, FailureMatcher, FailureRule
 from portal.domain.states import FAILED_ATTEMPT_STATES
 from portal.domain.stored_texts import stored_text
 from portal.models import Allocation, Attempt, Task, User
@@ -23,6 +23,7 @@ from portal.models.alerts import AlertKind
 from portal.selectors.failure_rules import enabled_failure_rules
 from portal.selectors.logs.lines import displayed_text, log_file, tail
 from portal.services.jobs.retries import apply_failure_action
+from portal.services.lifecycle.failure_cause import record_failure_cause
 from portal.services.lifecycle.state_events import record_event
 
 log = logging.getLogger(__name__)
@@ -70,6 +71,8 @@ def identify_failure(attempt: Attempt, rules: Sequence[FailureRule]) -> None:
             single = match.rank is None or len(attempt.task_rows.all()) == 1
             message = stored_text(f"{rule}." if single else f"{rule} on rank {match.rank}.")
             record_event(attempt, "failure_identified", match.rule.code, message)
+        if match is not None and match.rule.code == PYTHON_EXCEPTION:
+            record_failure_cause(attempt, match.line)
         if attempt.job.apply_failure_actions:
             attempt.refresh_from_db(fields=["failure_rank"])
             apply_failure_action(attempt, match.rule if match else None)
@@ -121,7 +124,11 @@ def _match(attempt: Attempt, rules: Sequence[FailureRule]) -> FailureMatch | Non
     for task in tasks[:MAX_RANKS]:
         file = log_file(attempt.job.public_id, attempt.number, task.rank, complete=True)
         try:
-            matcher.add_lines(task.rank, map(displayed_text, tail(file, TAIL_LINES).lines))
+            lines = [(line.stream, displayed_text(line)) for line in tail(file, TAIL_LINES).lines]
+            by_stream = (
+                [text for stream, text in lines if stream == name] for name in ("stderr", "stdout", "")
+            )
+            matcher.add_lines(task.rank, [text for _, text in lines], *by_stream)
         except OSError as unreadable:
             log.warning("the log of %s, rank %d, cannot be read: %s", attempt.job, task.rank, unreadable)
     return matcher.best

@@ -21,7 +21,6 @@ from django.utils.translation import gettext as _
 
 from agents.node.spec.task_spec import CAN_PROBE_LISTENING
 from portal.domain.end_states import END_STATES, is_retried
-from portal.domain.formatting import format_memory
 from portal.domain.reasons import PENDING_AGAIN, EndReason, end_message
 from portal.domain.roles import earlier_ranks
 from portal.domain.states import (
@@ -47,6 +46,7 @@ from portal.services.lifecycle.attempt_end import (
     survives_without,
     surviving_tasks,
 )
+from portal.services.lifecycle.failure_cause import task_end_message
 from portal.services.lifecycle.job_notices import warn_of_reclaim
 from portal.services.lifecycle.state_events import (
     attempt_event,
@@ -515,9 +515,7 @@ def _end_task(
     if leaves:
         bump_job_version(job)
     elif failed:
-        memory = format_memory(job.memory_of(task.rank))
-        known = {"exit_code": end.exit_code, "memory": memory, "node": task.node.name}
-        message = end.message or end_message(end.reason, **known, **end.details)
+        message = end.message or task_end_message(attempt, task, end.reason, end.details)
         if job.roles:
             message = f"{job.task_label(task.rank)}: {message}"
         if survives_without(attempt, job, tasks):

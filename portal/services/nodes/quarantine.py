@@ -17,6 +17,7 @@ from django.utils import timezone
 
 from portal.access import Permission, require_permission
 from portal.domain import node_breaker
+from portal.domain.exit_codes import describe_exit
 from portal.domain.node_breaker import BreakerState, Incident, IncidentKind, NodeBreaker
 from portal.domain.reasons import EndReason
 from portal.domain.states import AttemptState, NodeState
@@ -100,8 +101,9 @@ def record_task_failure(task_id: int, reason: EndReason) -> None:
     task = Task.objects.select_related("attempt__job").get(pk=task_id)
     ended_at = task.ended_at or timezone.now()
     if task.running_at is None or ended_at - task.running_at <= _EARLY_FAILURE:
+        exit_code = describe_exit(task.exit_code)
         message = stored_text(
-            f"Exit code {task.exit_code}." if task.exit_code is not None else "Its container disappeared."
+            f"Exit code {exit_code}." if task.exit_code is not None else "Its container disappeared."
         )
         record_incident(task.node_id, IncidentKind.EARLY_FAILURES, job=task.attempt.job, message=message)
 

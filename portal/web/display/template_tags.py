@@ -26,6 +26,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import get_language, pgettext
 from django.utils.translation import gettext as _
 
+from portal.domain.exit_codes import describe_exit
 from portal.domain.node_breaker import INCIDENT_TITLES, IncidentKind
 from portal.selectors.nodes.cluster_map import HolderSpan
 from portal.selectors.nodes.cluster_overview import GpuSquare
@@ -323,6 +324,7 @@ def incident_label(code: str) -> str:
     return _(INCIDENT_TITLES[IncidentKind(code)])
 
 
+register.filter("exit_code", describe_exit)
 register.filter(verdict_label)
 register.filter(state_label)
 

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, gettext_noop
 
+from portal.domain.exit_codes import exit_signal
 from portal.domain.failure_rules import FailureAction, FailureRule
 from portal.domain.reasons import EndReason
 from portal.domain.states import JobState
 from portal.models import Attempt, Job
 from portal.selectors.failure_rules import IdentifiedFailure, more_memory_mib
+from portal.selectors.jobs.signals import sent_signal
 from portal.services.jobs.retries import failed_node, failed_rank
 from portal.stored_texts import translate_stored
 from portal.web.display.formatting import memory
@@ -22,10 +24,6 @@ if TYPE_CHECKING:
     from django.utils.functional import _StrOrPromise as StrOrPromise
 
 
-SIGNAL_NAMES = {
-    1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL",
-    11: "SIGSEGV", 13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM", 24: "SIGXCPU", 25: "SIGXFSZ",
-}  # fmt: skip
 EXIT_CODE_MEANINGS = {
     1: gettext_noop("a general error of the program"),
     2: gettext_noop("wrong use of a command"),
@@ -130,12 +128,13 @@ BY_REASON: dict[EndReason, tuple[StrOrPromise, list[SuggestedFix]]] = {
 """Title and fixes of each reason for which nothing else of the job matters."""
 
 
-def exit_name(code: int | None) -> str:
+def exit_name(code: int | None, *, sent_by_portal: bool = False) -> str:
     """Return exit 137 (SIGKILL) or exit 127 (the command was not found); "" without a code."""
     if code is None:
         return ""
-    if code > 128 and code - 128 in SIGNAL_NAMES:
-        return _("exit {code} ({meaning})").format(code=code, meaning=SIGNAL_NAMES[code - 128])
+    if signal := exit_signal(code):
+        meaning = _("{signal}, sent by the portal").format(signal=signal) if sent_by_portal else signal
+        return _("exit {code} ({meaning})").format(code=code, meaning=meaning)
     if code in EXIT_CODE_MEANINGS:
         return _("exit {code} ({meaning})").format(code=code, meaning=_(EXIT_CODE_MEANINGS[code]))
     return _("exit {code}").format(code=code)
@@ -149,18 +148,19 @@ def build_failure_summary(
         return None
     reason = EndReason(job.reason) if job.reason in set(EndReason) else EndReason.EXIT_CODE
     code = job.exit_code if job.exit_code is not None else (last.exit_code if last else None)
+    code_name = exit_name(code, sent_by_portal=last is not None and sent_signal(last, code) is not None)
     if identified is not None:
         rule = translate_rule(identified.rule)
         fixes = _fixes_of_rule(job, last, rule)
         return FailureSummary(
             rule.title,
             f"{rule.cause} {translate_stored(job.message)}",
-            exit_name(code),
+            code_name,
             fixes,
             identified,
         )
     title, fixes = _title_and_fixes(job, last, reason, code)
-    return FailureSummary(title, translate_stored(job.message), exit_name(code), fixes)
+    return FailureSummary(title, translate_stored(job.message), code_name, fixes)
 
 
 def _title_and_fixes(

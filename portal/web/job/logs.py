@@ -15,8 +15,10 @@ from portal.models import Attempt, User
 from portal.selectors.jobs.jobs import get_job
 from portal.selectors.logs import lines as log_lines
 from portal.selectors.logs import search as log_search
-from portal.selectors.logs.lines import LogFile, LogLine, displayed_text
+from portal.selectors.logs.line_assembly import LogLine
+from portal.selectors.logs.lines import LogFile, displayed_text
 from portal.selectors.logs.search import LogSearchQuery, SearchCursor
+from portal.stored_texts import translate_stored
 from portal.web.display.formatting import parse_whole_number
 from portal.web.job.overview import job_page_context
 from portal.web.views import page
@@ -50,7 +52,8 @@ def lines(request: HttpRequest, user: User, public_id: str) -> JsonResponse:
     loss = log.connection_loss
     return JsonResponse(
         {
-            "lines": [_line_json(line) for line in found.lines],
+            "lines": [_line_json(line) for line in found.lines if not line.is_overwritten],
+            "unfinished": [_line_json(line) for line in found.unfinished],
             "from": found.start,
             "cursor": found.cursor,
             "size": found.size_bytes,
@@ -88,7 +91,11 @@ def search(request: HttpRequest, user: User, public_id: str) -> JsonResponse:
         return JsonResponse({"refusal": refusal.message}, status=refusal.status)
     matches = [[match.rank, match.line.cursor, *_line_json(match.line)] for match in found.matches]
     return JsonResponse(
-        {"matches": matches, "next": f"{found.next.rank}:{found.next.offset}" if found.next else ""}
+        {
+            "matches": matches,
+            "next": f"{found.next.rank}:{found.next.offset}" if found.next else "",
+            "gaps": [f"{translate_stored(gap.label)}: {gap.message}" for gap in found.gaps],
+        }
     )
 
 

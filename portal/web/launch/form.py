@@ -55,6 +55,8 @@ from portal.web.launch.spec_fields import (
     request_values,
 )
 
+_LINE_END = re.compile(r"\r\n|\r|\n")
+"""Of a text field. ``str.splitlines`` would also divide values at characters such as form feed and U+2028."""
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|sec|min|m|h|d)?\s*(?:(\d+)\s*(s|min|h))?\s*", re.IGNORECASE)
 _UNIT_SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 KINDS = [
@@ -545,7 +547,7 @@ class LaunchForm(DataForm):
 
     def clean_env(self) -> dict[str, str]:
         found: dict[str, str] = {}
-        for line in self.cleaned_data["env"].splitlines():
+        for line in _LINE_END.split(self.cleaned_data["env"]):
             if not line.strip() or line.lstrip().startswith("#"):
                 continue
             name, sign, value = line.partition("=")
@@ -557,7 +559,7 @@ class LaunchForm(DataForm):
     def clean_rank_overrides(self) -> dict[str, dict[str, str]]:
         """Convert RANK NAME=value lines to the API's format."""
         found: dict[str, dict[str, str]] = {}
-        for line in filter(None, map(str.strip, self.cleaned_data["rank_overrides"].splitlines())):
+        for line in filter(None, map(str.strip, _LINE_END.split(self.cleaned_data["rank_overrides"]))):
             rank, __, variable = line.partition(" ")
             name, sign, value = variable.partition("=")
             if not sign or not rank.isdecimal() or len(rank) > MAX_DIGITS:

@@ -1,0 +1,48 @@
+"""What the message of a failed job says: how its task ended, and the cause that its log names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from portal.domain.exit_codes import describe_exit
+from portal.domain.formatting import format_memory
+from portal.domain.notices import NoticeKind
+from portal.domain.reasons import EndReason, end_message
+from portal.domain.states import JobKind
+from portal.domain.stored_texts import stored_text
+from portal.live_events import publish_all_on_commit
+from portal.models import Attempt, Job, Notice, Task
+from portal.selectors.jobs.signals import sent_signal
+from portal.services.lifecycle.state_events import job_topic_events
+
+MAX_CAUSE_CHARACTERS = 300
+_END_NOTICES = (NoticeKind.JOB_FAILED.value, NoticeKind.JOB_PREEMPTED.value)
+
+
+def task_end_message(attempt: Attempt, task: Task, reason: EndReason, details: Mapping[str, object]) -> str:
+    """Return the message of a task that failed by itself, with the signal that its exit code names."""
+    memory = format_memory(attempt.job.memory_of(task.rank))
+    known = {"exit_code": describe_exit(task.exit_code), "memory": memory, "node": task.node.name}
+    message = end_message(reason, **known, **details)
+    if reason is EndReason.EXIT_CODE and (sent := sent_signal(attempt, task.exit_code)):
+        actor_name = sent.actor.username if sent.actor else "–"
+        message += " " + stored_text(f"The portal had sent {sent.signal}, as {actor_name} requested.")
+    return message
+
+
+def record_failure_cause(attempt: Attempt, cause: str) -> None:
+    """Add a text to what an attempt's end wrote. Must run in a transaction.
+
+    Notices that were sent before stay as they are outside the portal. The log of a workspace is its owner's, but all
+    members see its message: it stays unchanged.
+    """
+    job = Job.objects.select_for_update(no_key=True).get(pk=attempt.job_id)
+    end = attempt.message
+    is_newest = job.attempt_count == attempt.number
+    if is_newest and end and end in job.message and job.kind != JobKind.WORKSPACE.value:
+        before = job.message
+        job.message = before.replace(end, f"{end} {cause[:MAX_CAUSE_CHARACTERS]}", 1)[:1000]
+        job.save(update_fields=["message"])
+        notices = Notice.objects.filter(job=job, kind__in=_END_NOTICES, created_at__gte=attempt.ended_at)
+        notices.filter(message=before).update(message=job.message)
+        publish_all_on_commit(job_topic_events(job))
