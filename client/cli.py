@@ -306,26 +306,22 @@ def quota(server: Fairway, given: argparse.Namespace) -> int:
 def nodes(server: Fairway, given: argparse.Namespace) -> int:
     rows = list(server.list("nodes/", limit=200))
     for row in rows:
-        row["free_gpus"] = sum(gpu["used_milli"] == 0 for gpu in row["gpus"])
-        row["gpu_count"] = len(row["gpus"])
-    columns = ("name", "pool.name", "state", "reachable", "free_gpus", "gpu_count")
+        counts = row["gpu_counts"]
+        row["free_gpus"], row["held_gpus"], row["gpu_count"] = (
+            counts["free"], counts["held"], counts["total"],
+        )  # fmt: skip
+    columns = ("name", "pool.name", "state", "reachable", "free_gpus", "held_gpus", "gpu_count")
     return _print_rows(given, rows, columns)
 
 
 def free(server: Fairway, given: argparse.Namespace) -> int:
-    """Count the present, healthy GPUs of nodes that accept jobs."""
+    """Count the GPUs of each model, and those in the state free."""
     counts: dict[str, list[list[int]]] = defaultdict(list)
     for node in server.list("nodes/", limit=200):
-        if node["state"] != "ready" or not node["reachable"]:
-            continue
-        for model in {gpu["model"] for gpu in node["gpus"]}:
-            usable = [
-                gpu
-                for gpu in node["gpus"]
-                if gpu["model"] == model and gpu["present"] and gpu["health"] == "ok"
-            ]
-            unused = [gpu for gpu in usable if gpu["used_milli"] == 0 and not gpu["foreign_process_owner"]]
-            counts[model].append([len(unused), len(usable)])
+        present = [gpu for gpu in node["gpus"] if gpu["present"]]
+        for model in {gpu["model"] for gpu in present}:
+            states = [gpu["state"] for gpu in present if gpu["model"] == model]
+            counts[model].append([states.count("free"), len(states)])
     rows = [
         {
             "model": model,

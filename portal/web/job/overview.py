@@ -20,7 +20,14 @@ from portal.domain.phases import Phase
 from portal.domain.roles import ranks_of_role
 from portal.domain.scaling import point_of
 from portal.domain.signals import SIGNALS
-from portal.domain.states import FAILED_ATTEMPT_STATES, LIVE_ATTEMPT_STATES, AttemptState, JobKind, JobState
+from portal.domain.states import (
+    FAILED_ATTEMPT_STATES,
+    LIVE_ATTEMPT_STATES,
+    AttemptState,
+    GpuState,
+    JobKind,
+    JobState,
+)
 from portal.domain.user_requests import RequestState
 from portal.models import (
     Attempt,
@@ -340,7 +347,7 @@ def task_rows(attempt: Attempt | None) -> list[TaskRow]:
     for task in attempt.task_rows.all():
         gpus = [allocation.gpu for allocation in task.allocations.all()]
         squares = [
-            build_square(gpu, task.node, starting=starting)
+            build_square(gpu, task.node, state=GpuState.HELD.value, starting=starting)
             if live
             else GpuSquare(gpu.uuid, "free", None, "", f"GPU {gpu.index}")
             for gpu in gpus
