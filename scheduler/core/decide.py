@@ -94,16 +94,17 @@ class _Decision:
         """Run the steps and return the plan, with verdicts if ``explain`` is set."""
         self._session.classify_jobs(self.explainer.feasible_pools)
         self._session.compute_shares()
-        breakdowns = tuple(
-            breakdown
-            for pool_state in self._session.pool_states.values()
-            for breakdown in pool_state.share_breakdowns()
-        )
         self._allocate_action.restore_nominations()
         self._run_actions()
         if "stale_gangs" in self._session.policy.semantics.actions:
             self._evict_action.evict_stale_gangs()
         evictions = self._evictions()
+        # as of after the plan, as verdicts are: both say what a project holds
+        breakdowns = tuple(
+            breakdown
+            for pool_state in self._session.pool_states.values()
+            for breakdown in pool_state.share_breakdowns()
+        )
         verdicts = self.report(evictions).all() if explain else []
         return Plan(
             starts=self._placements(GangTaskState.ALLOCATED),

@@ -368,8 +368,8 @@ SAID = [
                 pending=[waits("j", "nlp", 1)]),
         VerdictCode.OVER_FAIR_SHARE,
         "Needs 1 GPU; none is free now. "
-        "With it, nlp would use 5, more than its fair share of 4, so no other project releases GPUs for it; "
-        "it starts when some are free.",
+        "nlp holds 4 of its fair share of 4; with this job it would hold 5, so no other project releases GPUs for "
+        "it. It starts when enough are free.",
     ),
 ]  # fmt: skip
 

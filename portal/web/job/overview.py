@@ -78,7 +78,7 @@ from portal.web.display.job_rows import (
     verdict_details,
 )
 from portal.web.job.failure import build_failure_summary
-from portal.web.job.fair_share_breakdown import fair_share_texts
+from portal.web.job.fair_share_breakdown import fair_share_texts, needed_milli
 from portal.web.job.forecast_display import build_forecast_display
 from portal.web.views import page, render_live
 
@@ -142,7 +142,9 @@ def overview_context(user: User, found: Job) -> dict[str, Any]:
     measured = measure_program(found)
     saved = last_checkpoint(last) if last and found.kind == JobKind.TRAINING.value else None
     waits_for = verdict if found.state == JobState.PENDING and not found.held else None
-    breakdowns = fair_share_texts(list_breakdowns(user, found)) if waits_for else []
+    breakdowns = (
+        fair_share_texts(list_breakdowns(user, found), needed_milli(found, waits_for)) if waits_for else []
+    )
     return context | {
         "phases": job_phases(row, last),
         "verdict": waits_for,

@@ -118,7 +118,7 @@ class FairShareBreakdown:
     pool: PoolId
     guaranteed_milli: int
     limit_milli: int | None
-    allocated_milli: int
+    allocated_milli: int  # held after the plan, without what stopping jobs release
     requested_milli: int  # held and requested, capped by its limit and by user limits
     fair_share_milli: float
     steps: tuple[ShareStep, ...] = ()
