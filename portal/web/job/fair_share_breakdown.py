@@ -54,18 +54,18 @@ class FairShareText:
         breakdown = self.source
         if then > breakdown.fair_share_milli:
             text = _(
-                "With the {needed} of this job it would hold {then}, more than its fair share of {share}, so no other "
-                "project releases GPUs for it. It starts when enough are free."
+                "With the {needed} of this job it would hold {then}, more than its fair share of {share}, so no "
+                "other project releases GPUs for it. It starts when enough are free."
             )
         elif then <= breakdown.guaranteed_milli:
             text = _(
-                "With the {needed} of this job it would hold {then}, within its guarantee of {guaranteed}, so the job "
-                "goes first and may reclaim borrowed GPUs."
+                "With the {needed} of this job it would hold {then}, within its guarantee of {guaranteed}, so the "
+                "job goes first and may reclaim borrowed GPUs."
             )
         else:
             text = _(
-                "With the {needed} of this job it would hold {then}, within its fair share of {share}, so the job may "
-                "reclaim borrowed GPUs."
+                "With the {needed} of this job it would hold {then}, within its fair share of {share}, so the job "
+                "may reclaim borrowed GPUs."
             )
         return text.format(
             needed=gpus(then - held),
