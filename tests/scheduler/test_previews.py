@@ -182,7 +182,7 @@ def test_request_without_forecast_gets_the_reason(dataset, engine) -> None:
     Job.objects.filter(state="RUNNING").update(preemptible=False)
     Quota.objects.filter(project=dataset["owed"]).update(guaranteed_milli=0, limit_milli=1000)
     answer = ask(dataset, gpus_per_task=2)
-    assert answer["interval"] is None and "could not start even after" in answer["interval_missing"]
+    assert answer["interval"] is None and "No start is known" in answer["interval_missing"]
     waiting = JobRequest(
         name="wanted", project=dataset["lent"], environment=dataset["batch"], command=["true"],
         dependencies=(Job.objects.get(name="long-run"),),
