@@ -28,7 +28,7 @@ from scheduler.core.session.cache import RequestVariant
 from scheduler.core.session.gang import Gang
 from scheduler.core.session.pool import PoolState
 from scheduler.core.shares.quota_ledger import AssumeReleased, ExceededQuota
-from scheduler.core.verdicts.alternatives import AlternativeSearch, request_key
+from scheduler.core.verdicts.alternatives import AlternativeSearch, request_key, shorter_limit
 from scheduler.core.verdicts.formatting import (
     equal_parts,
     format_closed_nodes,
@@ -350,13 +350,14 @@ class Explainer:
             f"Needs {format_request(job)}; enough is free now, but reserved for a larger job that starts at "
             f"{format_time(reservation.start_s)}. With a time limit that ends before then, it could start now."
         )
+        change = shorter_limit(self._now_s, reservation.start_s, stored_text("the larger job starts"))
         numbers = {**verdict.details, "reserved_from_s": reservation.start_s}
         return replace(
             verdict,
             code=VerdictCode.RESERVED_FOR_OTHER_JOB,
             message=message,
             details=numbers,
-            suggestion=None,
+            suggestion=change,
         )
 
     def victims_protected(self, job: PendingRow, until_s: float, reason: ClassReason) -> ClassReason:
