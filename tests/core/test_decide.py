@@ -709,7 +709,7 @@ OFFERED: dict[str, tuple[Snapshot, AlternativeKind, dict[str, object], str]] = {
             pending=[waits("j", "nlp", 6, launcher="torchrun", cpu_milli=6_000, memory_mib=6_144)],
         ),
         AlternativeKind.OTHER_SHAPE,
-        {"tasks": 2, "gpus_per_task": 3, "cpu_milli": 3_000, "memory_mib": 3_072},
+        {"tasks": 2, "gpus_per_task": 3, "cpu_milli": 3_000, "memory_mib": 4_096},
         "as 2 tasks of 3 GPUs each",
     ),
     "less CPU for each task": (

@@ -9,6 +9,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from portal.domain.feasibility import proportional_cpu_and_memory
 from portal.domain.formatting import format_duration
 from portal.domain.stored_texts import stored_text
 from scheduler.core.model.plan import Alternative, AlternativeKind
@@ -264,7 +265,8 @@ def shorter_limit(now_s: float, until_s: float, name: str) -> Alternative | None
 
     A tenth is left for the time until the change is made.
     """
-    limit_s = int(0.9 * (until_s - now_s)) // 60 * 60
+    limit_s = int(0.9 * (until_s - now_s))
+    limit_s -= limit_s % (1_800 if limit_s >= 7_200 else 60)
     if limit_s < MIN_LIMIT_S:
         return None
     how = stored_text(f"with a time limit of {format_duration(limit_s)}, which ends before {name}")
@@ -272,14 +274,7 @@ def shorter_limit(now_s: float, until_s: float, name: str) -> Alternative | None
 
 
 def amounts_for(job: PendingRow, count: int, of: int) -> dict[str, int]:
-    """Return the CPU and memory of a task for ``count`` of ``of`` parts of it, where they are less than now.
-
-    Whole cores and GiB, and no less than one of each, unless the job has less.
-    """
-    cpu_milli = max(min(job.cpu_milli, 1_000), job.cpu_milli * count // of // 1_000 * 1_000)
-    memory_mib = max(min(job.memory_mib, 1_024), job.memory_mib * count // of // 1_024 * 1_024)
-    amounts = {"cpu_milli": cpu_milli, "memory_mib": memory_mib}
-    return {name: amount for name, amount in amounts.items() if amount < getattr(job, name)}
+    return proportional_cpu_and_memory(job.cpu_milli, job.memory_mib, count, of)
 
 
 def request_key(job: PendingRow) -> tuple[object, ...]:
