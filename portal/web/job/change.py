@@ -164,6 +164,7 @@ def alternatives(request: HttpRequest, user: User, public_id: str) -> HttpRespon
 def apply_suggestion(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     """Make a suggested change of a waiting job; ``values`` are its fields as JSON."""
     job = get_job(user, public_id)
+    require_permission(user, Permission.CONTROL, job)
     with refusals_as_messages(request):
         try:
             values = json.loads(request.POST.get("values", "")[:1000])
