@@ -61,7 +61,7 @@ def dataset(monkeypatch):
     Quota.objects.create(project=owed, pool=pool, guaranteed_milli=4000)
     batch = factories.environment("batch", tool=False)
     for name, gpus in (("long-run", 2), ("short-run", 1)):
-        factories.job(other, allowed_folder, batch, name=name, gpus_per_task=gpus)
+        factories.job(other, allowed_folder, batch, name=name, gpus_per_task=gpus, time_limit_s=86_400)
     run_cycle("test", "me")
     now = timezone.now()
     for name, hours in (("long-run", 3), ("short-run", 1)):

@@ -168,6 +168,8 @@ class AlternativeSearch:
     def _with_fewer_gpus(self, job: PendingRow, places: list[dict[str, Any]]) -> Iterator[RequestVariant]:
         """Yield fewer GPUs with CPU and memory in proportion, most GPUs first, at each of ``places``."""
         most = job.gpus_per_task
+        if most < 2:
+            return
         probes = [
             RequestVariant(
                 AlternativeKind.FEWER_GPUS, {"gpus_per_task": 1, **amounts_for(job, 1, most), **place}, {}
