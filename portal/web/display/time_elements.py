@@ -46,4 +46,4 @@ def start_span_element(low: dt.datetime, high: dt.datetime, zone: dt.tzinfo, now
         return SafeString(f'<span class="fw-warn-t">{overdue}</span>')
     if low > now:
         return clock_span_element(low, high, zone, now)
-    return format_html(_("until {}"), clock_element(high, zone, now))
+    return format_html(_("by {}"), clock_element(high, zone, now))
