@@ -125,12 +125,17 @@ def build_parser() -> argparse.ArgumentParser:
     listing.add_argument("--limit", type=int, default=50, help="at most this many; default 50")
     for name, act, text in (
         ("status", status, "Show a job."),
-        ("why", why, "Say why a job is pending, and when it is expected to start."),
         ("spec", spec, "Print the request of a job as YAML, for run -f."),
         ("stop", stop, "Stop or cancel a job."),
         ("open", open_workspace, "Print the page on which a workspace opens in a browser."),
     ):
         add(name, act, text).add_argument("job", help="id of a job")
+    asking = add(
+        "why", why, "Say why a job is pending, when it is expected to start, and what starts it sooner."
+    )
+    asking.add_argument("job", help="id of a job")
+    asking.add_argument("--quick", action="store_true", help="without changes that start it sooner")
+    asking.add_argument("--apply", type=int, metavar="N", help="make the change of this number")
     exporting = add("export", export, "Print a job for another system.")
     exporting.add_argument("job", help="id of a job")
     exporting.add_argument("--kubernetes", action="store_true", required=True, help="as YAML for kubectl")
@@ -289,7 +294,30 @@ def why(server: Fairway, given: argparse.Namespace) -> int:
         shown["in 8 of 10 cases"] = f"{interval['p10_at']} to {interval['p90_at']}"
     elif data["state"] == "PENDING":
         shown["expected"] = data["interval_missing"] or "not calculated yet"
+    if data["state"] == "PENDING" and not given.quick:
+        found |= _start_alternatives(server, given, shown)
     return _print_fields(given, found, shown)
+
+
+def _start_alternatives(server: Fairway, given: argparse.Namespace, shown: dict[str, Any]) -> dict[str, Any]:
+    """Add the changes with which the job would start sooner, or why there are none; make the one of ``--apply``."""
+    try:
+        answer: dict[str, Any] = server.get(f"jobs/{given.job}/alternatives/")
+    except Refused as refused:  # such as for a reader who may not change it
+        shown["start sooner"] = str(refused)
+        return {}
+    changes = answer["alternatives"]
+    for number, each in enumerate(changes, start=1):
+        start = "now" if each["starts_now"] else f"at {each['interval']['p50_at']}"
+        shown[f"change {number}"] = f"{each['change']}: starts {start}"
+    if not changes and answer["reason"]:
+        shown["start sooner"] = answer["reason"]
+    if given.apply is not None:
+        if not 1 <= given.apply <= len(changes):
+            raise FairwayError(f"There is no change {given.apply}; the job has {len(changes)}.")
+        server.call("PATCH", f"jobs/{given.job}/", json.dumps(changes[given.apply - 1]["values"]))
+        shown["applied"] = changes[given.apply - 1]["change"]
+    return answer
 
 
 def spec(server: Fairway, given: argparse.Namespace) -> int:
@@ -348,26 +376,22 @@ def quota(server: Fairway, given: argparse.Namespace) -> int:
 def nodes(server: Fairway, given: argparse.Namespace) -> int:
     rows = list(server.list("nodes/", limit=200))
     for row in rows:
-        row["free_gpus"] = sum(gpu["used_milli"] == 0 for gpu in row["gpus"])
-        row["gpu_count"] = len(row["gpus"])
-    columns = ("name", "pool.name", "state", "reachable", "free_gpus", "gpu_count")
+        counts = row["gpu_counts"]
+        row["free_gpus"], row["held_gpus"], row["gpu_count"] = (
+            counts["free"], counts["held"], counts["total"],
+        )  # fmt: skip
+    columns = ("name", "pool.name", "state", "reachable", "free_gpus", "held_gpus", "gpu_count")
     return _print_rows(given, rows, columns)
 
 
 def free(server: Fairway, given: argparse.Namespace) -> int:
-    """Count the present, healthy GPUs of nodes that accept jobs."""
+    """Count the GPUs of each model, and those in the state free."""
     counts: dict[str, list[list[int]]] = defaultdict(list)
     for node in server.list("nodes/", limit=200):
-        if node["state"] != "ready" or not node["reachable"]:
-            continue
-        for model in {gpu["model"] for gpu in node["gpus"]}:
-            usable = [
-                gpu
-                for gpu in node["gpus"]
-                if gpu["model"] == model and gpu["present"] and gpu["health"] == "ok"
-            ]
-            unused = [gpu for gpu in usable if gpu["used_milli"] == 0 and not gpu["foreign_process_owner"]]
-            counts[model].append([len(unused), len(usable)])
+        present = [gpu for gpu in node["gpus"] if gpu["present"]]
+        for model in {gpu["model"] for gpu in present}:
+            states = [gpu["state"] for gpu in present if gpu["model"] == model]
+            counts[model].append([states.count("free"), len(states)])
     rows = [
         {
             "model": model,

@@ -127,6 +127,7 @@ def _preview(kind: str, body: dict[str, Any], inputs: DecisionInput) -> dict[str
     return preview_fields(answer, inputs) | {
         "interval": interval_fields(start.interval),
         "interval_missing": start.missing_reason,
+        **endless_fields(inputs.snapshot, request),
     }
 
 
@@ -268,6 +269,18 @@ def preview_fields(answer: RequestPreview, inputs: DecisionInput) -> dict[str, A
         "alternatives": [change_fields(change) for change in answer.alternatives],
         "victims": [victim_fields(eviction, inputs.snapshot) for eviction in answer.evictions],
     }
+
+
+def endless_fields(snapshot: Snapshot, request: PendingRow) -> dict[str, float]:
+    """Return the GPUs that jobs hold in the pools of a request, and those of jobs of which no end is known."""
+    held = endless = 0
+    for row in snapshot.running:
+        if row.pool in request.pools and not row.stopping:
+            milli = sum(share.milli for task in row.tasks for share in task.gpus)
+            held += milli
+            if row.time_limit_s is None and row.predicted_end_s is None:
+                endless += milli
+    return {"held_gpus": held / WHOLE_MILLI, "endless_gpus": endless / WHOLE_MILLI}
 
 
 def interval_fields(interval: StartInterval | None) -> dict[str, float] | None:

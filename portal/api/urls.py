@@ -83,6 +83,7 @@ V1: list[URLPattern | URLResolver] = [
     *notices.ROUTES,
     path("jobs/preview/", preview.JobPreviewView.as_view()),
     path("jobs/preview/alternatives/", preview.StartAlternativesView.as_view()),
+    path("jobs/<slug:job>/alternatives/", preview.JobAlternativesView.as_view()),
     path("jobs/", jobs.JobsView.as_view()),
     *job_lists.ROUTES,
     path("jobs/<slug:job>/", jobs.JobView.as_view()),

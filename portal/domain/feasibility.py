@@ -70,6 +70,17 @@ def matching_gpu_models(requested: str, models: Iterable[str]) -> list[str]:
     return []
 
 
+def proportional_cpu_and_memory(cpu_milli: int, memory_mib: int, count: int, of: int) -> dict[str, int]:
+    """Return the CPU and memory of a task for ``count`` of ``of`` parts of it, where they are less than now.
+
+    Whole cores and GiB, and no less than a core and 4 GiB, unless the task has less.
+    """
+    cpu_part = max(min(cpu_milli, 1_000), cpu_milli * count // of // 1_000 * 1_000)
+    memory_part = max(min(memory_mib, 4_096), memory_mib * count // of // 1_024 * 1_024)
+    found = {"cpu_milli": cpu_part} if cpu_part < cpu_milli else {}
+    return found | ({"memory_mib": memory_part} if memory_part < memory_mib else {})
+
+
 _values = attrgetter(*GpuConstraints._fields)
 
 

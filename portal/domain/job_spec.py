@@ -273,7 +273,7 @@ class JobSpec:
         1000,
         JobField(
             minimum=100, maximum=1_000_000, label="CPU cores for each task", form_name="cores",
-            form_factor=1000, nouns=("CPU core", "CPU cores"), affects_placement=True,
+            form_factor=1000, nouns=("CPU core", "CPU cores"), affects_placement=True, changeable="unstarted",
         ),
     )  # fmt: skip
     memory_mib: int = declare(
@@ -281,7 +281,7 @@ class JobSpec:
         JobField(
             minimum=32, maximum=64 * 1024 * 1024, unit="mib", label="Memory for each task, GiB",
             form_name="memory_gib", form_factor=1024, nouns=("GiB of memory", "GiB of memory"),
-            affects_placement=True,
+            affects_placement=True, changeable="unstarted",
         ),
     )  # fmt: skip
     shm_mib: int = declare(
@@ -363,7 +363,9 @@ class JobSpec:
             affects_placement=True, changeable="waiting",
         ),
     )  # fmt: skip
-    preemptible: bool = declare(True, JobField(label="Preemptible", affects_placement=True))
+    preemptible: bool = declare(
+        True, JobField(label="Preemptible", affects_placement=True, changeable="unstarted")
+    )
     time_limit_s: int | None = declare(
         None,
         JobField(

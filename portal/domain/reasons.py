@@ -42,7 +42,8 @@ NO_FORECAST_REASONS: dict[str, str] = {
 """Verdicts without a start forecast, and why."""
 FORECAST_WITHOUT_GPUS = "It requests no GPU, and forecasts predict only when GPUs become free."
 FORECAST_FINDS_NO_START = (
-    "It could not start even after all running jobs and jobs ahead have ended. The verdict states the reason."
+    "No start is known: jobs that hold or will take what it needs have no time limit and no predicted end, or it "
+    "could not start even after all of them have ended."
 )
 FORECAST_BEYOND_HORIZON = "Its start is further away than the forecast reaches."
 OTHER_FORECAST_REASONS = (FORECAST_WITHOUT_GPUS, FORECAST_FINDS_NO_START, FORECAST_BEYOND_HORIZON)

@@ -102,6 +102,20 @@ class GpuHealth(StrEnum):
     QUARANTINED = "quarantined"
 
 
+class GpuState(StrEnum):
+    """What a GPU that a node reports is to new jobs; the first that applies, so that each GPU has one state.
+
+    ``gpu_state`` of ``portal/selectors/nodes/gpu_states.py`` determines it for every page, REST and metric.
+    """
+
+    HELD = "held"  # by a job, in whole or in part, whatever the state of its node
+    UNREACHABLE = "unreachable"  # the node does not answer
+    UNHEALTHY = "unhealthy"  # lost, quarantined, or used by a program that belongs to no job
+    DRAINED = "drained"  # the node takes no new jobs: cordoned, drained, enrolling or quarantined
+    RESERVED = "reserved"  # the node is reserved now, for projects or for maintenance
+    FREE = "free"
+
+
 class RuntimeKind(StrEnum):
     PODMAN = "podman"
     DOCKER = "docker"

@@ -11,9 +11,16 @@ from django.db.models import Count, Max, Q, QuerySet
 
 from portal.domain.node_breaker import MAX_CLOCK_SKEW_S, BreakerState, IncidentKind
 from portal.domain.reasons import VerdictCode
-from portal.domain.states import LIVE_ATTEMPT_STATES, DesiredState, GpuHealth, JobState, NodeState
+from portal.domain.states import (
+    LIVE_ATTEMPT_STATES,
+    DesiredState,
+    GpuHealth,
+    GpuState,
+    JobState,
+    NodeState,
+)
 from portal.models import Attempt, Cycle, Gpu, Job, Node, NodePool, SchedulerCounters
-from portal.selectors.nodes.node_groups import ACCEPTS_WORK
+from portal.selectors.nodes.gpu_states import count_gpus_by
 from portal.selectors.scheduling.cycles import scheduler_alert
 from portal.selectors.scheduling.forecasts import ForecastAccuracy, forecast_accuracy
 from portal.valkey.sample_cache import CLUSTER_KEY, latest_frames
@@ -114,15 +121,9 @@ def _read_queue(found: ClusterMetrics, pools: Collection[str]) -> None:
 
 def _read_gpus(found: ClusterMetrics, pools: Collection[str]) -> None:
     gpus = Gpu.objects.exclude(node__state=NodeState.RETIRED.value)
-    for pool, held, free, every in _count_by_pool(
-        pools,
-        gpus.filter(present=True),
-        "node__pool__name",
-        held=Count("pk", filter=Q(used_milli__gt=0)),
-        free=Count("pk", filter=ACCEPTS_WORK & Q(used_milli=0)),
-        every=Count("pk"),
-    ):
-        found.gpus.update({(pool, "held"): held, (pool, "free"): free, (pool, "closed"): every - held - free})
+    for (name,), counts in count_gpus_by(gpus, "node__pool__name").items():
+        pool = name if name in pools else OTHER_POOLS
+        found.gpus.update({(pool, state.value): getattr(counts, state.value) for state in GpuState})
     # those that accept no work because of their health or a foreign process
     unhealthy = gpus.filter(~Q(health=GpuHealth.OK.value) | Q(present=True) & ~Q(foreign_process_owner=""))
     for pool, health, number in _count_by_pool(pools, unhealthy, "node__pool__name", "health"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode
@@ -33,6 +34,7 @@ from portal.selectors.scheduling.timeline import (
     next_lanes,
     node_lanes,
 )
+from portal.services.jobs.changes import applicable_suggestion
 from portal.visibility import NameVisibility, visibility_of
 from portal.web.display.formatting import format_date, time_zone
 from portal.web.display.formatting import gpus as gpus_word
@@ -113,6 +115,12 @@ class QueueRow:
         if self.job.held:
             return pgettext("state of a job", "Held")
         return _("New") if self.verdict is None else verdict_label(self.verdict.code)
+
+    @property
+    def suggestion_json(self) -> str:
+        """The suggested change of an own job as JSON; blank if it cannot be made in place."""
+        fields = applicable_suggestion(self.job, self.verdict) if self.mine else {}
+        return json.dumps(fields) if fields else ""
 
     @property
     def has_no_forecast(self) -> bool:

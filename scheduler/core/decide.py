@@ -22,7 +22,16 @@ from portal.domain.reasons import VerdictCode
 from scheduler.core.actions.allocate import AllocateAction
 from scheduler.core.actions.preemption import EVICTION_REASONS, EvictAction
 from scheduler.core.actions.scheduling_session import OrderedEviction, SchedulingSession
-from scheduler.core.model.plan import Eviction, JobPlacement, Plan, RequestPreview, TaskPlacement
+from scheduler.core.model.plan import (
+    Alternative,
+    AlternativeKind,
+    Eviction,
+    JobPlacement,
+    Plan,
+    RequestPreview,
+    TaskPlacement,
+    Verdict,
+)
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.snapshot import GpuShare, HeldSlots, JobId, PendingRow, Snapshot
 from scheduler.core.session.cache import DecisionCache
@@ -71,8 +80,21 @@ def preview_request(
         if start or waits_anyway
         else decision.explainer.alternative_search.alternatives(decision.row(request.job))
     )
+    if verdict is not None and verdict.code is VerdictCode.RESERVED_FOR_OTHER_JOB:
+        alternatives = _alternatives_of_reserved(verdict, alternatives)
     evictions = tuple(eviction for eviction in plan.evictions if eviction.for_job == request.job)
     return RequestPreview(start is not None, start, verdict, alternatives, evictions, plan)
+
+
+def _alternatives_of_reserved(
+    verdict: Verdict, alternatives: tuple[Alternative, ...]
+) -> tuple[Alternative, ...]:
+    """Return the shorter limit first. Other changes take no account of GPUs that are reserved for a gang."""
+    change = verdict.suggestion
+    if "reserved_until_s" not in verdict.details:
+        return () if change is None else (change,)
+    is_limit = change is not None and change.kind is AlternativeKind.SHORTER_LIMIT
+    return (change, *alternatives) if change is not None and is_limit else alternatives
 
 
 class _Decision:
@@ -94,16 +116,17 @@ class _Decision:
         """Run the steps and return the plan, with verdicts if ``explain`` is set."""
         self._session.classify_jobs(self.explainer.feasible_pools)
         self._session.compute_shares()
-        breakdowns = tuple(
-            breakdown
-            for pool_state in self._session.pool_states.values()
-            for breakdown in pool_state.share_breakdowns()
-        )
         self._allocate_action.restore_nominations()
         self._run_actions()
         if "stale_gangs" in self._session.policy.semantics.actions:
             self._evict_action.evict_stale_gangs()
         evictions = self._evictions()
+        # as of after the plan, as verdicts are: both say what a project holds
+        breakdowns = tuple(
+            breakdown
+            for pool_state in self._session.pool_states.values()
+            for breakdown in pool_state.share_breakdowns()
+        )
         verdicts = self.report(evictions).all() if explain else []
         return Plan(
             starts=self._placements(GangTaskState.ALLOCATED),

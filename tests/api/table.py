@@ -231,6 +231,7 @@ ROWS = [
         scope=BY_KIND,
     ),
     Row("jobs_change", "patch", "jobs/{job}/", CONTROLLERS, {"time_limit_s": 60}, scope=BY_KIND),
+    Row("jobs_alternatives", "get", "jobs/{job}/alternatives/", CONTROLLERS, scope=READ),
     Row(
         "jobs_preview_change",
         "post",

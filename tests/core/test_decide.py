@@ -368,8 +368,8 @@ SAID = [
                 pending=[waits("j", "nlp", 1)]),
         VerdictCode.OVER_FAIR_SHARE,
         "Needs 1 GPU; none is free now. "
-        "With it, nlp would use 5, more than its fair share of 4, so no other project releases GPUs for it; "
-        "it starts when some are free.",
+        "nlp holds 4 of its fair share of 4; with this job it would hold 5, so no other project releases GPUs for "
+        "it. It starts when enough are free.",
     ),
 ]  # fmt: skip
 
@@ -653,3 +653,94 @@ def test_a_plan_can_be_applied(snapshot: Snapshot) -> None:
     check_plan(snapshot, plan)
     again = decide(apply_plan(snapshot, plan), POLICY)
     assert (again.starts, again.evictions) == ((), ())
+
+
+OTHER = PoolRow(PoolId("other"), "other")
+ROOMY = {"cpu_milli": 64_000, "memory_mib": 65_536}
+"""What each of the jobs that ask for 8 GPUs below needs of CPU and memory."""
+OFFERED: dict[str, tuple[Snapshot, AlternativeKind, dict[str, object], str]] = {
+    "one GPU is free here, four in another pool": (
+        cluster(
+            [node("n1", 8), node("n2", 8, pool="other")], [NLP], pools=[PoolRow(MAIN, "main"), OTHER],
+            running=[runs("a", "nlp", ("n1", range(7)), preemptible=False),
+                     runs("b", "nlp", ("n2", range(4)), preemptible=False, pool=OTHER.id)],
+            pending=[waits("j", "nlp", 8, **ROOMY)],
+        ),
+        AlternativeKind.FEWER_GPUS,
+        {"gpus_per_task": 4, "cpu_milli": 32_000, "memory_mib": 32_768, "pool": "other"},
+        "with 4 GPUs instead of 8 and with 32 CPUs and 32 GiB of memory in the pool other",
+    ),
+    "CPU in proportion to fewer GPUs": (
+        cluster([node("n1", 8)], [NLP], running=[runs("a", "nlp", ("n1", range(7)), preemptible=False)],
+                pending=[waits("j", "nlp", 8, **ROOMY)]),
+        AlternativeKind.FEWER_GPUS,
+        {"gpus_per_task": 1, "cpu_milli": 8_000, "memory_mib": 8_192},
+        "with 1 GPU instead of 8 and with 8 CPUs and 8 GiB of memory",
+    ),
+    "less CPU": (
+        cluster([node("n1", 8, cpu_milli=64_000)], [NLP],
+                running=[runs("a", "nlp", ("n1", range(4)), preemptible=False)],
+                pending=[waits("j", "nlp", 4, cpu_milli=64_000)]),
+        AlternativeKind.FEWER_CPUS,
+        {"cpu_milli": 32_000},
+        "with 32 CPUs instead of 64",
+    ),
+    "less memory": (
+        cluster([node("n1", 8)], [NLP], running=[runs("a", "nlp", ("n1", range(4)), preemptible=False)],
+                pending=[waits("j", "nlp", 4, memory_mib=512_000)]),
+        AlternativeKind.FEWER_CPUS,
+        {"memory_mib": 250 * 1024},
+        "with 250 GiB of memory instead of 500 GiB",
+    ),
+    "another model with fewer GPUs": (
+        cluster([node("n1", 4), node("n2", 4, model="H100")], [NLP],
+                running=[runs("a", "nlp", ("n1", range(4)), preemptible=False),
+                         runs("b", "nlp", ("n2", range(2)), preemptible=False)],
+                pending=[waits("j", "nlp", 4, gpu_model="A100")]),
+        AlternativeKind.FEWER_GPUS,
+        {"gpus_per_task": 2, "gpu_model": "H100"},
+        "with H100 instead of A100 with 2 GPUs instead of 4",
+    ),
+    "more tasks of fewer GPUs": (
+        cluster(
+            [node("n1", 6), node("n2", 6)], [NLP],
+            running=[runs("a", "nlp", ("n1", range(3)), preemptible=False),
+                     runs("b", "nlp", ("n2", range(2)), preemptible=False)],
+            pending=[waits("j", "nlp", 6, launcher="torchrun", cpu_milli=6_000, memory_mib=6_144)],
+        ),
+        AlternativeKind.OTHER_SHAPE,
+        {"tasks": 2, "gpus_per_task": 3, "cpu_milli": 3_000, "memory_mib": 4_096},
+        "as 2 tasks of 3 GPUs each",
+    ),
+    "less CPU for each task": (
+        cluster([node("n1", 4), node("n2", 4)], [NLP],
+                running=[runs("a", "nlp", ("n1", range(4)), preemptible=False)],
+                pending=[waits("j", "nlp", 1, tasks=4, cpu_milli=32_000)]),
+        AlternativeKind.FEWER_CPUS,
+        {"cpu_milli": 16_000},
+        "with 16 CPUs instead of 32",
+    ),
+    "the start of an elastic job": (
+        cluster([node("n1", 4)], [NLP], running=[runs("a", "nlp", ("n1", range(2)), preemptible=False)],
+                pending=[waits("j", "nlp", 1, tasks=4, min_tasks=3)]),
+        AlternativeKind.FEWER_TASKS,
+        {"min_tasks": 2},
+        "with 2 tasks to start instead of 3",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("snapshot", "kind", "fields", "text"), OFFERED.values(), ids=OFFERED.keys())
+def test_a_change_that_starts_a_job_is_offered(
+    snapshot: Snapshot, kind: AlternativeKind, fields: dict[str, object], text: str
+) -> None:
+    """The changed request starts indeed: the same decision with it has no verdict for the job."""
+    change = verdict(decide(snapshot, POLICY), "j").suggestion
+    assert change is not None
+    assert (change.kind, change.fields, change.change) == (kind, fields, text)
+    (row,) = snapshot.pending
+    changed = dict(change.fields)
+    if pool := changed.pop("pool", None):
+        changed["pools"] = (pool,)
+    plan = decide(replace(snapshot, pending=(replace(row, **changed),)), POLICY)
+    assert [start.job for start in plan.starts] == ["j"]

@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from scheduler.core.decide import decide
 from scheduler.core.forecast.durations import DurationHistory, DurationKey
 from scheduler.core.forecast.queue_simulation import SIMULATION_RUNS
-from scheduler.core.forecast.start_times import EVICTION_S, QueueForecast, draw_quantiles, queue_pool_of
+from scheduler.core.forecast.start_times import (
+    EVICTION_S,
+    QueueForecast,
+    draw_quantiles,
+    has_forecast,
+    queue_pool_of,
+)
 from scheduler.core.model.apply_plan import apply_plan, requeued_row
 from scheduler.core.model.policy import Policy, SchedulingSemantics
 from scheduler.core.model.snapshot import (
@@ -30,6 +36,8 @@ from scheduler.core.model.snapshot import (
     ReservationRow,
     RunningRow,
     Snapshot,
+    TopologyConstraint,
+    TopologyRow,
 )
 from tests.core.cluster_builder import (
     MAIN,
@@ -82,7 +90,9 @@ def test_a_share_waits_for_a_gpu_that_its_own_project_shares() -> None:
     )
     ends_s = {theirs.job: NOW_S + 50.0, own.job: NOW_S + 90.0}
     for policy, start_s in ((KEEPS_ALL, 50.0), (replace(KEEPS_ALL, gpu_sharing_scope="any"), 0.0)):
-        plan = replace(decide(photo, replace(policy, semantics=SchedulingSemantics(actions=()))), starts=())
+        plan = replace(
+            decide(photo, replace(policy, semantics=SchedulingSemantics(actions=()))), starts=(), verdicts=()
+        )
         outlook = QueueForecast(photo, plan, MAIN, taught(), policy, known_ends_s=ends_s)
         assert outlook.median_starts_s([JobId("new")]) == {JobId("new"): start_s}
 
@@ -338,7 +348,7 @@ def test_a_forecast_includes_reclaims_once_a_project_is_within_its_share() -> No
                        pending=[asks("me", "poor", 2)])  # fmt: skip
     assert foreseen(snapshot, "me") == 5_000.0
     assert foreseen(snapshot, "me", Policy()) == 500.0
-    assert foreseen(snapshot, "me", Policy(preemption_delay_s=600.0)) == 5_000.0
+    assert foreseen(snapshot, "me", Policy(preemption_delay_s=600.0)) == 600.0
     protected = [replace(row, preemptible=False) for row in snapshot.running]
     assert foreseen(replace(snapshot, running=tuple(protected)), "me", Policy()) == 5_000.0
 
@@ -384,3 +394,84 @@ def all_foreseen(snapshot: Snapshot) -> list[dict[JobId, float]]:
         assert all(NOW_S + medians_s[row.job] >= (row.not_before_s or 0.0) for row in here)
         found.append(medians_s)
     return found
+
+
+P_ONLY = project("p")
+ENDLESS = runs("endless", "p", ("n0", [0, 1]))
+"""A running job without a time limit, of which nothing is known."""
+SHORT_S = 500.0
+SHORT = ends_in("short", "p", SHORT_S, ("n1", [0, 1]))
+BLOCKED: dict[str, tuple[Snapshot, float]] = {
+    # a snapshot with the job "me", and the earliest time at which a forecast may let it start
+    "its GPUs": (cluster([node("n0", 2)], [P_ONLY], running=[ENDLESS], pending=[waits("me", "p")]), math.inf),
+    "its CPUs": (
+        cluster([node("n0", 4, cpu_milli=2_000)], [P_ONLY], running=[ENDLESS],
+                pending=[waits("me", "p", cpu_milli=1_500)]),
+        math.inf,
+    ),
+    "the whole node": (
+        cluster([node("n0", 4)], [P_ONLY], running=[ENDLESS], pending=[waits("me", "p", 4)]), math.inf,
+    ),
+    "a limit": (
+        cluster([node("n0", 4)], [P_ONLY], [quota("p", limit=2)], running=[ENDLESS], pending=[waits("me", "p")]),
+        math.inf,
+    ),
+    "a drained node beside": (
+        cluster([node("n0", 2), node("n1", 2, schedulable=False)], [P_ONLY], running=[ENDLESS],
+                pending=[waits("me", "p")]),
+        math.inf,
+    ),
+    "an unreachable node beside": (
+        cluster([node("n0", 2), node("n1", 2, reachable=False)], [P_ONLY], running=[ENDLESS],
+                pending=[waits("me", "p")]),
+        math.inf,
+    ),
+    "a reserved node beside": (
+        replace(
+            cluster([node("n0", 2), node("n1", 2)], [P_ONLY, project("q")], running=[ENDLESS],
+                    pending=[waits("me", "p")]),
+            reservations=(
+                ReservationRow("r", "r", (NodeId("n1"),), (ProjectId("q"),), NOW_S - 60, NOW_S + 3600),
+            ),
+        ),
+        3600.0,
+    ),
+    "a waiting job ahead": (
+        cluster([node("n1", 2)], [P_ONLY], running=[SHORT],
+                pending=[waits("ahead", "p", 2, priority=90), waits("me", "p")]),
+        math.inf,
+    ),
+    "the place of a larger job": (
+        cluster([node("n0", 2), node("n1", 2)], [P_ONLY], running=[replace(SHORT, preemptible=False)],
+                pending=[waits("gang", "p", 2, tasks=2, age_s=1e5, priority=90, time_limit_s=60.0),
+                         waits("me", "p")]),
+        500.0,
+    ),
+    "one rack": (
+        replace(
+            cluster([node("n0", 2, labels=(("rack", "1"),)), node("n2", 2, labels=(("rack", "2"),)),
+                     node("n3", 2, labels=(("rack", "3"),))],
+                    [P_ONLY], running=[ENDLESS],
+                    pending=[waits("me", "p", 2, tasks=2, topology_constraint=TopologyConstraint("f", "rack"))]),
+            topologies=(TopologyRow("f", ("rack",)),),
+        ),
+        math.inf,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("known", [DurationHistory(), taught()], ids=["nothing known", "small jobs known"])
+@pytest.mark.parametrize(("snapshot", "earliest_s"), BLOCKED.values(), ids=BLOCKED.keys())
+def test_no_forecast_says_now_of_a_job_that_something_without_an_end_blocks(
+    snapshot: Snapshot, earliest_s: float, known: DurationHistory
+) -> None:
+    plan = decide(snapshot, Policy())
+    verdict = next(each for each in plan.verdicts if each.job == "me")
+    if not has_forecast(next(row for row in snapshot.pending if row.job == "me"), verdict):
+        return
+    pool = queue_pool_of(snapshot.pending[-1], verdict)
+    median_s = QueueForecast(snapshot, plan, pool, known, Policy()).median_starts_s([JobId("me")])[
+        JobId("me")
+    ]
+    waits_behind = known.learned_count and any(row.job == "ahead" for row in snapshot.pending)
+    assert median_s >= (SHORT_S if waits_behind else earliest_s), verdict

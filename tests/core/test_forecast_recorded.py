@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -16,20 +17,20 @@ from tests.core.cluster_builder import MAIN, NOW_S, cluster, node, project, runs
 NODES, GPUS, PROJECTS, WAITING = 24, 8, 5, 90
 
 
-RECORDED = {
+RECORDED: dict[int, list[int | None]] = {
     1: [
-         10011, 1877, 679, 1781, 1713, 420, 5217, 2521, 7667, 1651, 1582, 5405, 1, 1872, 595, 2162, 3634,
-         600, 333, 1132, 7018, 600, 600, 6088, 1, 4045, 600, 9418, 1, 3806, 6739, 12441, 2160, 1, 1, 1423,
-         1, 1527, 2171, 600, 1, 17204, 1921, 600, 2782, 5029, 3367, 1802, 16004, 1769, 2331, 1369, 600, 1,
-         6513, 13296, 3869, 836, 1171, 1, 364, 1626, 1187, 15406, 1118, 4368, 356, 1099, 600, 1131, 14602,
-         4640, 1, 3222, 7800, 14291, 3650, 1904,
+         13900, 3092, 1356, 2837, 2265, 420, 8091, 3473, 11069, 2170, 3187, 9879, 1, 3712, 595, 2493, 4210,
+         4041, 333, 1356, 9672, 715, 1118, 9955, 1, 5239, 1501, 13409, 1, 6584, 11724, 17410, 3459, 1, 1,
+         2130, 1, 1769, 5288, 787, 1, 19484, 2664, 1239, 4041, 6909, 5544, 3092, 18125, 3145, 3945, 1769,
+         1171, 1, 4111, 17600, 5325, 1397, 1283, 1, 364, 3729, 1187, 20028, 1792, 7409, 356, 2289, 1501,
+         3638, 21131, 7239, 1, 4634, 11496, 19590, 4867, 2363,
     ],
     2: [
-         2274, 600, 1121, 799, 1153, 5788, 565, 637, 787, 1161, 600, 1574, 12722, 2371, 15603, 1326, 1693,
-         260, 1, 6933, 3709, 1950, 561, 642, 3894, 975, 1, 12457, 473, 2057, 3204, 4852, 377, 16438, 2469,
-         565, 10928, 4598, 1, 3600, 10520, 9082, 945, 1095, 260, 9082, 1089, 7200, 16262, 1525, 2193, 2674,
-         1417, 839, 3109, 246, 457, 317, 771, 1240, 1596, 986, 4598, 2860, 1334, 2465, 1200, 3623, 1117,
-         9153,
+         2274, 633, 1121, 839, 2135, 7513, 565, 747, 878, 1387, 875, 1574, 12842, 2406, 17533, 1528, 1904,
+         260, 1, 7543, 3709, 2503, 561, 670, 4111, 1319, 1, 11970, 473, 2867, 3600, 6026, 377, 19509, 2498,
+         565, 9912, 4709, 1, 3541, 13218, 10369, 1025, 1322, 260, 8951, 1007, 7351, 18638, 1635, 2444, 3008,
+         1387, 839, 3477, 246, 457, 317, 799, 1417, 1759, 1119, 5353, 3168, 1334, 3178, 1141, 3823, 1232,
+         9376,
     ],
 }  # fmt: skip
 """By seed: median starts, in seconds, of the pending jobs."""
@@ -69,12 +70,13 @@ def taught(seed: int) -> DurationHistory:
     return durations
 
 
-def medians(seed: int) -> list[int]:
-    """Median start of each pending job, in whole seconds from now."""
+def medians(seed: int) -> list[int | None]:
+    """Median start of each pending job, in whole seconds from now; None behind jobs of which no end is known."""
     snapshot, policy = plain(seed), Policy()
     plan = decide(snapshot, policy)
     outlook = QueueForecast(snapshot, plan, MAIN, taught(seed), policy)
-    return [round(outlook.median_starts_s([verdict.job])[verdict.job]) for verdict in plan.verdicts]
+    starts_s = (outlook.median_starts_s([verdict.job])[verdict.job] for verdict in plan.verdicts)
+    return [None if start_s == math.inf else round(start_s) for start_s in starts_s]
 
 
 @pytest.mark.parametrize("seed", RECORDED)

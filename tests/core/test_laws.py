@@ -45,6 +45,27 @@ def nothing_that_fits_is_said_not_to_fit(snapshot: Snapshot) -> None:
         assert verdict.message.endswith(".")
 
 
+def verdicts_and_breakdowns_have_the_same_numbers(snapshot: Snapshot) -> None:
+    """What a project holds and its share; a job over it is said to be so by both, and no other one."""
+    plan = decide(snapshot, POLICY)
+    breakdowns = {(each.project, each.pool): each for each in plan.share_breakdowns}
+    parents = {row.parent for row in snapshot.projects}
+    projects = {row.job: row.project for row in snapshot.pending}
+    for verdict in plan.verdicts:
+        details = verdict.details
+        if "fair_share_gpus" not in details:
+            continue
+        project = str(details.get("project") or projects[verdict.job])
+        if project in parents:  # the verdict names the jobs of the project itself apart from those below it
+            continue
+        breakdown = breakdowns[project, details["pool"]]
+        assert details["used_gpus"] == breakdown.allocated_milli / 1000, verdict
+        assert details["fair_share_gpus"] == breakdown.fair_share_milli / 1000, verdict
+        over = details["used_gpus"] + details["needed_gpus"] > details["fair_share_gpus"]
+        if verdict.code is VerdictCode.OVER_FAIR_SHARE:
+            assert over and "with this job it would hold" in verdict.message, verdict
+
+
 def no_start_passes_what_one_person_may_hold(snapshot: Snapshot) -> None:
     """Counted here anew, from rows alone: people hold through a project what they hold in all below it."""
     plan = decide(snapshot, POLICY)
@@ -212,6 +233,7 @@ def shares_of_a_gpu_are_of_one_project(snapshot: Snapshot) -> None:
 LAWS: list[Callable[[Snapshot], None]] = [
     every_plan_obeys_the_laws,
     nothing_that_fits_is_said_not_to_fit,
+    verdicts_and_breakdowns_have_the_same_numbers,
     no_start_passes_what_one_person_may_hold,
     a_person_who_holds_too_much_is_told_so,
     nobody_starts_or_takes_part_before_its_turn_can_come,

@@ -32,6 +32,7 @@ def dataset():
 
 
 def submit(dataset, **fields) -> Job:
+    fields.setdefault("time_limit_s", 86_400)  # without a limit and without similar jobs it has no known end
     return factories.job(dataset["owner"], dataset["project"], dataset["environment"], **fields)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -12,9 +13,12 @@ from typing import Any
 import pytest
 from django.conf import settings
 from django.db import connections, transaction
+from django.test import Client
+from django.urls import reverse
 from django.utils import timezone
 from redis import Redis
 
+from portal.domain.states import JobState
 from portal.engine_client import HEARTBEAT_KEY, HEARTBEAT_TTL_S
 from portal.models import Attempt, AttemptProgress, EngineQuery, Job, Node, NodePool
 from portal.selectors.jobs.progress import job_scaling_fingerprint
@@ -24,6 +28,7 @@ from portal.services.jobs.submission import JobRequest
 from portal.services.lifecycle import job_control
 from portal.services.lifecycle.job_control import RankPlacement
 from scheduler import what_if
+from scheduler.cycle import run_cycle
 from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -138,8 +143,8 @@ def test_a_shorter_limit_starts_now_by_backfill(cluster) -> None:
     )
     found = alternatives_of(cluster, gpus_per_task=8, time_limit_s=24 * HOUR_S)
     shorter = found["shorter_limit"]
-    assert shorter.starts_now and shorter.fields == {"time_limit_s": 4 * HOUR_S}
-    assert shorter.change == "with a time limit of 4 h instead of 1 d"
+    assert shorter.starts_now and shorter.fields == {"time_limit_s": 5 * HOUR_S}
+    assert shorter.change == "with a time limit of 5 h, which ends before the larger job starts"
 
 
 def test_two_nodes_with_the_measured_slowdown(cluster) -> None:
@@ -173,3 +178,81 @@ def test_without_a_scheduler_there_are_no_alternatives(cluster) -> None:
         name="asked", project=cluster["project"], environment=cluster["environment"], gpus_per_task=8
     )
     assert list_start_alternatives(cluster["owner"], request) == []
+
+
+def endless(cluster: dict[str, Any], node: Node, gpus: slice) -> None:
+    """A running job without a time limit, of which nothing is known."""
+    job = run(cluster, node, gpus, HOUR_S)
+    Job.objects.filter(pk=job.pk).update(time_limit_s=None)
+
+
+@pytest.fixture
+def waiting(cluster: dict[str, Any]) -> Job:
+    """A job that asks for 8 GPUs and 56 of 64 CPUs: one GPU is free in its pool, four in another one."""
+    first, second = cluster["nodes"]
+    other = factories.pool("other")
+    elsewhere = factories.node(other, gpus=8, cpu_milli=64_000, memory_mib=1 << 18)
+    endless(cluster, first, slice(0, 7))
+    endless(cluster, second, slice(0, 8))
+    held = {**cluster, "pool": other}
+    endless(held, elsewhere, slice(0, 4))
+    return factories.job(
+        cluster["owner"], cluster["project"], cluster["environment"], pool=cluster["pool"],
+        gpus_per_task=8, cpu_milli=56_000, memory_mib=1 << 17,
+    )  # fmt: skip
+
+
+def test_a_waiting_job_is_offered_what_starts_it_and_takes_it_with_one_click(
+    cluster: dict[str, Any], waiting: Job, client: Client
+) -> None:
+    client.force_login(cluster["owner"])
+    with scheduler_answers():
+        body = client.get(f"/api/v1/jobs/{waiting.public_id}/alternatives/").json()
+        page = client.get(reverse("job-alternatives", args=[waiting.public_id])).content.decode()
+    offered = {each["change"]: each for each in body["alternatives"]}
+    assert body["reason"] == "" and all(each["starts_now"] for each in offered.values())
+    there = next(each for each in offered.values() if each["values"].get("pool"))
+    assert there["values"]["gpus_per_task"] == 4 and there["values"]["cpu_milli"] == 28_000
+    here = next(
+        each for each in offered.values() if each["kind"] == "fewer_gpus" and "pool" not in each["values"]
+    )
+    assert here["values"]["gpus_per_task"] == 1
+    assert "in the pool other" in page and "It would start now." in page
+    posted = {"version": waiting.version, "values": json.dumps(there["values"])}
+    assert client.post(reverse("job-apply-suggestion", args=[waiting.public_id]), posted).status_code == 302
+    waiting.refresh_from_db()
+    assert (waiting.gpus_per_task, waiting.cpu_milli, waiting.pool.name) == (4, 28_000, "other")
+    run_cycle("test", "me")
+    waiting.refresh_from_db()
+    assert waiting.state == JobState.RUNNING.value
+
+
+def test_without_any_change_that_helps_the_page_says_why(cluster: dict[str, Any], client: Client) -> None:
+    for node in cluster["nodes"]:
+        endless(cluster, node, slice(0, 8))
+    job = factories.job(cluster["owner"], cluster["project"], cluster["environment"], gpus_per_task=2)
+    client.force_login(cluster["owner"])
+    with scheduler_answers():
+        body = client.get(f"/api/v1/jobs/{job.public_id}/alternatives/").json()
+        page = client.get(reverse("job-alternatives", args=[job.public_id])).content.decode()
+    assert body["alternatives"] == []
+    assert "16 of the 16 GPUs that jobs hold there are held by jobs without a time limit" in body["reason"]
+    assert "without a time limit and without a predicted end" in page and "Apply" not in page
+
+
+@pytest.mark.parametrize(
+    "values", ['{"priority": 99}', '{"gpus_per_task": "4"}', '{"gpus_per_task": true}', '{"pool": "none"}', "[]", "x"]
+)  # fmt: skip
+def test_only_changes_of_the_kind_that_is_suggested_are_made(
+    cluster: dict[str, Any], client: Client, values: str
+) -> None:
+    job = factories.job(cluster["owner"], cluster["project"], cluster["environment"], gpus_per_task=2)
+    client.force_login(cluster["owner"])
+    posted, priority = {"version": job.version, "values": values}, job.priority
+    assert client.post(reverse("job-apply-suggestion", args=[job.public_id]), posted).status_code in (
+        302,
+        400,
+        422,
+    )
+    job.refresh_from_db()
+    assert (job.version, job.gpus_per_task, job.priority) == (posted["version"], 2, priority)

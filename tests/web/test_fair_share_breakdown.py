@@ -47,7 +47,24 @@ def test_the_steps_of_a_real_cycle_add_up(waiting) -> None:
     own = fair_share_texts(receipts)[0]
     assert own.steps[0].explanation == "1 guaranteed, of which it can use 1"
     assert any(line.name == "Round 1" and "weight 1" in line.explanation for line in own.steps)
-    assert "goes first" in own.conclusion or "go first" in own.conclusion
+    assert own.conclusion == (
+        "Jobs with up to 2\u00a0GPUs stay within its share and may reclaim borrowed GPUs. "
+        "Those within its guarantee of 1 go first."
+    )
+
+
+def test_the_verdict_and_the_breakdown_say_the_same(waiting) -> None:
+    """A project below its share, whose job would take it over: both say so, with what it holds and would hold."""
+    client = Client()
+    client.force_login(waiting.owner)
+    body = client.get(f"/api/v1/jobs/{waiting.public_id}/").json()
+    assert body["verdict"]["code"] == "over_fair_share"
+    assert "lab holds 0 of its fair share of 2; with this job it would hold 4" in body["verdict"]["message"]
+    page = client.get(reverse("job", args=[waiting.public_id])).content.decode()
+    text = " ".join(page.replace("\u00a0", " ").split())
+    assert "Holds 0 and requests 4 in total" in text
+    assert "With the 4 GPUs of this job it would hold 4, more than its fair share of 2" in text
+    assert "may start more" not in text and "go first" not in text and "goes first" not in text
 
 
 def test_parent_projects_are_shown_only_to_those_who_may_see_them(waiting) -> None:

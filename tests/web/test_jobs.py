@@ -609,7 +609,7 @@ def test_a_waiting_job_shows_its_start_interval_and_reliability(dataset, client_
         ("unsatisfiable", True, "No forecast", "This cluster cannot satisfy its request."),
         ("volume_unavailable", True, "No forecast", "The node of its home volume accepts no jobs"),
         ("dependency", False, "After its dependencies", "is predicted after its dependencies have ended"),
-        ("project_limit", True, "No forecast", "It could not start even after"),
+        ("project_limit", True, "No forecast", "No start is known"),
         ("project_limit", False, "No estimate yet", "too few of them have ended so far"),
     ],
 )

@@ -28,13 +28,16 @@ class NodesByFree(ResponseSerializer):
 
 
 class GpuModelCapacity(ResponseSerializer):
-    """A GPU model. Cordoned nodes and those reserved for others do not count as free."""
+    """A GPU model. GPUs in the state free, and those reserved for you, count as free."""
 
     model = serializers.CharField()
     memory_mib = serializers.IntegerField()
     total = serializers.IntegerField()
     free = serializers.IntegerField(help_text="GPUs that you could get now, within your quotas.")
     largest_free = serializers.IntegerField(help_text="The most of them on one node.")
+    reserved_for_user = serializers.IntegerField(
+        help_text="Those that are reserved for your projects, within your quotas or beyond."
+    )
     beyond_quota = serializers.IntegerField(help_text="Free GPUs that only your quotas keep from you.")
     nodes_by_free = NodesByFree(many=True, help_text="Nodes by free GPUs, without regard to quotas.")
 

@@ -17,6 +17,7 @@ from portal.api.framework.request_parsing import QueryBooleanField, StrictCharFi
 from portal.api.framework.responses import ResponseSerializer
 from portal.api.framework.views import ListQuery, SignedInView, operation
 from portal.api.serializers import cluster as representations
+from portal.domain.states import GpuState
 from portal.errors import NotFound
 from portal.models import Gpu, Node, User
 from portal.selectors.lookup import get_by_key
@@ -49,8 +50,9 @@ class GpusQuery(ListQuery):
     pool = StrictCharField(required=False, max_length=63, help_text="Id or name.")
     node = StrictCharField(required=False, max_length=63, help_text="Id or name.")
     model = StrictCharField(required=False, max_length=100)
+    state = serializers.ChoiceField(representations.GPU_STATES, required=False)
     free = QueryBooleanField(
-        required=False, default=None, help_text="true: without tasks; false: with tasks."
+        required=False, default=None, help_text="true: in the state free; false: in another one."
     )
 
 
@@ -66,7 +68,7 @@ def represent_gpus(user: User, gpus: list[Gpu]) -> list[dict[str, Any]]:
 
 
 def get_gpu(user: User, uuid: str) -> Gpu:
-    row = list_gpus(user).filter(uuid=uuid).first()
+    row: Gpu | None = list_gpus(user).filter(uuid=uuid).first()
     if row is None:
         raise NotFound("There is no such GPU.")
     return row
@@ -136,8 +138,11 @@ class GpusView(SignedInView):
                 rows = rows.filter(Q(**{f"{column}__public_id": key}) | Q(**{f"{column}__name": key}))
         if "model" in self.query:
             rows = rows.filter(model=self.query["model"])
+        if "state" in self.query:
+            rows = rows.filter(present=True, state=self.query["state"])
         if self.query["free"] is not None:
-            rows = rows.filter(used_milli=0) if self.query["free"] else rows.filter(used_milli__gt=0)
+            is_free = Q(present=True, state=GpuState.FREE.value)
+            rows = rows.filter(is_free) if self.query["free"] else rows.exclude(is_free)
         return self.paginated_batch(rows, partial(represent_gpus, self.user), OLDEST)
 
 

@@ -27,6 +27,7 @@ from portal.domain.states import NodeState
 from portal.errors import NotFound
 from portal.models import AgentRollout, Gpu, Node, NodeOperation, User
 from portal.selectors.lookup import get_by_key
+from portal.selectors.nodes.gpu_states import with_state
 from portal.selectors.nodes.nodes import get_nodes_by_id, list_nodes
 from portal.services.accounts.tokens import Scope
 from portal.services.nodes.gang_fabric import do_set_interface
@@ -90,7 +91,7 @@ def _represent_operation(user: User, node: Node, started: NodeOperation) -> dict
 
 
 def _represent_gpu(user: User, gpu: Gpu, _result: object) -> dict[str, Any]:
-    return represent_gpus(user, [Gpu.objects.select_related("node__pool").get(pk=gpu.pk)])[0]
+    return represent_gpus(user, [with_state(Gpu.objects.select_related("node__pool")).get(pk=gpu.pk)])[0]
 
 
 _change = partial(

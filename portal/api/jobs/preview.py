@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 from django.http import HttpResponse
@@ -16,16 +17,18 @@ from portal.api.serializers.effects import PreviewVictim
 from portal.api.serializers.progress import CheaperSize, LauncherRate, ScalePoint
 from portal.domain.scaling import cheaper_size
 from portal.models import User
-from portal.selectors.jobs.jobs import visible_job_ids
+from portal.selectors.jobs.jobs import get_job, visible_job_ids
 from portal.selectors.jobs.preemption_preview import (
     preemption_candidates,
     total_lost_gpu_seconds,
 )
 from portal.selectors.jobs.progress import measure_program
 from portal.services.accounts.tokens import Scope
+from portal.services.jobs.changes import job_start_alternatives
 from portal.services.jobs.launching import preview_ranks
 from portal.services.jobs.right_size import right_size_advice
-from portal.services.jobs.start_alternatives import StartTimes, list_start_alternatives
+from portal.services.jobs.start_alternatives import StartAlternatives as FoundAlternatives
+from portal.services.jobs.start_alternatives import StartTimes, find_start_alternatives, json_fields
 from portal.services.jobs.submission import JobRequest, preview_start, validate_request
 from portal.valkey import rate_limits
 
@@ -125,6 +128,9 @@ class StartAlternatives(ResponseSerializer):
         many=True,
         help_text="Soonest first; empty if it would start now, if no change helps, or without the scheduler.",
     )
+    reason = serializers.CharField(
+        allow_blank=True, help_text="Why there are none; blank if there are, or if it would start now."
+    )
 
 
 class JobPreviewView(SignedInView):
@@ -188,5 +194,31 @@ class StartAlternativesView(SignedInView):
     def post(self, request: Request) -> HttpResponse:
         wanted = build_job_request(self.user, self.raw_body, JobPreviewBody)
         validate_request(self.user, wanted)
-        found = list_start_alternatives(self.user, wanted)
-        return self.json_response(StartAlternatives.compose(alternatives=found))
+        return self.json_response(represent_alternatives(find_start_alternatives(self.user, wanted)))
+
+
+def represent_alternatives(found: FoundAlternatives) -> dict[str, Any]:
+    rows = [
+        SimpleNamespace(
+            kind=each.kind, change=each.change, fields=json_fields(each), starts_now=each.starts_now,
+            interval=each.interval, speed_percent=each.speed_percent,
+        )
+        for each in found.alternatives
+    ]  # fmt: skip
+    return StartAlternatives.compose(alternatives=rows, reason=found.reason)
+
+
+class JobAlternativesView(SignedInView):
+    @operation(
+        "jobs_alternatives",
+        "Changes with which a waiting job would start sooner",
+        tag="jobs",
+        scope=Scope.READ,
+        response=StartAlternatives,
+        rate=rate_limits.START_ALTERNATIVES,
+        detail="Each can be made by `PATCH jobs/{id}/` with its `values`. Each has its own forecast, so the answer "
+        "takes up to four seconds.",
+    )
+    def get(self, request: Request, job: str) -> HttpResponse:
+        row = get_job(self.user, job)
+        return self.json_response(represent_alternatives(job_start_alternatives(self.user, row)))

@@ -52,9 +52,7 @@ class DatabaseMetricsCollector(Collector):
         yield from self._cycles()
         yield _gauges("fairway_queue_jobs", "Pending jobs.", ["pool", "verdict"], found.queue)
         yield _gauges("fairway_running_jobs", "Jobs that hold resources.", ["pool"], found.running)
-        yield _gauges(
-            "fairway_gpus", "GPUs: allocated, free, or closed to new work.", ["pool", "state"], found.gpus
-        )
+        yield _gauges("fairway_gpus", "GPUs by their state for new jobs.", ["pool", "state"], found.gpus)
         yield _gauges("fairway_nodes", "Reachable and unreachable nodes.", ["link"], found.nodes)
         yield _gauges(
             "fairway_gpus_unhealthy",

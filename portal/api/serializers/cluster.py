@@ -7,6 +7,7 @@ its nodes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,7 +18,7 @@ from portal.api.framework.responses import ResponseSerializer
 from portal.api.serializers.references import Reference
 from portal.domain.node_breaker import BreakerState, IncidentKind
 from portal.domain.node_operations import OperationKind, RolloutStatus
-from portal.domain.states import GpuHealth, NodeState, RuntimeKind
+from portal.domain.states import GpuHealth, GpuState, NodeState, RuntimeKind
 from portal.models import AgentRollout as AgentRolloutRow
 from portal.models import Gpu as GpuRow
 from portal.models import Node as NodeRow
@@ -26,11 +27,31 @@ from portal.models import Project as ProjectRow
 from portal.models import Topology as TopologyRow
 from portal.selectors.environments import nodes_by_pin
 from portal.selectors.nodes.agent_version import has_newer_agent_for
+from portal.selectors.nodes.gpu_states import GpuCounts
 
 HEALTH = [word.value for word in GpuHealth]
+GPU_STATES = [word.value for word in GpuState]
 NODE_STATES = [word.value for word in NodeState]
 Holders = Mapping[int, list[str]]
 RUNTIMES = [word.value for word in RuntimeKind]
+
+
+class GpuCountsDetail(ResponseSerializer):
+    """Numbers of GPUs by state; each GPU is in one, the first that applies."""
+
+    total = serializers.IntegerField(help_text="All that the last hello of a node listed.")
+    held = serializers.IntegerField(help_text="Held by jobs, in whole or in part.")
+    unreachable = serializers.IntegerField(help_text="Their node does not answer.")
+    unhealthy = serializers.IntegerField(
+        help_text="Lost, quarantined, or used by a program that belongs to no job."
+    )
+    drained = serializers.IntegerField(
+        help_text="Their node takes no new jobs: cordoned, drained, enrolling or quarantined."
+    )
+    reserved = serializers.IntegerField(
+        help_text="Their node is reserved now, for projects or for maintenance."
+    )
+    free = serializers.IntegerField(help_text="A job can start on them now.")
 
 
 class GpuSummary(ResponseSerializer):
@@ -46,6 +67,9 @@ class GpuSummary(ResponseSerializer):
         allow_blank=True, help_text="Reason of its health; for a healthy GPU, a warning."
     )
     present = serializers.BooleanField(help_text="Whether the last hello of the node listed it.")
+    state = serializers.ChoiceField(
+        GPU_STATES, allow_null=True, help_text="As in `gpu_counts` of its node; null if not present."
+    )
     foreign_process_owner = serializers.CharField(
         allow_blank=True,
         help_text="Owner of a foreign process on the GPU; no task is placed on it meanwhile.",
@@ -71,6 +95,10 @@ class GpuSummary(ResponseSerializer):
     jobs = serializers.ListField(child=serializers.CharField(), help_text="Visible jobs on it.")
 
     @staticmethod
+    def get_state(row: GpuRow, holders: Holders) -> str | None:
+        return str(getattr(row, "state")) if row.present else None  # noqa: B009 - an annotation
+
+    @staticmethod
     def get_jobs(row: GpuRow, holders: Holders) -> list[str]:
         return holders.get(row.pk, [])
 
@@ -87,7 +115,8 @@ class Pool(Reference):
 
     engine = serializers.CharField()
     nodes = serializers.IntegerField(source="node_count")
-    gpus = serializers.IntegerField(source="gpu_count")
+    gpus = serializers.IntegerField()
+    gpu_counts = GpuCountsDetail()
     used_milli = serializers.IntegerField()
     gpu_models = serializers.ListField(child=serializers.CharField())
     allow_host_network = serializers.BooleanField(help_text="Gangs may use the host network of its nodes.")
@@ -104,8 +133,20 @@ class Pool(Reference):
     )
 
     @staticmethod
+    def get_gpus(row: Any, context: None) -> int:
+        return _pool_counts(row).total
+
+    @staticmethod
+    def get_gpu_counts(row: Any, context: None) -> GpuCounts:
+        return _pool_counts(row)
+
+    @staticmethod
     def get_gpu_models(row: Any, context: None) -> list[str]:
         return sorted(row.gpu_models or [])
+
+
+def _pool_counts(row: Any) -> GpuCounts:
+    return GpuCounts(**(row.gpus_by_state or {}))
 
 
 class NodeLink(ResponseSerializer):
@@ -180,7 +221,12 @@ class Node(Reference):
     version_warnings = serializers.ListField(
         child=serializers.CharField(), help_text="A message for each program whose version is too old."
     )
+    gpu_counts = GpuCountsDetail()
     gpus = GpuSummary(many=True)
+
+    @staticmethod
+    def get_gpu_counts(row: NodeRow, holders: Holders) -> GpuCounts:
+        return GpuCounts(**Counter(str(getattr(gpu, "state")) for gpu in row.gpus.all() if gpu.present))  # noqa: B009
 
     @staticmethod
     def get_agent_program(row: NodeRow, holders: Holders) -> str | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple
 
-from django.db.models import Case, Count, Q, QuerySet, Sum, Value, When, Window
+from django.db.models import Case, Count, IntegerField, Q, QuerySet, Sum, Value, When, Window
 from django.db.models.functions import Coalesce, RowNumber
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -25,7 +26,7 @@ from portal.selectors.nodes.cluster_overview import (
     build_square,
     gpu_display_rows,
 )
-from portal.selectors.nodes.node_groups import accepts_work
+from portal.selectors.nodes.gpu_states import GpuCounts, count_gpus
 from portal.visibility import HIDDEN_PROJECT_NAME, visibility_of
 
 
@@ -63,7 +64,10 @@ class NodeBox:
     gpus: list[GpuDisplayRow] = field(default_factory=list)
     unhealthy: list[GpuDisplayRow] = field(default_factory=list)
     """GPUs that are lost, quarantined, have a warning or run a foreign process."""
-    free: int = 0
+
+    @cached_property
+    def counts(self) -> GpuCounts:
+        return GpuCounts(**Counter(gpu.state for gpu in self.gpus))
 
     @cached_property
     def squares(self) -> list[GpuSquare]:
@@ -107,17 +111,20 @@ class NodeBox:
     @cached_property
     def _state(self) -> tuple[str, str]:
         """Icon and label."""
-        node, lost = self.node, sum(gpu.health != _HEALTHY for gpu in self.gpus)
+        node, health = self.node, Counter(gpu.health for gpu in self.gpus)
         if not node.reachable:
             enrolling = node.state == NodeState.ENROLLING.value
             return "unreachable", _("Not connected yet") if enrolling else _("Unreachable")
-        if lost:
+        if lost := health[GpuHealth.LOST.value]:
             return "failed", ngettext("{count} GPU lost", "{count} GPUs lost", lost).format(count=lost)
+        if quarantined := health[GpuHealth.QUARANTINED.value]:
+            text = ngettext("{count} GPU quarantined", "{count} GPUs quarantined", quarantined)
+            return "failed", text.format(count=quarantined)
         if node.state != NodeState.READY.value:
             return "stopped", _(node.state.capitalize())
         if node.breaker_state != _BREAKER_HEALTHY:
-            quarantined = node.breaker_state == BreakerState.QUARANTINED.value
-            return "warning", _("Quarantined") if quarantined else _("On probation")
+            in_quarantine = node.breaker_state == BreakerState.QUARANTINED.value
+            return "warning", _("Quarantined") if in_quarantine else _("On probation")
         return ("simulated", _("Simulated")) if node.simulated else ("done", _("Healthy"))
 
     @property
@@ -139,22 +146,16 @@ class NodeBox:
             if held
             else _("{node}: {gpus} GPUs, {free} free")
         )
-        return text.format(node=self.node.name, gpus=len(self.gpus), free=self.free, held=held)
+        return text.format(node=self.node.name, gpus=len(self.gpus), free=self.counts.free, held=held)
 
 
 @dataclass(frozen=True)
 class ClusterTotals:
-    """Counts of the nodes that match, and of their GPUs.
-
-    ``free`` GPUs accept work now; ``held`` ones are healthy and have a job. ``outdated`` nodes answer and run an
-    older agent.
-    """
+    """Counts of the nodes that match, and of their GPUs. ``outdated`` nodes answer and run an older agent."""
 
     nodes: int
-    gpus: int
-    free: int
-    held: int
     outdated: int
+    gpus: GpuCounts
 
 
 def matching_nodes(requester: Requester, search: str) -> QuerySet[Node]:
@@ -178,36 +179,16 @@ def matching_nodes(requester: Requester, search: str) -> QuerySet[Node]:
 
 
 def cluster_totals(nodes: QuerySet[Node]) -> ClusterTotals:
-    """Return the totals of these nodes, in one query."""
-    allocated = Allocation.objects.filter(ended_at__isnull=True).values("gpu_id")
-    has_job = Q(gpus__used_milli__gt=0) | Q(gpus__in=allocated)
-    present = Q(gpus__present=True)
+    """Return the totals of these nodes, in two queries."""
     old_agent = Case(
         When(Q(reachable=False) | Q(agent_info={}), then=0),
         When(agent_info__agent_digest=bundled_agent_digest(), then=0),
         default=1,
+        output_field=IntegerField(),
     )
-    of_nodes = {
-        "node_gpus": Count("gpus", filter=present),
-        "node_free": Count(
-            "gpus", filter=present & Q(gpus__used_milli=0) & accepts_work(gpu="gpus__", node="")
-        ),
-        "node_held": Count("gpus", filter=present & Q(gpus__health=_HEALTHY) & has_job),
-        "node_outdated": old_agent if bundled_agent_digest() else Value(0),
-    }
-    sums = (
-        nodes.order_by()
-        .values("pk")
-        .annotate(**of_nodes)
-        .aggregate(
-            nodes=Count("pk"),
-            gpus=Coalesce(Sum("node_gpus"), 0),
-            free=Coalesce(Sum("node_free"), 0),
-            held=Coalesce(Sum("node_held"), 0),
-            outdated=Coalesce(Sum("node_outdated"), 0),
-        )
-    )
-    return ClusterTotals(**sums)
+    outdated = old_agent if bundled_agent_digest() else Value(0)
+    sums = nodes.order_by().aggregate(nodes=Count("pk"), outdated=Coalesce(Sum(outdated), 0))
+    return ClusterTotals(**sums, gpus=count_gpus(Gpu.objects.filter(node__in=nodes.order_by())))
 
 
 def map_boxes(
@@ -243,14 +224,11 @@ def node_boxes(requester: Requester, nodes: Sequence[Node]) -> list[NodeBox]:
     """Return these nodes, whose pools are joined, in two queries plus permissions."""
     holders = _gpu_holders(requester, nodes)
     boxes = {node.pk: NodeBox(node, holders) for node in nodes}
-    working = {pk for pk, box in boxes.items() if box.node.reachable and box.node.accepts_work}
     here = Gpu.objects.filter(node__in=boxes, present=True)
     for gpu in gpu_display_rows(here.order_by("node_id", "index")):
         box = boxes[gpu.node_id]
         box.gpus.append(gpu)
-        well = gpu.health == _HEALTHY and not gpu.foreign_process_owner
-        box.free += gpu.used_milli == 0 and well and gpu.node_id in working
-        if not well or gpu.health_reason:
+        if gpu.health != _HEALTHY or gpu.foreign_process_owner or gpu.health_reason:
             box.unhealthy.append(gpu)
     return list(boxes.values())
 

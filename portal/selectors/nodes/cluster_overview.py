@@ -11,8 +11,9 @@ from django.db.models import QuerySet
 from django.utils.translation import gettext as _
 
 from portal.access import Requester, require_user, visible_nodes
-from portal.domain.states import AttemptState, GpuHealth, NodeState
+from portal.domain.states import AttemptState, GpuHealth, GpuState, NodeState
 from portal.models import Allocation, Gpu, Node
+from portal.selectors.nodes.gpu_states import COUNTED_GPU, gpu_state_label, with_state
 from portal.selectors.nodes.node_groups import NodeGroup, node_groups
 from portal.selectors.projects.quota_usage import QuotaUsage, user_quota_usage
 from portal.selectors.scheduling.reservations import nodes_reserved_for_others
@@ -39,11 +40,13 @@ class GpuDisplayRow:
     simulated: bool
     health_reason: str
     foreign_process_owner: str
+    state: str
+    """``GpuState``."""
 
 
 def gpu_display_rows(gpus: QuerySet[Gpu]) -> Iterator[GpuDisplayRow]:
     """Yield the rows of a query, in one query."""
-    return starmap(GpuDisplayRow, gpus.values_list(*GpuDisplayRow.__slots__))
+    return starmap(GpuDisplayRow, with_state(gpus).values_list(*GpuDisplayRow.__slots__))
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ class GpuSquare:
     title: str = ""
     grid_index: int | None = None
     """Its position among the node's GPUs by index, as live frames number them."""
+    state: str = GpuState.HELD.value
 
 
 @dataclass
@@ -65,14 +69,14 @@ class NodeSummary:
     public_id: str
     squares: list[GpuSquare] = field(default_factory=list)
     free: int = 0
+    """GPUs that the reader could get, apart from quotas."""
+    reserved_for_user: int = 0
 
     @property
     def accessible_label(self) -> str:
-        """Text for screen readers, such as h200-3: 5 busy, 1 starting, 2 free."""
-        count = Counter(
-            "unreachable" if square.overlay == "away" else square.shape for square in self.squares
-        )
-        return f"{self.name}: " + ", ".join(f"{n} {look}" for look, n in count.items())
+        """Text for screen readers, such as h200-3: 6 held, 2 free."""
+        count = Counter(gpu_state_label(square.state) for square in self.squares)
+        return f"{self.name}: " + ", ".join(f"{n} {state}" for state, n in count.items())
 
 
 FreeGpuRow = tuple[int, int, int]
@@ -92,9 +96,10 @@ def free_gpu_rows(nodes_by_free: Mapping[int, int]) -> list[FreeGpuRow]:
 class GpuModelSummary:
     """A GPU model: how many GPUs there are, and how many one user could get now.
 
-    ``free`` counts GPUs that accept work, on nodes that are not reserved for others, within the user's quotas;
-    ``beyond_quota`` those that only a quota keeps from the user. ``largest_free`` is the most on one node.
-    ``nodes_by_free`` counts nodes by the number of their free GPUs, without regard to quotas.
+    ``free`` counts the GPUs that the user could get now: those in the state free and those reserved for the user
+    (``reserved_for_user``), within the user's quotas; ``beyond_quota`` those that only a quota keeps from the user.
+    ``largest_free`` is the most on one node. ``nodes_by_free`` counts nodes by the number of these GPUs, without
+    regard to quotas.
     """
 
     model: str
@@ -106,13 +111,20 @@ class GpuModelSummary:
     pools: set[int] = field(default_factory=set)
     largest_node: int = 0
     beyond_quota: int = 0
+    reserved_for_user: int = 0
     nodes_by_free: Counter[int] = field(default_factory=Counter)
     free_by_pool: Counter[int] = field(default_factory=Counter)
     """Free GPUs by pool (id), without regard to quotas."""
 
-    def add_nodes(self, nodes: int, pool: int, total: int, free: int, allowed: int | None) -> None:
-        """Count the GPUs of equal nodes; ``allowed`` is what the quotas of their pool leave, None without limit."""
+    def add_nodes(
+        self, nodes: int, pool: int, total: int, free: int, allowed: int | None, reserved_for_user: int = 0
+    ) -> None:
+        """Count the GPUs of equal nodes; ``free`` includes those reserved for the user.
+
+        ``allowed`` is what the quotas of their pool leave, None without limit.
+        """
         self.pools.add(pool)
+        self.reserved_for_user += nodes * reserved_for_user
         self.total += nodes * total
         self.largest_node = max(self.largest_node, total)
         self.nodes_by_free[free] += nodes
@@ -155,11 +167,11 @@ def free_capacity(requester: Requester, shares: Sequence[QuotaUsage] | None = No
         shares = user_quota_usage(user)
     reserved = nodes_reserved_for_others(user, {share.project.pk for share in shares})
     allowed = _allowed_gpus(shares)
-    groups = [each for each in node_groups(requester, reserved) if each.state != NodeState.ENROLLING]
+    groups = node_groups(requester, reserved)
     if sum(each.nodes * each.gpus for each in groups) > MAX_DRAWN_GPUS:
         return _summarize(groups, allowed)
-    visible = visible_nodes(requester).exclude(state=NodeState.ENROLLING.value)
-    gpus = Gpu.objects.filter(node__in=visible, present=True)
+    visible = visible_nodes(requester)
+    gpus = Gpu.objects.filter(COUNTED_GPU, node__in=visible)
     nodes = {node.pk: node for node in visible}
     starting = set(
         Allocation.objects.filter(
@@ -181,15 +193,18 @@ def free_capacity(requester: Requester, shares: Sequence[QuotaUsage] | None = No
             node,
             starting=gpu.pk in starting,
             grid_index=places[node.pk],
-            reserved=node.pk in reserved,
+            reserved_for_others=node.pk in reserved,
         )
         places[node.pk] += 1
         rows[key].squares.append(square)
-        if square.shape == "free" and square.overlay != "away":
+        if gpu.state == GpuState.FREE or (gpu.state == GpuState.RESERVED and node.pk not in reserved):
             rows[key].free += 1
+            rows[key].reserved_for_user += gpu.state == GpuState.RESERVED
     for (model, memory_mib, node_id), row in rows.items():
         pool = nodes[node_id].pool_id
-        strips[model, memory_mib].add_nodes(1, pool, len(row.squares), row.free, allowed.get(pool))
+        strips[model, memory_mib].add_nodes(
+            1, pool, len(row.squares), row.free, allowed.get(pool), row.reserved_for_user
+        )
     return sorted(strips.values(), key=lambda strip: (-strip.total, strip.model))
 
 
@@ -207,35 +222,44 @@ def build_square(
     gpu: Gpu | GpuDisplayRow,
     node: Node,
     *,
+    state: str | None = None,
     starting: bool = False,
     grid_index: int | None = None,
-    reserved: bool = False,
+    reserved_for_others: bool | None = None,
 ) -> GpuSquare:
-    """Return the drawing of one GPU.
+    """Return the drawing of one GPU, whose state is ``state`` if it is not a column of ``gpu``.
 
-    An allocated GPU is busy with unknown utilisation until a live sample arrives.
+    A held GPU is busy with unknown utilisation until a live sample arrives.
 
-    ``reserved``: for others than the reader. With ``grid_index`` live samples address it by that, otherwise by
-    its uuid.
+    ``reserved_for_others`` applies to a reserved GPU; None does not say for whom. With ``grid_index`` live samples
+    address it by that, otherwise by its uuid.
     """
+    state = state or str(getattr(gpu, "state"))  # noqa: B009 - an annotation
     if gpu.health != _HEALTHY:
         look, word = "failed", _(gpu.health)
     elif starting:
         look, word = "starting", _("starting")
-    elif gpu.used_milli:
+    elif state == GpuState.HELD:
         look, word = "busy", _("{used_milli:g} % allocated").format(used_milli=gpu.used_milli / 10)
-    elif gpu.foreign_process_owner:
+    elif state == GpuState.UNREACHABLE:
+        look, word = "free", ""
+    elif state == GpuState.UNHEALTHY:
         look, word = (
             "drained",
             _("used by a process of {foreign_process_owner}").format(
                 foreign_process_owner=gpu.foreign_process_owner
             ),
         )
-    elif not node.accepts_work:
-        state = _("quarantined") if node.state == NodeState.READY.value else _(node.state)
-        look, word = "drained", _("node {state}").format(state=state)
-    elif reserved:
-        look, word = "drained", _("reserved for others")
+    elif state == GpuState.DRAINED:
+        node_state = _("quarantined") if node.state == NodeState.READY.value else _(node.state)
+        look, word = "drained", _("node {state}").format(state=node_state)
+    elif state == GpuState.RESERVED:
+        if reserved_for_others is None:
+            look, word = "drained", _("reserved")
+        elif reserved_for_others:
+            look, word = "drained", _("reserved for others")
+        else:
+            look, word = "free", _("reserved for your projects")
     else:
         look, word = "free", _("free")
     overlay = "" if node.reachable else "away"
@@ -244,12 +268,19 @@ def build_square(
     notes = [word, "" if node.reachable else _("node unreachable"), _("simulated") if gpu.simulated else ""]
     title = f"{node.name} GPU {gpu.index}: {', '.join(filter(None, notes))}"
     level = 3 if look == "busy" else None
-    return GpuSquare(gpu.uuid if grid_index is None else "", look, level, overlay, title, grid_index)
+    return GpuSquare(gpu.uuid if grid_index is None else "", look, level, overlay, title, grid_index, state)
 
 
 def _summarize(groups: Sequence[NodeGroup], allowed: Mapping[int, int]) -> list[GpuModelSummary]:
     strips: dict[str, GpuModelSummary] = {}
     for group in groups:
         strip = strips.setdefault(group.model, GpuModelSummary(group.model, group.gpu_memory_mib))
-        strip.add_nodes(group.nodes, group.pool, group.gpus, group.free, allowed.get(group.pool))
+        strip.add_nodes(
+            group.nodes,
+            group.pool,
+            group.gpus,
+            group.free + group.reserved,
+            allowed.get(group.pool),
+            group.reserved,
+        )
     return sorted(strips.values(), key=lambda strip: (-strip.total, strip.model))

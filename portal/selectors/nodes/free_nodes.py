@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from portal.access import Requester, visible_nodes
+from portal.domain.states import GpuState
 from portal.domain.throughput import joined_models
 from portal.models import Gpu, GpuLink, Node, NodePool, PipelinePlan, Topology
-from portal.selectors.nodes.node_groups import ACCEPTS_WORK
+from portal.selectors.nodes.gpu_states import COUNTED_GPU, with_state
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,8 @@ class FreeNode:
 
 def free_nodes(requester: Requester) -> list[FreeNode]:
     """Return the nodes with free whole GPUs, the most first. Four queries."""
-    rows = Gpu.objects.filter(
-        ACCEPTS_WORK, node__in=visible_nodes(requester), present=True, used_milli=0, mig_profile=""
-    ).values_list("node_id", "model", "memory_mib")
+    gpus = Gpu.objects.filter(COUNTED_GPU, node__in=visible_nodes(requester), mig_profile="")
+    rows = with_state(gpus).filter(state=GpuState.FREE.value).values_list("node_id", "model", "memory_mib")
     nvlink = set(GpuLink.objects.filter(kind="nvlink").values_list("gpu_a__node_id", flat=True).distinct())
     topology = Topology.objects.order_by("name").first()
     levels = topology.levels if topology else []
@@ -46,12 +46,12 @@ def free_nodes(requester: Requester) -> list[FreeNode]:
     )
     found = []
     for pk, name, pool, pool_id, labels, slow_network in nodes:
-        gpus = by_node[pk]
+        on_node = by_node[pk]
         path = tuple(takewhile(bool, (labels.get(level, "") for level in levels)))
         found.append(
             FreeNode(
-                name, pool, pool_id, joined_models(model for model, _ in gpus),
-                min(memory for _, memory in gpus), len(gpus), pk in nvlink, path, slow_network,
+                name, pool, pool_id, joined_models(model for model, _ in on_node),
+                min(memory for _, memory in on_node), len(on_node), pk in nvlink, path, slow_network,
             )
         )  # fmt: skip
     return sorted(found, key=lambda one: (-one.free, one.name))

@@ -9,17 +9,18 @@ from django.db import connection
 from django.db.models import Count, Max, Q
 
 from portal.access import Requester, visible_nodes
-from portal.domain.node_breaker import BreakerState
-from portal.domain.states import GpuHealth, NodeState
+from portal.domain.states import GpuState
 from portal.models import Gpu
 from portal.request_cache import cached
+from portal.selectors.nodes.gpu_states import COUNTED_GPU, gpu_state
 
 
 class NodeGroup(NamedTuple):
     """Nodes of one pool in the same state with equal numbers of present GPUs of one model.
 
-    ``free`` GPUs of a node accept work and are not allocated. CPU and memory are the least that a node has for each
-    of its GPUs, also those of other models.
+    ``free`` and ``reserved`` are the GPUs of a node in that state, ``reserved`` without those that are reserved for
+    others than the reader. CPU and memory are the least that a node has for each of its GPUs, also those of other
+    models.
     """
 
     model: str
@@ -28,55 +29,44 @@ class NodeGroup(NamedTuple):
     state: str
     gpus: int
     free: int
+    reserved: int
     nodes: int
     gpu_memory_mib: int
     cpu_milli_per_gpu: int
     memory_mib_per_gpu: int
 
 
-def accepts_work(gpu: str, node: str) -> Q:
-    """Select GPUs that accept work if they are not allocated; the arguments are prefixes of the columns."""
-    states = {
-        f"{gpu}health": GpuHealth.OK.value,
-        f"{gpu}foreign_process_owner": "",
-        f"{node}state": NodeState.READY.value,
-        f"{node}reachable": True,
-    }
-    probation = {
-        f"{node}breaker_state": BreakerState.PROBATION.value,
-        f"{node}probation_attempt__isnull": True,
-    }
-    return Q(Q(**{f"{node}breaker_state": BreakerState.HEALTHY.value}) | Q(**probation), **states)
-
-
-ACCEPTS_WORK = accepts_work(gpu="", node="node__")
-
-
 def node_groups(requester: Requester, reserved: Collection[int] = ()) -> list[NodeGroup]:
-    """Return the groups of all visible nodes, in one query; the GPUs of ``reserved`` nodes (ids) are not free."""
+    """Return the groups of all visible nodes, in one query; ``reserved`` are the nodes (ids) reserved for others."""
     nodes = frozenset(reserved)
     return cached(("node groups", nodes), lambda: _read_groups(requester, nodes))
 
 
 def _read_groups(requester: Requester, reserved: frozenset[int]) -> list[NodeGroup]:
-    usable = ACCEPTS_WORK & Q(used_milli=0)
+    open_to_reader = Q(state=GpuState.RESERVED.value)
     if reserved:
-        usable &= ~Q(node__in=reserved)
+        open_to_reader &= ~Q(node__in=reserved)
     of_nodes = (
-        Gpu.objects.filter(node__in=visible_nodes(requester), present=True)
+        Gpu.objects.filter(COUNTED_GPU, node__in=visible_nodes(requester))
+        .annotate(state=gpu_state())
         .order_by()
         .values("model", "node_id")
-        .annotate(total=Count("pk"), free=Count("pk", filter=usable), memory=Max("memory_mib"))
+        .annotate(
+            total=Count("pk"),
+            free=Count("pk", filter=Q(state=GpuState.FREE.value)),
+            reserved=Count("pk", filter=open_to_reader),
+            memory=Max("memory_mib"),
+        )
     )
     query, values = of_nodes.query.sql_with_params()
     with connection.cursor() as cursor:
         cursor.execute(
             f"""
-            SELECT model, pool.id, pool.public_id, state, total, free, count(*)::int, max(memory),
+            SELECT model, pool.id, pool.public_id, node.state, total, free, reserved, count(*)::int, max(memory),
                    min(node.cpu_milli / on_node), min(node.memory_mib / on_node)
             FROM (SELECT *, (sum(total) OVER (PARTITION BY node_id))::bigint AS on_node FROM ({query}) model) kind
             JOIN portal_node node ON node.id = node_id JOIN portal_nodepool pool ON pool.id = node.pool_id
-            GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 1, 2, 4, 5, 6
+            GROUP BY 1, 2, 3, 4, 5, 6, 7 ORDER BY 1, 2, 4, 5, 6, 7
             """,  # noqa: S608 - only a query of Django is interpolated
             values,
         )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import Any
 
 from django.contrib.postgres.aggregates import ArrayAgg
 from django.db.models import (
     Count,
     Exists,
     IntegerField,
+    JSONField,
     OuterRef,
     Prefetch,
     Q,
@@ -18,31 +20,32 @@ from django.db.models import (
     Sum,
     Value,
 )
-from django.db.models.functions import Coalesce
+from django.db.models.functions import Coalesce, JSONObject
 
 from portal.access import Requester, nameable_projects, visible_environments, visible_jobs, visible_nodes
 from portal.domain.node_operations import OperationKind
-from portal.domain.states import GpuHealth, NodeState
+from portal.domain.states import GpuHealth, GpuState, NodeState
 from portal.models import Allocation, Environment, Gpu, Node, NodeOperation, NodePool
 from portal.selectors.environments import tag_claims
+from portal.selectors.nodes.gpu_states import COUNTED_GPU, with_state
 
 IS_REPORTED_GPU = Q(present=True) | ~Q(health=GpuHealth.OK.value)
 """GPUs that nodes report, and lost GPUs that are not acknowledged yet."""
 
 
 def list_pools(requester: Requester) -> QuerySet[NodePool]:
-    """Return all pools by name, with ``node_count``, ``gpu_count``, ``used_milli`` and ``gpu_models``."""
+    """Return all pools by name, with ``node_count``, ``gpus_by_state``, ``used_milli`` and ``gpu_models``."""
     living = ~Q(nodes__state=NodeState.RETIRED.value)
     present = living & Q(nodes__gpus__present=True)
-    gpus = Gpu.objects.filter(node__pool=OuterRef("pk"), present=True).exclude(
-        node__state=NodeState.RETIRED.value
-    )
+    gpus = Gpu.objects.filter(COUNTED_GPU, node__pool=OuterRef("pk"))
     used = gpus.order_by().values("node__pool").annotate(n=Sum("used_milli")).values("n")
+    numbers = JSONObject(**{state.value: Count("pk", filter=Q(state=state.value)) for state in GpuState})
+    counts = with_state(gpus).order_by().values("node__pool").annotate(numbers=numbers).values("numbers")
     visible_nodes(requester)  # users who may see nodes may see pools
     return NodePool.objects.annotate(
         node_count=Count("nodes", filter=living, distinct=True),
-        gpu_count=Count("nodes__gpus", filter=present, distinct=True),
         gpu_models=ArrayAgg("nodes__gpus__model", filter=present, distinct=True, default=Value([])),
+        gpus_by_state=Subquery(counts, output_field=JSONField()),
         used_milli=Coalesce(Subquery(used, output_field=IntegerField()), Value(0)),
     ).order_by("name", "id")
 
@@ -58,13 +61,14 @@ def get_nodes_by_id(rows: Iterable[int]) -> QuerySet[Node]:
 
 
 def _with_relations(nodes: QuerySet[Node]) -> QuerySet[Node]:
-    gpus = Gpu.objects.filter(IS_REPORTED_GPU).order_by("index")
+    gpus = with_state(Gpu.objects.filter(IS_REPORTED_GPU)).order_by("index")
     return nodes.select_related("pool").prefetch_related(Prefetch("gpus", queryset=gpus))
 
 
-def list_gpus(requester: Requester) -> QuerySet[Gpu]:
-    """Return the GPUs of visible nodes, including lost ones, with node and pool."""
-    return Gpu.objects.filter(IS_REPORTED_GPU, node__in=visible_nodes(requester)).select_related("node__pool")
+def list_gpus(requester: Requester) -> QuerySet[Any]:
+    """Return the GPUs of visible nodes, including lost ones, with node, pool and ``state``."""
+    gpus = Gpu.objects.filter(IS_REPORTED_GPU, node__in=visible_nodes(requester))
+    return with_state(gpus).select_related("node__pool")
 
 
 def gpu_holders(requester: Requester, gpus: Iterable[Gpu]) -> dict[int, list[str]]:

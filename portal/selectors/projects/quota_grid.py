@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from django.db.models import Count, Q, Sum
+from django.db.models import Q, Sum
 
 from portal.access import Requester, visible_projects
 from portal.domain.states import JobState
 from portal.models import Allocation, Cycle, Gpu, Job, NodePool, Quota
 from portal.models.jobs import total_milli
+from portal.selectors.nodes.gpu_states import GpuCounts, count_gpus, count_gpus_by
 from portal.selectors.projects.projects import (
     ProjectRow,
     in_tree_order,
@@ -79,8 +80,11 @@ class QuotaGrid:
 
 
 def pools_with_gpus() -> list[NodePool]:
-    """Return the pools by name, each with ``gpu_count``."""
-    return list(NodePool.objects.annotate(gpu_count=Count("nodes__gpus")).order_by("name"))
+    """Return the pools by name, each with ``gpu_count``, in two queries."""
+    pools, counts = list(NodePool.objects.order_by("name")), count_gpus_by(Gpu.objects.all(), "node__pool_id")
+    for pool in pools:
+        pool.gpu_count = counts.get((pool.pk,), GpuCounts()).total  # type: ignore[attr-defined]
+    return pools
 
 
 def quota_grid(requester: Requester, pool: NodePool) -> QuotaGrid:
@@ -111,7 +115,7 @@ def quota_grid(requester: Requester, pool: NodePool) -> QuotaGrid:
     ]
     _add_upwards(rows)
     return QuotaGrid(
-        pool=pool, total_milli=1000 * Gpu.objects.filter(node__pool=pool, present=True).count(), rows=rows
+        pool=pool, total_milli=1000 * count_gpus(Gpu.objects.filter(node__pool=pool)).total, rows=rows
     )
 
 

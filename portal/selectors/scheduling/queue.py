@@ -30,6 +30,7 @@ NO_POSITION = 1_000_000_000
 
 ROW_COLUMNS = (
     *("public_id", "name", "held", "priority", "submitted_at"),
+    *("kind", "state", "desired_state", "attempt_count", "roles", "version"),
     *("role_gpus", "tasks", "gpus_per_task", "milli_per_gpu"),
     *("project__public_id", "project__name", "owner__public_id", "owner__username", "owner__full_name"),
     *("pool__public_id", "pool__name", "verdict__code", "verdict__message", "verdict__suggestion"),

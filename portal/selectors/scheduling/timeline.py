@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from portal.domain.reasons import VerdictCode
 from portal.domain.states import LIVE_ATTEMPT_STATES, DesiredState, JobState
 from portal.models import Allocation, Gpu, Job, Node, ReservationNode, Task
 from portal.models.jobs import total_milli
+from portal.selectors.nodes.gpu_states import COUNTED_GPU, GpuCounts, with_state
 from portal.visibility import NameVisibility
 
 MAX_NEXT_JOBS = 10
@@ -87,8 +89,8 @@ class TimelineLane:
     model: str
     lines: int
     is_unreachable: bool = False
-    free: int = 0
-    """Unallocated GPUs of a node; they have no lines."""
+    counts: GpuCounts = field(default_factory=GpuCounts)
+    """The GPUs of a node by state; only held ones have lines."""
     bars: list[TimelineBar] = field(default_factory=list)
     bands: list[ReservationBand] = field(default_factory=list)
 
@@ -96,15 +98,15 @@ class TimelineLane:
 def node_lanes(visibility: NameVisibility, nodes: list[Node]) -> list[TimelineLane]:
     """Return jobs and reservations on these nodes, in four queries."""
     lanes, places = {}, {}
-    gpus: dict[int, list[tuple[str, int]]] = {node.pk: [] for node in nodes}
-    present = Gpu.objects.filter(node__in=gpus, present=True).order_by("index")
-    for pk, on_node, model, used_milli in present.values_list("pk", "node_id", "model", "used_milli"):
+    gpus: dict[int, list[tuple[str, str]]] = {node.pk: [] for node in nodes}
+    present = with_state(Gpu.objects.filter(COUNTED_GPU, node__in=gpus)).order_by("index")
+    for pk, on_node, model, state in present.values_list("pk", "node_id", "model", "state"):
         places[pk] = len(gpus[on_node])
-        gpus[on_node].append((model, used_milli))
+        gpus[on_node].append((model, state))
     for node in nodes:
-        models = sorted({model for model, _used in gpus[node.pk]})
+        models = sorted({model for model, _state in gpus[node.pk]})
         lane = TimelineLane(node.name, len(gpus[node.pk]), models[0] if len(models) == 1 else "", 0)
-        lane.free = sum(not used for _model, used in gpus[node.pk])
+        lane.counts = GpuCounts(**Counter(state for _model, state in gpus[node.pk]))
         lane.is_unreachable = not node.reachable
         lanes[node.pk] = lane
 

@@ -18,11 +18,12 @@ from portal.domain.stored_texts import stored_text
 from portal.domain.volumes import VolumeKind
 from portal.errors import Conflict, InvalidRequest
 from portal.live_events import publish_all_on_commit
-from portal.models import Dependency, Job, JobEvent, JobVerdict, User, Volume
+from portal.models import Dependency, Job, JobEvent, JobVerdict, NodePool, User, Volume
 from portal.outbox import trigger_cycle
 from portal.services.audit import record_action
 from portal.services.jobs.dependencies import lock_dependencies
 from portal.services.jobs.feasibility import known_gpu_models
+from portal.services.jobs.start_alternatives import StartAlternatives, find_start_alternatives
 from portal.services.jobs.submission import (
     JobRequest,
     check_priority,
@@ -39,10 +40,16 @@ UNSTARTED_FIELDS = {
     "project",
 }
 CHANGEABLE_FIELDS = (*WAITING_FIELDS, "pool", "project", "dependencies")
-_ROLE_AMOUNTS = {"tasks", "min_tasks", "gpus_per_task"}
+_ROLE_AMOUNTS = {"tasks", "min_tasks", "gpus_per_task", "cpu_milli", "memory_mib"}
 CHANGE_LABELS = {
     name: name.removesuffix("_s").removesuffix("_mib").replace("_", " ") for name in CHANGEABLE_FIELDS
 }
+SUGGESTED_TYPES: dict[str, type] = {
+    **dict.fromkeys(("tasks", "min_tasks", "gpus_per_task", "cpu_milli", "memory_mib", "time_limit_s"), int),
+    **dict.fromkeys(("preemptible", "allow_mixed_gpus"), bool),
+    "gpu_model": str,
+}
+"""The fields beside the pool that a suggested change may have."""
 _NOT_CHANGEABLE = "not_changeable"
 
 
@@ -66,6 +73,25 @@ def change_refusal(job: Job, names: Iterable[str] = ()) -> str | None:
     if "project" in names and hasattr(job, "trial"):
         return _("It belongs to a sweep, whose jobs stay in one project.")
     return None
+
+
+def parse_suggested_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the changes of a suggestion with rows in place of their public ids.
+
+    Raise InvalidRequest for fields that no suggestion has, and for values of another type.
+    """
+    changes: dict[str, Any] = {}
+    for name, value in fields.items():
+        if name == "pool":
+            pool = None if value is None else NodePool.objects.filter(public_id=str(value)).first()
+            if value is not None and pool is None:
+                raise InvalidRequest(fields={"pool": _("There is no such pool.")})
+            changes[name] = pool
+            continue
+        if name not in SUGGESTED_TYPES or type(value) is not SUGGESTED_TYPES[name]:
+            raise InvalidRequest(fields={name: _("No suggestion changes this field so.")})
+        changes[name] = value
+    return changes
 
 
 def applicable_suggestion(job: Job, verdict: JobVerdict | None) -> dict[str, Any]:
@@ -126,6 +152,23 @@ def request_of_waiting_job(job: Job) -> JobRequest:
     rows = {name: getattr(job, name) for name in ("project", "environment", "pool", "template")}
     depends_on = tuple(Job.objects.filter(dependents__job=job).order_by("pk"))
     return JobRequest(**values, **rows, dependencies=depends_on)
+
+
+def job_start_alternatives(user: User, job: Job) -> StartAlternatives:
+    """Return the changes of a waiting job with which it would start sooner and which can be made in place."""
+    require_permission(user, Permission.CONTROL, job)
+    if refusal := change_refusal(job):
+        return StartAlternatives([], refusal)
+    found = find_start_alternatives(job.owner, request_of_waiting_job(job), job.public_id)
+    possible = [
+        each
+        for each in found.alternatives
+        if set(each.fields) <= {*SUGGESTED_TYPES, "pool"} and not change_refusal(job, each.fields)
+    ]
+    if found.alternatives and not possible:
+        reason = change_refusal(job, {name for each in found.alternatives for name in each.fields})
+        return StartAlternatives([], reason or _("The changes that would help cannot be made in place."))
+    return StartAlternatives(possible, found.reason)
 
 
 def preview_change(job: Job, request: JobRequest) -> dict[str, Any] | None:

@@ -7,19 +7,22 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from portal.domain.feasibility import proportional_cpu_and_memory
 from portal.domain.formatting import format_duration
+from portal.domain.reasons import VerdictCode
 from portal.domain.states import JobKind
 from portal.engine_client import query_would_start
 from portal.models import Gpu, User
 from portal.selectors.jobs.progress import MeasuredSpeeds, measure_speeds
 from portal.services.jobs.submission import JobRequest, preview_query_body
 
-MAX_FORECASTS = 8
+MAX_FORECASTS = 14
 """Previews of changed requests for one answer. Each takes its turn in worker-ask, so that the start preview of
 another user waits for one of them at most."""
 TIME_BUDGET_S = 2.5
@@ -73,15 +76,39 @@ class StartAlternative:
         return self.interval is None
 
 
-def list_start_alternatives(user: User, request: JobRequest) -> list[StartAlternative]:
-    """Return the changes of a valid request with which it would start sooner, soonest first.
+def json_fields(alternative: StartAlternative) -> dict[str, Any]:
+    """Return the new values with public ids in place of rows."""
+    return {name: getattr(value, "public_id", value) for name, value in alternative.fields.items()}
 
-    Empty if it would start now, if no change helps, or if the scheduler does not respond.
+
+class StartAlternatives(NamedTuple):
+    """The changes with which a request would start sooner, soonest first; ``reason`` says why there are none.
+
+    Both are empty if it would start now.
+    """
+
+    alternatives: list[StartAlternative]
+    reason: str = ""
+
+
+def list_start_alternatives(user: User, request: JobRequest) -> list[StartAlternative]:
+    """Return the changes of a valid request with which it would start sooner, soonest first."""
+    return find_start_alternatives(user, request).alternatives
+
+
+def find_start_alternatives(user: User, request: JobRequest, replaces: str = "") -> StartAlternatives:
+    """Return the changes of a valid request with which it would start sooner, or why there are none.
+
+    ``replaces`` is the waiting job (public id) that the request would change; its owner is ``user``.
     """
     deadline_s = time.monotonic() + TIME_BUDGET_S
-    present = _preview(user, request)
-    if present is None or present["starts_now"] or _waits_for_dependency(present):
-        return []
+    present = _preview(user, request, replaces)
+    if present is None:
+        return StartAlternatives([], _("The scheduler did not answer in time."))
+    if present["starts_now"]:
+        return StartAlternatives([])
+    if _waits_for_dependency(present):
+        return StartAlternatives([], _("It waits for other jobs to end, whatever it requests."))
     speeds = measure_speeds(request)
     wait_until_s = _median_s(present)
     found = [_alternative(Change(way["kind"], way["change"], way["fields"]), None, request, speeds)
@@ -95,7 +122,7 @@ def list_start_alternatives(user: User, request: JobRequest) -> list[StartAltern
         if asked == MAX_FORECASTS or time.monotonic() > deadline_s:
             break
         asked += 1
-        answer = _preview(user, replace(request, **change.fields))
+        answer = _preview(user, replace(request, **change.fields), replaces)
         if answer is None or answer["unsatisfiable"]:
             continue
         if answer["starts_now"]:
@@ -107,11 +134,28 @@ def list_start_alternatives(user: User, request: JobRequest) -> list[StartAltern
         found.append(_alternative(change, interval, request, speeds))
     earliest = dt.datetime.min.replace(tzinfo=dt.UTC)
     found.sort(key=lambda each: each.interval.p50_at if each.interval else earliest)
-    return found[:MAX_SHOWN]
+    return StartAlternatives(found[:MAX_SHOWN], "" if found else _reason_for_none(present))
 
 
-def _preview(user: User, request: JobRequest) -> dict[str, Any] | None:
-    answer = query_would_start(preview_query_body(user, request), wait_s=QUERY_TIMEOUT_S)
+def _reason_for_none(present: dict[str, Any]) -> str:
+    """Return why no change starts a request sooner, from the scheduler's answer for the request itself."""
+    endless, holding = present["endless_gpus"], present["held_gpus"]
+    if endless:
+        return _(
+            "No other size, shape, time limit, GPU model or pool would start sooner: {endless} of the {holding} GPUs "
+            "that jobs hold there are held by jobs without a time limit and without a predicted end."
+        ).format(endless=f"{endless:g}", holding=f"{holding:g}")
+    code = (present["verdict"] or {}).get("code")
+    if code in (VerdictCode.PROJECT_LIMIT, VerdictCode.USER_LIMIT, VerdictCode.NON_PREEMPTIBLE_OVER_QUOTA):
+        return _("No smaller request fits within the quota that prevents the start.")
+    if code == VerdictCode.UNSATISFIABLE:
+        return _("No change of it that was tried fits this cluster.")
+    return _("No other size, shape, time limit, GPU model or pool that was tried would start sooner.")
+
+
+def _preview(user: User, request: JobRequest, replaces: str) -> dict[str, Any] | None:
+    body = preview_query_body(user, request) | {"replaces": replaces}
+    answer = query_would_start(body, wait_s=QUERY_TIMEOUT_S)
     return None if answer is None or "error" in answer else answer
 
 
@@ -148,10 +192,21 @@ def _alternative(
 
 
 def _candidate_changes(request: JobRequest) -> Iterator[Change]:
-    """Yield changes to try, those of one kind by how little they change."""
+    """Yield changes to try: the first of each kind, then the second, and so on, from small to large."""
+    by_kind: dict[str, list[Change]] = {}
+    for change in _changes(request):
+        by_kind.setdefault(change.kind, []).append(change)
+    for round_of_kinds in zip_longest(*by_kind.values()):
+        yield from (change for change in round_of_kinds if change is not None)
+
+
+def _changes(request: JobRequest) -> Iterator[Change]:
     yield from _shorter_limits(request)
     if not request.roles:
         yield from _smaller_requests(request)
+        for part in (2, 4):
+            if amounts := proportional_cpu_and_memory(request.cpu_milli, request.memory_mib, 1, part):
+                yield Change("fewer_cpus", _with_amounts("", amounts), dict(amounts))
     yield from _other_models(request)
     if request.pool is not None:
         yield Change(
@@ -204,7 +259,25 @@ def _smaller_requests(request: JobRequest) -> Iterator[Change]:
                 if request.tasks > 1
                 else _("with {gpus} instead of {count}")
             ).format(gpus=_gpus_text(fewer), count=count)
-            yield Change("fewer_gpus", text, {"gpus_per_task": fewer})
+            amounts = proportional_cpu_and_memory(request.cpu_milli, request.memory_mib, fewer, count)
+            fields = {"gpus_per_task": fewer, **amounts}
+            yield Change("fewer_gpus", _with_amounts(text, amounts), fields)
+
+
+def _with_amounts(text: str, amounts: dict[str, int]) -> str:
+    """Return the change with the new CPU and memory of a task."""
+    parts = []
+    if "cpu_milli" in amounts:
+        cores = amounts["cpu_milli"] / 1000
+        parts.append(ngettext("{cores} CPU", "{cores} CPUs", round(cores)).format(cores=f"{cores:g}"))
+    if "memory_mib" in amounts:
+        parts.append(_("{memory} GiB of memory").format(memory=f"{amounts['memory_mib'] / 1024:g}"))
+    if not parts:
+        return text
+    joined = _(" and ").join(parts)
+    if not text:
+        return _("with {amounts} for each task").format(amounts=joined)
+    return _("{change} and with {amounts}").format(change=text, amounts=joined)
 
 
 def _gpus_text(count: int) -> str:

@@ -13,10 +13,10 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, gettext_noop
 
 from portal.access import own_notices, visible_jobs
-from portal.domain.states import LIVE_JOB_STATES, DesiredState, JobState, NodeState
+from portal.domain.states import LIVE_JOB_STATES, DesiredState, GpuState, JobState
 from portal.models import Gpu, Job, User
 from portal.selectors.nodes.alerts import open_alert_count
-from portal.selectors.nodes.node_groups import ACCEPTS_WORK
+from portal.selectors.nodes.gpu_states import COUNTED_GPU, with_state
 from portal.selectors.nodes.recovery import recovery_status
 from portal.selectors.scheduling.cycles import scheduler_alert
 
@@ -273,14 +273,10 @@ def navigation_context(request: HttpRequest) -> dict[str, Any]:
 def _build_navigation(request: HttpRequest, user: User | None) -> dict[str, Any]:
     if user is None:
         return {"groups": [], "tabs": [], "simulated": 0}
-    gpus = (
-        Gpu.objects.filter(present=True)
-        .exclude(node__state=NodeState.RETIRED.value)
-        .aggregate(
-            all=Count("pk"),
-            free=Count("pk", filter=ACCEPTS_WORK & Q(used_milli=0)),
-            simulated=Count("pk", filter=Q(simulated=True)),
-        )
+    gpus = with_state(Gpu.objects.filter(COUNTED_GPU)).aggregate(
+        all=Count("pk"),
+        free=Count("pk", filter=Q(state=GpuState.FREE.value)),
+        simulated=Count("pk", filter=Q(simulated=True)),
     )
     counters = _counters(user)
     unread = counters.pop("unread")

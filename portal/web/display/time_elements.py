@@ -37,10 +37,13 @@ def clock_span_element(low: dt.datetime, high: dt.datetime, zone: dt.tzinfo, now
 
 
 def start_span_element(low: dt.datetime, high: dt.datetime, zone: dt.tzinfo, now: dt.datetime) -> SafeString:
-    """Render when a job is expected to start; times that have passed are not shown."""
+    """Render when a job is expected to start; times that have passed are not shown.
+
+    A start that may already have been is not said to be now: the job waits until the scheduler finds a place.
+    """
     if high < now:
         overdue = format_html(_("overdue since {}"), clock_element(high, zone, now))
         return SafeString(f'<span class="fw-warn-t">{overdue}</span>')
     if low > now:
         return clock_span_element(low, high, zone, now)
-    return format_html(_("now – {}"), clock_element(high, zone, now))
+    return format_html(_("by {}"), clock_element(high, zone, now))

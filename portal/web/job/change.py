@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ from django import forms
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.utils.translation import gettext as _
 
 from portal.access import AccessPolicy, Permission, require_permission, visible_jobs
@@ -26,8 +28,11 @@ from portal.services.jobs.changes import (
     build_changed_request,
     change_refusal,
     do_change_job,
+    job_start_alternatives,
+    parse_suggested_fields,
     preview_change,
 )
+from portal.services.jobs.start_alternatives import json_fields
 from portal.web.display.job_rows import current_verdict
 from portal.web.form_fields import select_input
 from portal.web.job.overview import job_page_context
@@ -40,7 +45,7 @@ from portal.web.launch.preview import (
 )
 from portal.web.launch.spec_fields import build_spec_fields, form_values, request_values
 from portal.web.sign_in import add_service_errors
-from portal.web.views import form_page
+from portal.web.views import action, form_page, page, refusals_as_messages
 
 MAX_DEPENDENCY_CHOICES = 20
 LAUNCH_FIELDS = ("time_limit_s", "mig_profile", "milli_per_gpu", "pool", "dependencies")
@@ -144,6 +149,37 @@ def change(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
         status = 400
     context = job_page_context(user, job) | {"form": form, "verdict": current_verdict(job), "tab": "change"}
     return render(request, "job/change.html", context, status=status)
+
+
+@page(AccessPolicy.SIGNED_IN)
+def alternatives(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    """Return the changes that would start a waiting job sooner, each with a button, or why there are none."""
+    job = get_job(user, public_id)
+    found = job_start_alternatives(user, job)
+    rows = [(each, json.dumps(json_fields(each))) for each in found.alternatives]
+    return render(request, "job/alternatives.html", {"job": job, "rows": rows, "reason": found.reason})
+
+
+@action(AccessPolicy.SIGNED_IN)
+def apply_suggestion(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    """Make a suggested change of a waiting job; ``values`` are its fields as JSON."""
+    job = get_job(user, public_id)
+    require_permission(user, Permission.CONTROL, job)
+    with refusals_as_messages(request):
+        try:
+            values = json.loads(request.POST.get("values", "")[:1000])
+            version = int(request.POST.get("version", ""))
+        except (ValueError, RecursionError):
+            values = version = None
+        if not isinstance(values, dict) or not values or version is None:
+            raise InvalidRequest(_("There is no such change."))
+        do_change_job(user, job, parse_suggested_fields(values), version=version)
+        messages.success(
+            request, _("{name} is changed; the next cycle considers it anew.").format(name=job.name)
+        )
+    if request.POST.get("back") == "queue":
+        return redirect(f"{reverse('queue')}#job-{public_id}")
+    return redirect("job", public_id)
 
 
 def _save(request: HttpRequest, user: User, job: Job, form: ChangeForm) -> bool:

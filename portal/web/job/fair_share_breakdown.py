@@ -7,8 +7,9 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
+from portal.models import Job, JobVerdict
 from portal.selectors.scheduling.fair_share_breakdown import FairShareBreakdown
-from portal.web.display.formatting import gpu_amount
+from portal.web.display.formatting import gpu_amount, gpus
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class BreakdownStep:
 class FairShareText:
     source: FairShareBreakdown
     steps: list[BreakdownStep]
+    job_milli: int | None = None
+    """What the waiting job needs that is shown with it."""
 
     @property
     def total(self) -> str:
@@ -31,19 +34,57 @@ class FairShareText:
 
     @property
     def conclusion(self) -> str:
+        """What follows from the share, for the job or for the project; with the numbers of verdicts."""
         breakdown = self.source
         held, share = breakdown.allocated_milli, breakdown.fair_share_milli
-        if held < breakdown.guaranteed_milli:
-            return _("It holds less than its guarantee, so its jobs go first.")
-        if held < share:
-            return _("It holds less than its share, so it may start more, and reclaim borrowed GPUs.")
+        if self.job_milli is not None:
+            return self._conclusion_for_job(held, held + self.job_milli)
         if held > share:
-            return _("It holds more than its share: GPUs beyond its guarantee may be reclaimed.")
-        return _("It holds its share; more jobs start only on GPUs to which no other project is entitled.")
+            text = _("That is {more} more than its share: GPUs beyond its guarantee may be reclaimed.")
+        elif held < share:
+            text = _("Jobs with up to {more} stay within its share and may reclaim borrowed GPUs.")
+            if held < breakdown.guaranteed_milli:
+                text += " " + _("Those within its guarantee of {guaranteed} go first.")
+        else:
+            text = _("That is its share; more jobs start only on GPUs to which no other project is entitled.")
+        guaranteed = format_gpus(breakdown.guaranteed_milli)
+        return text.format(more=gpus(round(abs(share - held))), guaranteed=guaranteed)
+
+    def _conclusion_for_job(self, held: int, then: int) -> str:
+        breakdown = self.source
+        if then > breakdown.fair_share_milli:
+            text = _(
+                "With the {needed} of this job it would hold {then}, more than its fair share of {share}, so no "
+                "other project releases GPUs for it. It starts when enough are free."
+            )
+        elif then <= breakdown.guaranteed_milli:
+            text = _(
+                "With the {needed} of this job it would hold {then}, within its guarantee of {guaranteed}, so the "
+                "job goes first and may reclaim borrowed GPUs."
+            )
+        else:
+            text = _(
+                "With the {needed} of this job it would hold {then}, within its fair share of {share}, so the job "
+                "may reclaim borrowed GPUs."
+            )
+        return text.format(
+            needed=gpus(then - held),
+            then=format_gpus(then),
+            share=format_gpus(breakdown.fair_share_milli),
+            guaranteed=format_gpus(breakdown.guaranteed_milli),
+        )
 
 
-def fair_share_texts(breakdowns: list[FairShareBreakdown]) -> list[FairShareText]:
-    return [FairShareText(breakdown, _steps(breakdown)) for breakdown in breakdowns]
+def fair_share_texts(
+    breakdowns: list[FairShareBreakdown], job_milli: int | None = None
+) -> list[FairShareText]:
+    return [FairShareText(breakdown, _steps(breakdown), job_milli) for breakdown in breakdowns]
+
+
+def needed_milli(job: Job, verdict: JobVerdict) -> int:
+    """Return what the tasks of a waiting job need that start together, as its verdict counts."""
+    needed = verdict.details.get("needed_gpus")
+    return round(1000 * needed) if isinstance(needed, int | float) else job.total_milli
 
 
 def format_gpus(milli: float) -> str:

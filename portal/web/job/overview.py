@@ -20,7 +20,14 @@ from portal.domain.phases import Phase
 from portal.domain.roles import ranks_of_role
 from portal.domain.scaling import point_of
 from portal.domain.signals import SIGNALS
-from portal.domain.states import FAILED_ATTEMPT_STATES, LIVE_ATTEMPT_STATES, AttemptState, JobKind, JobState
+from portal.domain.states import (
+    FAILED_ATTEMPT_STATES,
+    LIVE_ATTEMPT_STATES,
+    AttemptState,
+    GpuState,
+    JobKind,
+    JobState,
+)
 from portal.domain.user_requests import RequestState
 from portal.models import (
     Attempt,
@@ -53,7 +60,7 @@ from portal.selectors.nodes.cluster_overview import GpuSquare, build_square, fre
 from portal.selectors.scheduling.fair_share_breakdown import list_breakdowns
 from portal.selectors.scheduling.settings import effective_pool_settings
 from portal.selectors.services import service_of_job
-from portal.services.jobs.changes import applicable_suggestion
+from portal.services.jobs.changes import applicable_suggestion, change_refusal
 from portal.services.jobs.launching import attempt_ranks
 from portal.services.jobs.notebooks import find_notebook_run
 from portal.services.jobs.reruns import checked_out_commit, compare_with_source
@@ -71,7 +78,7 @@ from portal.web.display.job_rows import (
     verdict_details,
 )
 from portal.web.job.failure import build_failure_summary
-from portal.web.job.fair_share_breakdown import fair_share_texts
+from portal.web.job.fair_share_breakdown import fair_share_texts, needed_milli
 from portal.web.job.forecast_display import build_forecast_display
 from portal.web.views import page, render_live
 
@@ -135,11 +142,16 @@ def overview_context(user: User, found: Job) -> dict[str, Any]:
     measured = measure_program(found)
     saved = last_checkpoint(last) if last and found.kind == JobKind.TRAINING.value else None
     waits_for = verdict if found.state == JobState.PENDING and not found.held else None
-    breakdowns = fair_share_texts(list_breakdowns(user, found)) if waits_for else []
+    suggestion = applicable_suggestion(found, waits_for)
+    breakdowns = (
+        fair_share_texts(list_breakdowns(user, found), needed_milli(found, waits_for)) if waits_for else []
+    )
     return context | {
         "phases": job_phases(row, last),
         "verdict": waits_for,
-        "may_apply_suggestion": row.may_control and bool(applicable_suggestion(found, waits_for)),
+        "may_apply_suggestion": row.may_control and bool(suggestion),
+        "suggestion_json": json.dumps(suggestion),
+        "may_apply_changes": row.may_control and waits_for is not None and not change_refusal(found),
         "forecast": build_forecast_display(user, found, waits_for) if waits_for else None,
         "breakdowns": breakdowns,
         "verdict_details": verdict_details(verdict, BREAKDOWN_DETAILS if breakdowns else ())
@@ -340,7 +352,7 @@ def task_rows(attempt: Attempt | None) -> list[TaskRow]:
     for task in attempt.task_rows.all():
         gpus = [allocation.gpu for allocation in task.allocations.all()]
         squares = [
-            build_square(gpu, task.node, starting=starting)
+            build_square(gpu, task.node, state=GpuState.HELD.value, starting=starting)
             if live
             else GpuSquare(gpu.uuid, "free", None, "", f"GPU {gpu.index}")
             for gpu in gpus

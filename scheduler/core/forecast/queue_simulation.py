@@ -17,7 +17,7 @@ import math
 import operator
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -65,6 +65,9 @@ class JobClass(NamedTuple):
     not_before_s: float = 0.0  # earliest start, in seconds from now
     closures: tuple[Closure, ...] = ()
     hardware: tuple[frozenset[int], ...] = ()  # sets of bucket types, one of which a gang uses; empty is any
+    is_blocked: bool = (
+        False  # the decision found no place for them, so none starts before something is released
+    )
 
 
 class SimulationInput:
@@ -157,7 +160,17 @@ class SimulationInput:
                 if each.after_s >= 0.0:
                     self.closings.append((each.after_s, kind))
         self.closings.sort()
-        self.event_times_s = sorted({*self.arrivals, *self.openings})
+        self.releases_s = {*self.openings, *self._reclaim_times_s()}
+        """When reserved nodes open, and when running jobs may be reclaimed that may not be now."""
+        self.event_times_s = sorted({*self.arrivals, *self.releases_s})
+
+    def _reclaim_times_s(self) -> Iterator[float]:
+        if self.reclaim_rules is not None:
+            if 0.0 < self.reclaim_rules.from_s < math.inf:
+                yield math.nextafter(self.reclaim_rules.from_s, math.inf)
+            for _, _, requeue in self.evictable:
+                if 0.0 < requeue.protected_until_s < math.inf:
+                    yield requeue.protected_until_s
 
     def open_bucket_types(self, fit_class: int, now_s: float) -> list[list[int]]:
         """Return for each request of a fit class the bucket types that are open at ``now_s``."""
@@ -224,6 +237,7 @@ class _Simulation:
         self._ends: list[tuple[float, int, JobOwner | None, Sequence[BucketSlots]]] = [
             (job.remaining_s[run], number, job.owner, job.slots)
             for number, job in enumerate(simulation_input.running)
+            if math.isfinite(job.remaining_s[run])
         ]
         self._number = len(simulation_input.running) + len(simulation_input.event_times_s)
         calendar = enumerate(simulation_input.event_times_s, len(simulation_input.running))
@@ -250,9 +264,11 @@ class _Simulation:
         )
         self._ready = np.zeros(len(simulation_input.fit_classes), dtype=bool)
         """By fit class: whether any of its queues has jobs."""
+        self._blocked: list[int] | None = []
+        """Job classes that may start once something is released; None after the first release."""
         for number, job_class in enumerate(simulation_input.job_classes):
             if job_class.not_before_s <= 0.0:
-                self._enqueue(number)
+                self._arrive(number)
         self._start_counts: Counter[ProjectId] = Counter()
         self._end_counts: Counter[ProjectId] = Counter()
         """Number of starts and ends in each project and its descendants."""
@@ -300,11 +316,15 @@ class _Simulation:
         if number in self._evicted:
             return
         self._events += 1
+        if (owner is not None or self._now_s in simulation_input.releases_s) and self._blocked is not None:
+            waiting, self._blocked = self._blocked, None
+            for job_class in waiting:
+                self._enqueue(job_class)
         if owner is None:
             for kind in simulation_input.openings.get(self._now_s, ()):
                 self._update_open_types(kind)
             for job_class in simulation_input.arrivals.get(self._now_s, ()):
-                self._enqueue(job_class)
+                self._arrive(job_class)
         else:
             self._evictable.discard(number)
             self._release(owner, places)
@@ -322,6 +342,13 @@ class _Simulation:
         if self._bucket_types[fit_class]:
             self._open[fit_class, self._bucket_types[fit_class][0]] = 1
         self._unplaceable.discard(fit_class)
+
+    def _arrive(self, number: int) -> None:
+        """Put a job class into its queue, after the first release if it is blocked."""
+        if self._input.job_classes[number].is_blocked and self._blocked is not None:
+            self._blocked.append(number)
+        else:
+            self._enqueue(number)
 
     def _enqueue(self, number: int) -> None:
         """Put the first remaining job of a job class into its queue."""
@@ -473,7 +500,8 @@ class _Simulation:
         if remaining_s is None:
             remaining_s = simulation_input.durations_s[position][self._run]
         ends_s = self._now_s + remaining_s
-        heapq.heappush(self._ends, (ends_s, self._number, owner, places))
+        if math.isfinite(ends_s):
+            heapq.heappush(self._ends, (ends_s, self._number, owner, places))
         if owner.preemptible and (rules := simulation_input.reclaim_rules) is not None:
             protected_until_s = self._now_s + rules.min_runtime_s.get(owner.leaf_project, 0.0)
             requeue = Requeue(number, position, self._now_s, protected_until_s)

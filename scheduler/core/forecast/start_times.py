@@ -20,9 +20,9 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from portal.domain.reasons import NO_FORECAST_REASONS
+from portal.domain.reasons import NO_FORECAST_REASONS, VerdictCode
 from scheduler.core.forecast.capacity_buckets import BucketBuilder
-from scheduler.core.forecast.durations import DurationHistory, DurationKey
+from scheduler.core.forecast.durations import MIN_SAMPLES, DurationHistory, DurationKey
 from scheduler.core.forecast.queue_simulation import (
     MAX_STEPS,
     SIMULATION_RUNS,
@@ -57,11 +57,26 @@ from scheduler.core.shares.quota_ledger import JobOwner, PoolLedger
 from scheduler.core.shares.reclaim_rules import reclaim_min_runtime_s
 
 GOLDEN = 0.618_033_988_749_895
-DEFAULT_DURATION_S = 600.0
-"""Remaining time of a job with unknown duration; at the median at least as long as it has run."""
+DEFAULT_REMAINING_S = 600.0
+"""Least remaining time of a job that outlived all similar jobs; at the median it is as long as it has run. That of a
+pending job of an unknown size."""
 
 EVICTION_S = 1.0
 """Start of a job whose GPUs are being freed by evictions."""
+
+_BLOCKED_CODES = frozenset(
+    {
+        VerdictCode.INSUFFICIENT_RESOURCES,
+        VerdictCode.OVER_FAIR_SHARE,
+        VerdictCode.VICTIMS_PROTECTED,
+        VerdictCode.RESERVED_FOR_OTHER_JOB,
+        VerdictCode.PROJECT_LIMIT,
+        VerdictCode.USER_LIMIT,
+        VerdictCode.NON_PREEMPTIBLE_OVER_QUOTA,
+    }
+)
+"""What a decision says of a job that nothing free lets start. The simulation knows no topology, no groups, and not
+the CPU and memory that others use, so that such a job might seem to fit now."""
 
 ANY_USER = UserId("")
 """The user of all jobs where no user limit applies."""
@@ -127,6 +142,7 @@ class QueueForecast:
         self._smallest_gpu_mib = min((gpu.memory_mib for node in nodes for gpu in node.gpus), default=1)
         self._reservations = _upcoming_reservations(after, {node.id for node in nodes})
         verdicts = {verdict.job: verdict for verdict in plan.verdicts}
+        self._blocked = {verdict.job for verdict in plan.verdicts if verdict.code in _BLOCKED_CODES}
         queued = [
             row
             for row in after.pending
@@ -228,7 +244,9 @@ class QueueForecast:
         kind = DurationKey(row.project, row.user, self._template_of.get(row.job), milli)
         had_s = self._consumed_s.get(row.job, 0.0) + ran_s
         limit_s = None if row.time_limit_s is None else row.time_limit_s + had_s - ran_s
-        return RunningJob(owner, places, self._draw_remaining_s(kind, had_s, limit_s, number), requeue)
+        return RunningJob(
+            owner, places, self._draw_remaining_s(kind, had_s, limit_s, number, runs=True), requeue
+        )
 
     # -- pending jobs ----------------------------------------------------------------------------------
 
@@ -265,7 +283,8 @@ class QueueForecast:
             needs = tuple((self._bucket_builder.request_for(shape), count) for shape, count in tasks)
             from_s = max(0.0, (row.not_before_s or 0.0) - self._now_s)
             hardware = self._bucket_builder.hardware_types([shape for shape, _ in tasks])
-            line = JobClass(self._owner(row, amounts), needs, (), from_s, self._closures(row), hardware)
+            owner, blocked = self._owner(row, amounts), row.job in self._blocked
+            line = JobClass(owner, needs, (), from_s, self._closures(row), hardware, blocked)
             positions.setdefault(line, []).append(position)
         classes = [
             line._replace(positions=[each for each in mine if rows[each].job not in running])
@@ -297,15 +316,24 @@ class QueueForecast:
         kind = DurationKey(row.project, row.user, self._template_of.get(row.job), row.total_milli)
         had_s = self._consumed_s.get(row.job, 0.0)
         limit_s = None if row.time_limit_s is None else row.time_limit_s + had_s
-        return self._draw_remaining_s(kind, had_s, limit_s, number)
+        return self._draw_remaining_s(kind, had_s, limit_s, number, runs=False)
 
     def _draw_remaining_s(
-        self, kind: DurationKey, had_s: float, limit_s: float | None, number: int
+        self, kind: DurationKey, had_s: float, limit_s: float | None, number: int, *, runs: bool
     ) -> list[float]:
-        """Return the remaining time of a job in each run."""
+        """Return the remaining time of a job in each run; infinite if it has no limit and nothing is known of it.
+
+        Of a running job nothing is known without similar jobs that ended, as for reservations of gangs
+        (``expected_end_s``); of a pending one if no jobs have ended at all. A job that outlived all similar jobs is
+        expected to run as long again, at least ``DEFAULT_REMAINING_S``.
+        """
+        if limit_s is None and (
+            self._durations.expected_s(kind) is None if runs else self._durations.learned_count < MIN_SAMPLES
+        ):
+            return [math.inf] * self._runs
         parts = draw_quantiles(number, self._runs)
         return [
-            max(DEFAULT_DURATION_S, 2.0 * part * had_s) if left_s is None else left_s
+            max(DEFAULT_REMAINING_S, 2.0 * part * had_s) if left_s is None else left_s
             for part, left_s in zip(
                 parts, self._durations.remaining_quantiles_s(kind, had_s, limit_s, parts), strict=True
             )

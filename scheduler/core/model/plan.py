@@ -50,13 +50,17 @@ class Eviction:
 class AlternativeKind(StrEnum):
     """What to change in a request."""
 
+    FEWER_CPUS = "fewer_cpus"
+    """Or less memory."""
     FEWER_GPUS = "fewer_gpus"
     FEWER_TASKS = "fewer_tasks"
     MIXED_GPUS = "mixed_gpus"
+    OTHER_SHAPE = "other_shape"
     OTHER_MODEL = "other_model"
     OTHER_POOL = "other_pool"
     PREEMPTIBLE = "preemptible"
     RELAX_TOPOLOGY = "relax_topology"
+    SHORTER_LIMIT = "shorter_limit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +122,7 @@ class FairShareBreakdown:
     pool: PoolId
     guaranteed_milli: int
     limit_milli: int | None
-    allocated_milli: int
+    allocated_milli: int  # held after the plan, without what stopping jobs release
     requested_milli: int  # held and requested, capped by its limit and by user limits
     fair_share_milli: float
     steps: tuple[ShareStep, ...] = ()

@@ -29,11 +29,15 @@ class RestrictedRow(NamedTuple):
 
 
 class RequestVariant(NamedTuple):
-    """A changed request, by fields of its row, and its batch by pool."""
+    """A changed request, by fields of its row, and its batch by pool.
+
+    It can only fit where ``probe`` does, the least of several variants.
+    """
 
     kind: AlternativeKind
     fields: dict[str, Any]
     batches: dict[PoolId, BatchRequest]
+    probe: RequestVariant | None = None
 
 
 class RowChanges(NamedTuple):

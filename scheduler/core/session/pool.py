@@ -48,7 +48,7 @@ from scheduler.core.session.gang import (
 )
 from scheduler.core.session.topology_domains import TopologyDomains
 from scheduler.core.shares.fairshare import Claim, FairShare, ProjectUsers, divide_tree, project_usage
-from scheduler.core.shares.quota_ledger import AssumeReleased, PoolLedger
+from scheduler.core.shares.quota_ledger import AssumeReleased, ExceededQuota, PoolLedger
 from scheduler.core.shares.sibling_order import SiblingKey, sibling_key
 
 _NO_AMOUNTS: dict[str, Any] = {"gpus": 0, "cpu_milli": 0, "memory_mib": 0}
@@ -304,14 +304,17 @@ class PoolState:
         return self._users[leaf]
 
     def share_breakdowns(self) -> list[FairShareBreakdown]:
-        """Return the fair-share breakdown of each project; internal leaves are part of their project."""
+        """Return the fair-share breakdown of each project; internal leaves are part of their project.
+
+        What is held is that of now, without what stopping jobs release: what the reclaim rules compare with shares.
+        """
         return [
             FairShareBreakdown(
                 project,
                 self.pool.id,
                 self.quotas[project].guaranteed_milli,
                 self.quotas[project].limit_milli,
-                int(self.ledger.held[project].gpu_milli + self.ledger.releasing[project].gpu_milli),
+                int(self.ledger.held[project].gpu_milli),
                 self.requested_milli[project],
                 share.amount,
                 tuple(share.steps),
@@ -516,11 +519,17 @@ class PoolState:
 
     def is_within_share(self, leaf: ProjectId, amounts: ResourceVector) -> bool:
         """Return True if the project and its ancestors stay within their shares with ``amounts`` more."""
-        ledger = self.ledger
-        return all(
-            ledger.held[level].add(amounts).fits_in(ledger.entitlements[level].fair_share)
-            for level in self.tree.path[leaf]
-        )
+        return self.exceeded_share(leaf, amounts) is None
+
+    def exceeded_share(self, leaf: ProjectId, amounts: ResourceVector) -> ExceededQuota | None:
+        """Return the lowest project whose fair share the project would exceed with ``amounts`` more."""
+        for level in self.tree.path[leaf]:
+            held, share = self.ledger.held[level], self.ledger.entitlements[level].fair_share
+            exceeds = held.add(amounts).exceeds_each(share)
+            if any(exceeds):
+                resource = exceeds.index(True)
+                return ExceededQuota(level, held[resource], share[resource], resource)
+        return None
 
 
 def projects_with_user_limits(pool_states: Iterable[PoolState]) -> frozenset[ProjectId]:

@@ -7,18 +7,35 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
+from portal.domain.feasibility import proportional_cpu_and_memory
+from portal.domain.formatting import format_duration
 from portal.domain.stored_texts import stored_text
 from scheduler.core.model.plan import Alternative, AlternativeKind
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.snapshot import PendingRow, PoolId
 from scheduler.core.session.cache import RequestVariant
-from scheduler.core.session.gang import BatchRequest
 from scheduler.core.session.pool import PoolState, projects_with_user_limits
-from scheduler.core.verdicts.formatting import format_gpu_count, format_gpus, format_level
+from scheduler.core.verdicts.formatting import (
+    format_cpus,
+    format_gib,
+    format_gpu_count,
+    format_gpus,
+    format_level,
+)
 
 MAX_CACHED_SIZE = 64
 """Variants of requests with more tasks plus GPUs than this are not cached."""
+MIN_LIMIT_S = 300
+"""No shorter time limit is suggested."""
+CPU_PARTS = (2, 4, 8, 16, 32)
+"""CPU and memory are divided by these."""
+_DESCRIBED = (
+    *("gpu_model", "topology_constraint", "allow_mixed_gpus", "preemptible", "tasks", "min_tasks"),
+    *("gpus_per_task", "cpu_milli", "memory_mib", "pools"),
+)
+"""The fields of a change in the order of its phrase."""
 
 
 class AlternativeSearch:
@@ -36,6 +53,7 @@ class AlternativeSearch:
         self._cached_variants = cached_variants
         self._user_limited_projects = projects_with_user_limits(pool_states.values())
         self._known: dict[tuple[object, ...], Alternative | None] = {}
+        self._probes: dict[tuple[tuple[object, ...], frozenset[tuple[str, Any]]], bool] = {}
         self.steps_used = 0
 
     def cheapest(self, job: PendingRow) -> Alternative | None:
@@ -50,11 +68,11 @@ class AlternativeSearch:
         return next(self._satisfiable(job, name, self._policy.max_suggestion_steps), None)
 
     def alternatives(self, job: PendingRow) -> tuple[Alternative, ...]:
-        """Return the first change of each kind with which the job would start now, cheapest first."""
-        found: dict[AlternativeKind, Alternative] = {}
+        """Return the first change of each kind and of the same fields that starts the job now, cheapest first."""
+        found: dict[tuple[AlternativeKind, frozenset[str]], Alternative] = {}
         budget_steps = self.steps_used + self._policy.max_suggestion_steps
         for change in self._satisfiable(job, (*request_key(job), job.pools), budget_steps):
-            found.setdefault(change.kind, change)
+            found.setdefault((change.kind, frozenset(change.fields)), change)
         return tuple(found.values())
 
     def _satisfiable(self, job: PendingRow, name: Hashable, budget_steps: int) -> Iterator[Alternative]:
@@ -62,10 +80,22 @@ class AlternativeSearch:
         for variant in self._known_variants(job, name):
             if self.steps_used >= budget_steps:
                 return
-            self.steps_used += 1
-            pools = variant.fields.get("pools", job.pools)
-            if any(self._fits_now(job, variant, self._pool_states[pool]) for pool in pools):
+            if variant.probe is not None and not self._probe_fits(job, variant.probe):
+                continue
+            if self._fits_somewhere(job, variant):
                 yield self._describe(job, variant)
+
+    def _probe_fits(self, job: PendingRow, probe: RequestVariant) -> bool:
+        """Return True if the least of several variants would start now; tried once for equal requests."""
+        key = (self.reason_key(job), frozenset(probe.fields.items()))
+        if key not in self._probes:
+            self._probes[key] = self._fits_somewhere(job, probe)
+        return self._probes[key]
+
+    def _fits_somewhere(self, job: PendingRow, variant: RequestVariant) -> bool:
+        self.steps_used += 1
+        pools = variant.fields.get("pools", job.pools)
+        return any(self._fits_now(job, variant, self._pool_states[pool]) for pool in pools)
 
     def _known_variants(self, job: PendingRow, name: Hashable) -> Iterable[RequestVariant]:
         """Return ``_variants_of``, cached by ``name`` unless there are many."""
@@ -77,13 +107,16 @@ class AlternativeSearch:
         return known
 
     def _variants_of(self, job: PendingRow) -> Iterator[RequestVariant]:
-        """Yield other models, other pools, relaxed topology, mixed GPUs, preemptible, fewer tasks, fewer GPUs."""
+        """Yield other models and pools, relaxed topology, mixed GPUs, preemptible, less CPU and memory, other shapes,
+        fewer tasks, and fewer GPUs in the same or another pool or of another model.
+        """
+        places: list[tuple[AlternativeKind, dict[str, Any]]] = []
         if job.gpu_model is not None and not job.ranks:  # ranks join those that run
-            for model in self._models(job):
-                yield RequestVariant(AlternativeKind.OTHER_MODEL, {"gpu_model": model}, {})
-        for pool in self._pool_states:
-            if pool not in job.pools:
-                yield RequestVariant(AlternativeKind.OTHER_POOL, {"pools": (pool,)}, {})
+            places += ((AlternativeKind.OTHER_MODEL, {"gpu_model": model}) for model in self._models(job))
+        others = (pool for pool in self._pool_states if pool not in job.pools)
+        places += ((AlternativeKind.OTHER_POOL, {"pools": (pool,)}) for pool in others)
+        for kind, place in places:
+            yield RequestVariant(kind, place, {})
         if job.topology_constraint is not None and job.topology_constraint.required is not None:
             yield RequestVariant(AlternativeKind.RELAX_TOPOLOGY, {"topology_constraint": None}, {})
         if (
@@ -96,10 +129,57 @@ class AlternativeSearch:
             yield RequestVariant(AlternativeKind.PREEMPTIBLE, {"preemptible": True}, {})
         if job.task_requests:  # its tasks differ, so there is no single number to lower
             return
-        for tasks in range(job.tasks - 1, 0, -1):
-            yield RequestVariant(AlternativeKind.FEWER_TASKS, {"tasks": tasks}, {})
-        for count in range(job.gpus_per_task - 1, 0, -1):
-            yield RequestVariant(AlternativeKind.FEWER_GPUS, {"gpus_per_task": count}, {})
+        yield from self._with_less_cpu_and_memory(job)
+        if not job.ranks and not job.groups:
+            yield from self._in_another_shape(job)
+        yield from self._with_fewer_tasks(job)
+        yield from self._with_fewer_gpus(job, [{}, *(place for _, place in places)])
+
+    def _with_less_cpu_and_memory(self, job: PendingRow) -> Iterator[RequestVariant]:
+        least = RequestVariant(AlternativeKind.FEWER_CPUS, amounts_for(job, 1, 1 << 20), {})
+        if not least.fields:
+            return
+        for part in CPU_PARTS:
+            amounts = amounts_for(job, 1, part)
+            for name in amounts:
+                yield RequestVariant(AlternativeKind.FEWER_CPUS, {name: amounts[name]}, {}, least)
+            if len(amounts) > 1:
+                yield RequestVariant(AlternativeKind.FEWER_CPUS, amounts, {}, least)
+
+    def _in_another_shape(self, job: PendingRow) -> Iterator[RequestVariant]:
+        """Yield the same GPUs in more, smaller tasks or in fewer, larger ones, of a program with several tasks."""
+        if job.min_tasks is not None or (job.tasks == 1 and job.launcher is None):
+            return
+        for factor in (2, 4, 8):
+            if job.gpus_per_task and job.gpus_per_task % factor == 0:
+                fields = {"tasks": job.tasks * factor, "gpus_per_task": job.gpus_per_task // factor}
+                yield RequestVariant(AlternativeKind.OTHER_SHAPE, fields | amounts_for(job, 1, factor), {})
+            if job.gpus_per_task and job.tasks % factor == 0:
+                fields = {"tasks": job.tasks // factor, "gpus_per_task": job.gpus_per_task * factor}
+                amounts = {"cpu_milli": job.cpu_milli * factor, "memory_mib": job.memory_mib * factor}
+                yield RequestVariant(AlternativeKind.OTHER_SHAPE, fields | amounts, {})
+
+    def _with_fewer_tasks(self, job: PendingRow) -> Iterator[RequestVariant]:
+        name, most = ("tasks", job.tasks) if job.min_tasks is None else ("min_tasks", job.min_tasks)
+        least = RequestVariant(AlternativeKind.FEWER_TASKS, {name: 1}, {})
+        for tasks in range(most - 1, 0, -1):
+            yield RequestVariant(AlternativeKind.FEWER_TASKS, {name: tasks}, {}, least)
+
+    def _with_fewer_gpus(self, job: PendingRow, places: list[dict[str, Any]]) -> Iterator[RequestVariant]:
+        """Yield fewer GPUs with CPU and memory in proportion, most GPUs first, at each of ``places``."""
+        most = job.gpus_per_task
+        if most < 2:
+            return
+        probes = [
+            RequestVariant(
+                AlternativeKind.FEWER_GPUS, {"gpus_per_task": 1, **amounts_for(job, 1, most), **place}, {}
+            )
+            for place in places
+        ]
+        for count in range(most - 1, 0, -1):
+            for place, probe in zip(places, probes, strict=True):
+                fields = {"gpus_per_task": count, **amounts_for(job, count, most), **place}
+                yield RequestVariant(AlternativeKind.FEWER_GPUS, fields, {}, probe)
 
     def _fits_now(self, job: PendingRow, variant: RequestVariant, pool_state: PoolState) -> bool:
         """Return True if the changed request would start in the pool now."""
@@ -109,33 +189,60 @@ class AlternativeSearch:
             return pool_state.fits_now(replace(job, **variant.fields, task_requests=asks))
         known = variant.batches.get(pool_state.pool.id)
         if known is None:
-            known = variant.batches[pool_state.pool.id] = _vary(pool_state.batch_request(job), job, variant)
+            known = variant.batches[pool_state.pool.id] = pool_state.batch_request(
+                replace(job, **variant.fields)
+            )
         return pool_state.batch_fits_now(job, known)
 
     def _describe(self, job: PendingRow, variant: RequestVariant) -> Alternative:
-        (value,) = variant.fields.values()
         fields = variant.fields
-        match variant.kind:
-            case AlternativeKind.OTHER_MODEL:
-                how = stored_text(f"with {value} instead of {job.gpu_model}")
-            case AlternativeKind.OTHER_POOL:
-                how = stored_text(f"in the pool {self._pool_states[value[0]].pool.name}")
-                fields = {"pool": value[0]}
-            case AlternativeKind.RELAX_TOPOLOGY:
+        parts = [text for name in _DESCRIBED if name in fields and (text := self._part(job, name, fields))]
+        if variant.kind is AlternativeKind.OTHER_SHAPE:
+            tasks, gpus = fields["tasks"], format_gpus(fields["gpus_per_task"] * job.milli_per_gpu)
+            each = stored_text(f"of {gpus}" if tasks == 1 else f"of {gpus} each")
+            parts = [stored_text(f"as {tasks} {'task' if tasks == 1 else 'tasks'} {each}")]
+        if "pools" in fields:
+            fields = {name: value for name, value in fields.items() if name != "pools"}
+            fields["pool"] = variant.fields["pools"][0]
+        return Alternative(variant.kind, " ".join(parts), fields)
+
+    def _part(self, job: PendingRow, name: str, fields: dict[str, Any]) -> str:
+        """Return the phrase for one changed field; blank if another one says it."""
+        value = fields[name]
+        match name:
+            case "gpu_model":
+                return stored_text(f"with {value} instead of {job.gpu_model}")
+            case "pools":
+                return stored_text(f"in the pool {self._pool_states[value[0]].pool.name}")
+            case "topology_constraint":
                 level = job.topology_constraint.required if job.topology_constraint else None
-                how = stored_text(f"without the constraint to one {format_level(level or '')}")
-            case AlternativeKind.MIXED_GPUS:
-                how = stored_text("with different GPUs")
-            case AlternativeKind.PREEMPTIBLE:
-                how = stored_text("as a preemptible job")
-            case AlternativeKind.FEWER_TASKS:
-                how = stored_text(f"with {value} {'task' if value == 1 else 'tasks'} instead of {job.tasks}")
-            case AlternativeKind.FEWER_GPUS:
-                how = stored_text(
+                return stored_text(f"without the constraint to one {format_level(level or '')}")
+            case "allow_mixed_gpus":
+                return stored_text("with different GPUs")
+            case "preemptible":
+                return stored_text("as a preemptible job")
+            case "tasks":
+                return stored_text(f"with {value} {'task' if value == 1 else 'tasks'} instead of {job.tasks}")
+            case "min_tasks":
+                tasks = stored_text(f"{value} {'task' if value == 1 else 'tasks'}")
+                return stored_text(f"with {tasks} to start instead of {job.min_tasks}")
+            case "gpus_per_task":
+                return stored_text(
                     f"with {format_gpus(value * job.milli_per_gpu)}{' per task' if job.tasks > 1 else ''} "
                     f"instead of {format_gpu_count(job.task_milli)}"
                 )
-        return Alternative(variant.kind, how, fields)
+            case "cpu_milli":
+                return stored_text(
+                    f"and with {format_cpus(value)}"
+                    if len(fields) > 1 and "gpus_per_task" in fields
+                    else f"with {format_cpus(value)} instead of {format_gpu_count(job.cpu_milli)}"
+                )
+            case _:
+                return stored_text(
+                    f"and {format_gib(value)} of memory"
+                    if "cpu_milli" in fields or "gpus_per_task" in fields
+                    else f"with {format_gib(value)} of memory instead of {format_gib(job.memory_mib)}"
+                )
 
     def _has_hardware_choice(self, job: PendingRow, pool: PoolId) -> bool:
         pool_state = self._pool_states[pool]
@@ -155,26 +262,21 @@ class AlternativeSearch:
         return (*request_key(job), job.pools, job.user if counts else None)
 
 
-def _vary(batch: BatchRequest, job: PendingRow, variant: RequestVariant) -> BatchRequest:
-    """Return ``batch`` of a job with the change of ``variant`` applied."""
-    (value,) = variant.fields.values()
-    shape = batch.shape
-    match variant.kind:
-        case AlternativeKind.OTHER_MODEL:
-            return batch._replace(shape=shape._replace(gpu_model=value))
-        case AlternativeKind.RELAX_TOPOLOGY:
-            return batch._replace(topology_constraint=None)
-        case AlternativeKind.MIXED_GPUS:
-            return batch._replace(shape=shape._replace(same_gpus=False))
-        case AlternativeKind.PREEMPTIBLE:
-            return batch._replace(preemptible=True)
-        case AlternativeKind.FEWER_TASKS:
-            return batch._replace(task_count=value if job.min_tasks is None else batch.task_count)
-        case AlternativeKind.FEWER_GPUS:
-            each = batch.per_task._replace(gpu_milli=value * shape.milli)
-            return batch._replace(shape=shape._replace(gpus=value), per_task=each)
-        case _:  # another pool: the job is unchanged
-            return batch
+def shorter_limit(now_s: float, until_s: float, name: str) -> Alternative | None:
+    """Return the change to a time limit that ends before ``until_s``, when a reservation begins; None if too short.
+
+    A tenth is left for the time until the change is made.
+    """
+    limit_s = int(0.9 * (until_s - now_s))
+    limit_s -= limit_s % (1_800 if limit_s >= 7_200 else 60)
+    if limit_s < MIN_LIMIT_S:
+        return None
+    how = stored_text(f"with a time limit of {format_duration(limit_s)}, which ends before {name}")
+    return Alternative(AlternativeKind.SHORTER_LIMIT, how, {"time_limit_s": limit_s})
+
+
+def amounts_for(job: PendingRow, count: int, of: int) -> dict[str, int]:
+    return proportional_cpu_and_memory(job.cpu_milli, job.memory_mib, count, of)
 
 
 def request_key(job: PendingRow) -> tuple[object, ...]:

@@ -28,7 +28,7 @@ from scheduler.core.session.cache import RequestVariant
 from scheduler.core.session.gang import Gang
 from scheduler.core.session.pool import PoolState
 from scheduler.core.shares.quota_ledger import AssumeReleased, ExceededQuota
-from scheduler.core.verdicts.alternatives import AlternativeSearch, request_key
+from scheduler.core.verdicts.alternatives import AlternativeSearch, request_key, shorter_limit
 from scheduler.core.verdicts.formatting import (
     equal_parts,
     format_closed_nodes,
@@ -338,7 +338,7 @@ class Explainer:
             alike = gang.homogeneous and job.share_mib is None
             amounts = gang.tasks[0].amounts.multiply(job.required_tasks) if alike else pool_state.demand(job)
             reason = self._quota_reason(job, pool_state, amounts) or self._capacity_reason(
-                job, pool_state, gang.tasks[0].shape if alike else request_key(job)
+                job, pool_state, gang.tasks[0].shape if alike else request_key(job), amounts
             )
             change = self.alternative_search.cheapest_by(job, gang.class_id)
             known = self._class_reasons[gang.class_id] = ClassReason(reason, change, {})
@@ -350,13 +350,14 @@ class Explainer:
             f"Needs {format_request(job)}; enough is free now, but reserved for a larger job that starts at "
             f"{format_time(reservation.start_s)}. With a time limit that ends before then, it could start now."
         )
+        change = shorter_limit(self._now_s, reservation.start_s, stored_text("the larger job starts"))
         numbers = {**verdict.details, "reserved_from_s": reservation.start_s}
         return replace(
             verdict,
             code=VerdictCode.RESERVED_FOR_OTHER_JOB,
             message=message,
             details=numbers,
-            suggestion=None,
+            suggestion=change,
         )
 
     def victims_protected(self, job: PendingRow, until_s: float, reason: ClassReason) -> ClassReason:
@@ -410,10 +411,13 @@ class Explainer:
         }
         return Reason(code, message, numbers)
 
-    def _capacity_reason(self, job: PendingRow, pool_state: PoolState, request: Hashable) -> Reason:
+    def _capacity_reason(
+        self, job: PendingRow, pool_state: PoolState, request: Hashable, amounts: ResourceVector
+    ) -> Reason:
         """Return the reason for missing capacity: too few or fragmented free GPUs, or the fair share.
 
-        Jobs of equal ``request`` differ at most in what else is listed here.
+        Jobs of equal ``request`` differ at most in what else is listed here. ``amounts`` are those of the tasks that
+        must start together. The share is exceeded by the rule that forbids to reclaim (``exceeded_share``).
         """
         key = (
             pool_state.pool.id,
@@ -438,13 +442,20 @@ class Explainer:
         others_hold = (
             sum(pool_state.ledger.held[top].gpu_milli for top in pool_state.tree.children[None]) > held
         )
-        if space.is_insufficient and others_hold and held + job.required_milli > share:
-            over = stored_text(
-                f"With it, {pool_state.tree.name[leaf]} would use "
-                f"{format_gpu_count(held + job.required_milli)}, more than its fair share of "
-                f"{format_gpu_count(share)}, so no other project releases GPUs for it; it starts when some are free."
+        if space.is_insufficient and others_hold and (over := pool_state.exceeded_share(leaf, amounts)):
+            text = stored_text(
+                f"{self._share_label(job, pool_state, over)} holds {_amount(over.held, over.resource)} of its "
+                f"fair share of {_amount(over.allowed, over.resource)}; with this job it would hold "
+                f"{_amount(over.held + amounts[over.resource], over.resource)}, so no other project releases GPUs "
+                "for it. It starts when enough are free."
             )
-            return Reason(VerdictCode.OVER_FAIR_SHARE, f"{space.message} {over}", numbers)
+            if over.resource == 0:
+                numbers |= {
+                    "used_gpus": over.held / WHOLE_MILLI,
+                    "fair_share_gpus": over.allowed / WHOLE_MILLI,
+                    "project": pool_state.tree.project_of(over.project),
+                }
+            return Reason(VerdictCode.OVER_FAIR_SHARE, f"{space.message} {text}", numbers)
         return Reason(VerdictCode.INSUFFICIENT_RESOURCES, space.message, numbers)
 
     def _free_capacity(self, job: PendingRow, pool_state: PoolState) -> FreeCapacity:
@@ -558,6 +569,12 @@ class Explainer:
             return name
         return stored_text(f"{name} (which contains {pool_state.tree.name[job.project]})")
 
+    def _share_label(self, job: PendingRow, pool_state: PoolState, bound: ExceededQuota) -> str:
+        """Return the label of a project; one that has children is named apart from its own jobs."""
+        label = self._project_label(job, pool_state, bound)
+        own = pool_state.tree.is_own_leaf(bound.project)
+        return stored_text(f"{label} without the projects below it") if own else label
+
     def _in_pool(self, text: str, pool_state: PoolState) -> str:
         """Return the text with the name of the pool if there are several."""
         return (
@@ -594,6 +611,14 @@ def _dependency_reason(job: PendingRow) -> Reason:
         ),
         {"unfinished_dependencies": len(job.dependencies)},
     )
+
+
+def _amount(amount: float, resource: int) -> str:
+    """Return an amount of GPUs, or with the unit of CPUs and memory."""
+    if resource == 2:
+        return format_gib(round(amount))
+    number = format_gpu_count(amount)
+    return stored_text(f"{number} {'CPU' if number == '1' else 'CPUs'}") if resource else number
 
 
 def _held_and_allowed(bound: ExceededQuota) -> tuple[str, str]:

@@ -85,8 +85,12 @@ def format_level(key: str) -> str:
 
 def format_cpu_and_memory(job: PendingRow) -> str:
     """Return such as ``4 CPUs and 8 GiB``."""
-    cpus = format_gpu_count(job.cpu_milli)
-    return stored_text(f"{cpus} {'CPU' if cpus == '1' else 'CPUs'} and {format_gib(job.memory_mib)}")
+    return stored_text(f"{format_cpus(job.cpu_milli)} and {format_gib(job.memory_mib)}")
+
+
+def format_cpus(milli: float) -> str:
+    cpus = format_gpu_count(milli)
+    return stored_text(f"{cpus} {'CPU' if cpus == '1' else 'CPUs'}")
 
 
 def format_closed_nodes(out_of_service: int, unreachable: int) -> str:

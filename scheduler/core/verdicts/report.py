@@ -14,6 +14,7 @@ from scheduler.core.model.snapshot import HeldSlots, JobId, PendingRow, PoolId, 
 from scheduler.core.session.gang import Gang, GangTaskState
 from scheduler.core.session.job_queue import sort_fairly
 from scheduler.core.verdicts import formatting
+from scheduler.core.verdicts.alternatives import shorter_limit
 from scheduler.core.verdicts.explain import ClassReason, Explainer
 
 _CAPACITY_CODES = frozenset({VerdictCode.INSUFFICIENT_RESOURCES, VerdictCode.OVER_FAIR_SHARE})
@@ -149,10 +150,13 @@ class VerdictReport:
         first = reservations.first_blocking(job, inside)
         if first is None:  # the reserved nodes are in other pools
             return verdict
+        now_s = self.session.snapshot.now_s
+        change = shorter_limit(now_s, first.start_s, stored_text("the reservation begins")) if free else None
         return replace(
             verdict,
             code=VerdictCode.RESERVED_FOR_OTHER_JOB,
-            message=_reservation_message(job, first, free=free, now_s=self.session.snapshot.now_s),
+            suggestion=change or verdict.suggestion,
+            message=_reservation_message(job, first, free=free, now_s=now_s),
             details={
                 **verdict.details,
                 "reservation": first.name,
