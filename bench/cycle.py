@@ -171,7 +171,9 @@ class BenchCluster:
         """Delete all jobs and their allocations."""
         from django.db import connection
 
-        with connection.cursor() as cursor:
+        from portal.database.roles import as_owner
+
+        with as_owner(), connection.cursor() as cursor:
             cursor.execute("TRUNCATE portal_job, portal_outboxmessage CASCADE")
             cursor.execute("UPDATE portal_gpu SET used_milli = 0")
 
@@ -304,5 +306,7 @@ class BenchCluster:
         """Run ANALYZE."""
         from django.db import connection
 
-        with connection.cursor() as cursor:
+        from portal.database.roles import as_owner
+
+        with as_owner(), connection.cursor() as cursor:
             cursor.execute("ANALYZE")

@@ -167,7 +167,9 @@ def _copy_cpu_s(batches: int) -> float:
     """Return PostgreSQL's CPU time for COPY of as many points, in as many transactions."""
     from django.db import connection
 
-    with connection.cursor() as cursor:
+    from portal.database.roles import as_owner
+
+    with as_owner(), connection.cursor() as cursor:
         cursor.execute("CREATE TABLE bench_points (LIKE mlflow.metrics INCLUDING ALL)")
         before = _database_cpu_s()
         for batch in range(batches):

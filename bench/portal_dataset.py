@@ -177,6 +177,7 @@ class BenchDataset:
         from django.db import connection
         from django.utils import timezone
 
+        from portal.database.roles import as_owner
         from portal.models import (
             Allocation,
             Attempt,
@@ -311,7 +312,7 @@ class BenchDataset:
         )
         self._add_work(attempts, now)
         self._store_report_days()
-        with connection.cursor() as cursor:
+        with as_owner(), connection.cursor() as cursor:
             cursor.execute("VACUUM ANALYZE")  # as autovacuum does after so many new rows
 
     def _add_work(self, attempts: list[Any], now: dt.datetime) -> None:

@@ -107,6 +107,7 @@ def build_cluster(nodes: int, pending: int) -> list[dict[str, Any]]:
     from django.db import connection, transaction
     from django.utils import timezone
 
+    from portal.database.roles import as_owner
     from portal.models import Environment, Gpu, Job, Membership, Node, NodePool, Project, Quota, User
     from portal.models.public_id import new_public_id
     from portal.services.jobs.submission import JobRequest, do_submit_job
@@ -170,7 +171,7 @@ def build_cluster(nodes: int, pending: int) -> list[dict[str, Any]]:
     for _ in range(pending):
         submit(draw.randrange(2), gpus_per_task=draw.choice((1, 2, 4, 8)), tasks=draw.choice((1, 1, 1, 2)))
     run_cycle("bench", "bench")
-    with connection.cursor() as cursor:
+    with as_owner(), connection.cursor() as cursor:
         cursor.execute("ANALYZE")
     return [
         {

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from django.db import connection, connections, transaction
 
+from portal.database.roles import as_owner
 from portal.domain.states import JobState
 from portal.models import AuditEntry, ClusterSettings, Gpu, Job, Node, OrphanContainer, Task
 from portal.services.cluster.recovery import begin_recovery, do_adopt_orphan, do_stop_orphan
@@ -34,7 +35,8 @@ def major() -> int:
 
 
 def dump(to: Path) -> None:
-    backup._postgres_tool("pg_dump", major(), "--format=custom", "--file", str(to))
+    with as_owner():
+        backup._postgres_tool("pg_dump", major(), "--format=custom", "--file", str(to))
 
 
 def restore(of: Path) -> None:
@@ -42,7 +44,8 @@ def restore(of: Path) -> None:
     server, name = major(), connection.settings_dict["NAME"]
     connections.close_all()
     how = ("--clean", "--if-exists", "--no-owner", "--exit-on-error", "--single-transaction")
-    backup._postgres_tool("pg_restore", server, *how, "--dbname", name, str(of))
+    with as_owner():
+        backup._postgres_tool("pg_restore", server, *how, "--dbname", name, str(of))
     with transaction.atomic():
         begin_recovery()
 

@@ -33,7 +33,7 @@ def portal(transactional_db: None, tmp_path: Path) -> Iterator[httpx.Client]:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = int(taken.getsockname()[1])
     url = f"https://localhost:{port}"
-    folder = DataDir(tmp_path, None)
+    folder = DataDir(tmp_path / "data", None)
     folder.prepare()
     environment = common_environment(folder, service_environment() | _address_settings(url))
     listening = ListenOptions(port=port, tls_cert=certificate, tls_key=key)
