@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -183,11 +183,14 @@ def podman_node(own_engine: None, node: LoneNode, tiny_image: RigImage) -> LoneN
 def _drop_firewall() -> None:
     from agents.node.runtimes.firewall import chain_names
 
+    drop_chains("iptables", chain_names(CLUSTER))
+
+
+def drop_chains(program: str, chains: Sequence[str]) -> None:
     def iptables(*words: str) -> str:
-        command = ["iptables", "-w", "5", "-t", "mangle", *words]
+        command = [program, "-w", "5", "-t", "mangle", *words]
         return subprocess.run(command, capture_output=True, text=True, timeout=10).stdout
 
-    chains = chain_names(CLUSTER)
     for rule in iptables("-S").splitlines():
         if rule.endswith(tuple(f"-j {chain}" for chain in chains)):
             iptables("-D", *rule.split()[1:])
