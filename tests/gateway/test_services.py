@@ -102,14 +102,15 @@ Server((os.environ["FAIRWAY_ADDRESS"], int(os.environ["PORT"])), Handler).serve_
 """
 
 
-IDENTITY_HEADERS = """
+_NAMES = """
 Remote-User REMOTE_USER Remote_User remote.user X-Remote-User x_remote_user X-Remote.User X-Remote-Groups Remote-Email
-X-Auth-Request-User X-Auth-Request-Email X_Auth_Request_Groups X-Auth-User X-Webauth-User X-WEBAUTH_USER X-Fairway-User
-X-Fairway-User-Id X-FAIRWAY_ADMIN X-Forwarded-User X-Forwarded-Email X-Forwarded-Preferred-Username X-Forwarded-Groups
-X-Forwarded X-Forwarded-Client-Cert Forwarded X-Real-IP X-Authenticated-User X-Authentik-Username X-User X-User-Id
-X-Goog-Authenticated-User-Email Cf-Access-Authenticated-User-Email X-Ms-Client-Principal-Name Impersonate-User
-Client-Cert X-SSL-Client-Verify X-Client-Cert Tailscale-User-Login True-Client-IP X-Consumer-Username
-""".split()
+X-Auth-Request-User X-Auth-Request-Email X_Auth_Request_Groups X-Auth-User X-Webauth-User X-WEBAUTH_USER
+X-Fairway-User X-Fairway-User-Id X-FAIRWAY_ADMIN X-Forwarded-User X-Forwarded-Email X-Forwarded-Preferred-Username
+X-Forwarded-Groups X-Forwarded X-Forwarded-Client-Cert Forwarded X-Real-IP X-Authenticated-User X-Authentik-Username
+X-User X-User-Id X-Goog-Authenticated-User-Email Cf-Access-Authenticated-User-Email X-Ms-Client-Principal-Name
+Impersonate-User Client-Cert X-SSL-Client-Verify X-Client-Cert Tailscale-User-Login True-Client-IP X-Consumer-Username
+"""
+IDENTITY_HEADERS = _NAMES.split()
 """Headers in which servers behind a proxy expect who sends a request."""
 
 

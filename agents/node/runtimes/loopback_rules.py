@@ -90,7 +90,5 @@ class LoopbackRules:
 
 
 def _run(command: List[str], text: str = "") -> str:
-    answer = subprocess.run(
-        command, input=text.encode(), capture_output=True, timeout=_TIMEOUT_S, check=True
-    )
+    answer = subprocess.run(command, input=text.encode(), capture_output=True, timeout=_TIMEOUT_S, check=True)
     return answer.stdout.decode(errors="replace")

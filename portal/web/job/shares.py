@@ -20,6 +20,7 @@ from portal.services.workspaces.shares import (
     list_shares,
     list_visitors,
     project_members,
+    remaining_risk,
 )
 from portal.web.display.formatting import parse_whole_number
 from portal.web.job.overview import job_page_context
@@ -73,4 +74,6 @@ def revoke(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
             name=row.job.name, display_name=row.user.display_name
         ),
     )
+    if risk := remaining_risk(row):
+        messages.warning(request, risk)
     return redirect("job-shares", row.job.public_id)

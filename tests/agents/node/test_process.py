@@ -96,7 +96,11 @@ while True:
     start(link, node.spec("jserver2345", *server, mounts=[{**home, "source": "ada"}], digest="s"))
     text = log_with(link, "jserver2345", "listening")
     first, second, third = re.findall(r"port (\d+)", text)
-    places = [("127.0.0.1", first), ("127.77.0.1", second), (socket.gethostbyname(socket.gethostname()), second)]
+    places = [
+        ("127.0.0.1", first),
+        ("127.77.0.1", second),
+        (socket.gethostbyname(socket.gethostname()), second),
+    ]
     places.append(("::1", third))
     connect = """
 import socket, sys

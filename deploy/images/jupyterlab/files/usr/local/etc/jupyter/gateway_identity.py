@@ -50,7 +50,7 @@ class GatewayIdentityProvider(IdentityProvider):
 
     def _is_secret(self, given):
         self._read()
-        accepted = [self._secret, self._replaced if time.monotonic() < self._replaced_until_s else b""]
+        accepted = [self._secret, self._replaced if time.time() < self._replaced_until_s else b""]
         return any(each and hmac.compare_digest(given, each) for each in accepted)
 
     def _read(self):
@@ -63,7 +63,7 @@ class GatewayIdentityProvider(IdentityProvider):
         except OSError:
             return  # without the file nobody can use the server
         if self._version is not None:
-            self._replaced, self._replaced_until_s = self._secret, time.monotonic() + GRACE_S
+            self._replaced, self._replaced_until_s = self._secret, status.st_mtime + GRACE_S
         self._version, self._secret = version, secret
 
 
