@@ -19,10 +19,17 @@ from portal.domain.shares import (
     VIEWABLE_TOOLS,
     ShareAccess,
 )
-from portal.domain.states import LIVE_ATTEMPT_STATES, TERMINAL_JOB_STATES, JobKind, Role
+from portal.domain.states import (
+    LIVE_ATTEMPT_STATES,
+    TERMINAL_JOB_STATES,
+    AttemptState,
+    JobKind,
+    Role,
+    RuntimeKind,
+)
 from portal.domain.stored_texts import stored_text
 from portal.errors import Conflict, Forbidden, InvalidRequest, NotFound
-from portal.models import Attempt, Job, JobEvent, Membership, User, WorkspaceSession, WorkspaceShare
+from portal.models import Attempt, Job, JobEvent, Membership, Task, User, WorkspaceSession, WorkspaceShare
 from portal.services.audit import record_action
 from portal.services.workspaces.secret_replacement import has_replaceable_secret, request_replacement
 
@@ -143,6 +150,18 @@ def do_share_workspace(user: User, job: Job, guest: User, access: str, duration_
         )
         JobEvent.objects.create(job=job, kind="shared", actor=user.username, message=message)
     return share
+
+
+def open_port_warning(job: Job) -> str:
+    """Return what a share cannot protect on the node where the workspace runs; "" if nothing."""
+    running = Task.objects.filter(attempt__job=job, rank=0, state=AttemptState.RUNNING.value)
+    task = running.filter(node__runtime=RuntimeKind.PROCESS.value).select_related("node").first()
+    if task is None or task.node.agent_info.get("closes_ports", {}).get(RuntimeKind.PROCESS.value):
+        return ""
+    return _(
+        "{node} does not separate the tasks of its users: a program of another user there can connect to the port of "
+        "the workspace, and may read its secret. What a visitor may do is limited in the browser only."
+    ).format(node=task.node.name)
 
 
 def remaining_risk(share: WorkspaceShare) -> str:

@@ -19,6 +19,7 @@ from portal.services.workspaces.shares import (
     get_share,
     list_shares,
     list_visitors,
+    open_port_warning,
     project_members,
     remaining_risk,
 )
@@ -38,6 +39,7 @@ def shares(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
         "may_share": may_share,
         "members": project_members(job) if may_share else [],
         "durations": DURATIONS_S,
+        "warning": open_port_warning(job) if may_share else "",
         "may_view": job.environment.tool in VIEWABLE_TOOLS,
     }
     return render(request, "job/shares.html", job_page_context(user, job) | context)
