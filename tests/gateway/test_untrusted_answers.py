@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from portal.gateway.protocol.cookies import (
     COOKIE_BYTES,
@@ -19,7 +21,7 @@ from portal.gateway.protocol.cookies import (
     read_cookie,
     tool_headers,
 )
-from portal.gateway.protocol.locations import rewrite_location
+from portal.gateway.protocol.locations import rewrite_location, rewrite_refresh
 from portal.services.workspaces.access import do_open_workspace
 from tests.gateway.gateway_harness import running_workspace
 
@@ -285,6 +287,50 @@ PORTS = {8888, 31000}
 def test_addresses_sent_to_the_browser(address, reaches):
     found = rewrite_location(address.encode(), PORTS)
     assert (found.decode() if found is not None else None) == reaches
+
+
+_LOOPBACK = [
+    "localhost",
+    "a.localhost",
+    "127.0.0.1",
+    "127.1",
+    "0x7f.0.0.1",
+    "017700000001",
+    "2130706433",
+    "0.0.0.0",
+]
+
+
+@given(st.data())
+def test_no_spelling_of_a_loopback_address_passes(drawn):
+    """Each is one that browsers read as the user's machine."""
+
+    def draw(*choices: str) -> str:
+        return str(drawn.draw(st.sampled_from(choices)))
+
+    def spelled(character: str) -> str:
+        wide = chr(ord(character) + 0xFEE0)
+        percent = "".join(f"%{byte:02x}" for byte in draw(character, wide).encode())
+        noise = draw("", "", "\t", "\n", "\r", "\u00ad")
+        return draw(character, character.upper(), wide, percent) + noise
+
+    host = "".join(spelled(each) for each in draw(*_LOOPBACK)) + draw("", "", ".")
+    host = draw(host, host, "[::1]", "[::ffff:127.0.0.1]", "[0:0:0:0:0:0:0:1]", "[::]")
+    start = draw("http:", "HTTPS:", "hT\ttp:", " \x0bhttp:", "ws:", "")
+    slashes = draw("//", "\\\\", "/\\", "///", "\\/\t/")
+    user = draw("", "", "user:word@", "example.org@", "a%40b@c@")
+    url = (
+        start
+        + slashes
+        + user
+        + host
+        + draw("", ":", ":631", ":0631", ":70000")
+        + draw("", "/x", "?x", "\\x", "#x")
+    )
+    assert rewrite_location(url.encode(), PORTS) is None
+    refresh = draw("0;", "1,", "2 ", "3\t;\t", ".5 , ,", "0.1;;") + draw("", "url=", "URL =\t", "uRl= ")
+    quote = draw("", "'", '"')
+    assert rewrite_refresh((refresh + quote + url + quote).encode(), PORTS) is None
 
 
 def test_cookie_rules():
