@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import pytest
 from agents.link import AgentError, Link, OutcomeUnknownError
 from agents.local import open_local
 from tests.agent_program import agent_program
+from tests.firewall_chains import drop_chains
 from tests.rig.images import RigImage
 from tests.rig.records import machine_lock
 
@@ -184,19 +185,6 @@ def _drop_firewall() -> None:
     from agents.node.runtimes.firewall import chain_names
 
     drop_chains("iptables", chain_names(CLUSTER))
-
-
-def drop_chains(program: str, chains: Sequence[str]) -> None:
-    def iptables(*words: str) -> str:
-        command = [program, "-w", "5", "-t", "mangle", *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=10).stdout
-
-    for rule in iptables("-S").splitlines():
-        if rule.endswith(tuple(f"-j {chain}" for chain in chains)):
-            iptables("-D", *rule.split()[1:])
-    for chain in chains:
-        iptables("-F", chain)
-        iptables("-X", chain)
 
 
 def wait_for(link: Link, kind: str, timeout_s: float = 10.0, **facts: Any) -> dict[str, Any]:

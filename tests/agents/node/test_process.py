@@ -21,7 +21,8 @@ from agents.link import AgentError
 from agents.node.runtimes.loopback_rules import chain_name
 from agents.node.sampler import MIN_PAUSE_S, wait_until_phase_s
 from agents.node.task_log import to_log_lines
-from tests.agents.node.conftest import CLUSTER, GPUS, LoneNode, drop_chains, log_of, log_with, wait_for
+from tests.agents.node.conftest import CLUSTER, GPUS, LoneNode, log_of, log_with, wait_for
+from tests.firewall_chains import drop_chains
 from tests.time_budget import budget_s
 from tests.unkillable_process import missing_freezer, unkillable
 
