@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
+from collections.abc import Mapping
 from hashlib import sha256
 from html import escape
 
@@ -83,18 +84,19 @@ def static_error_page(
     link: tuple[str, str] | None = None,
     is_temporary: bool = False,
     accept_language: str | None = None,
+    values: Mapping[str, str] | None = None,
 ) -> str:
     """Return the HTML. ``link`` is (address, label); an empty address reloads this page.
 
     ``is_temporary`` marks an error that is expected to pass. ``accept_language`` is the browser's header of that
-    name; None: the texts are in the present language.
+    name; None: the texts are in the present language. ``values`` fill the placeholders of the message.
     """
     language = (get_language() or "en") if accept_language is None else _browser_language(accept_language)
     with override(language):
         return _PAGE.format(
             language=language,
             title=escape(_(title)),
-            message=escape(_(message)),
+            message=escape(_(message).format(**values) if values else _(message)),
             link=f'<a href="{escape(link[0])}">{escape(_(link[1]))}</a>' if link else "",
             wait=' class="wait"' if is_temporary else "",
             style=_STYLE,

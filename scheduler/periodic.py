@@ -43,6 +43,7 @@ from portal.services.notices.inbox import delete_old_notices
 from portal.services.projects.data_set_sizes import repair_measurements
 from portal.services.projects.quota_additions import record_ended_additions
 from portal.services.user_requests import expire_requests
+from portal.services.workspaces.secret_replacement import request_replacements
 from portal.services.workspaces.terminals import delete_old_terminals
 from scheduler.failed_cycles import delete_old_failed_cycles
 from scheduler.forecast.forecast_store import RETENTION, score_started
@@ -69,6 +70,7 @@ def run_periodic_pass() -> None:
     expire_requests()
     record_ended_additions()
     stop_unready_servers()
+    request_replacements()
     stalls.detect_stalls()
     stop_unsent_on_unreachable_nodes()
     stop_gangs_on_unreachable_nodes()

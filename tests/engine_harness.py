@@ -20,6 +20,7 @@ import pytest
 import redis
 from django.conf import settings
 
+from agents.node.runtimes.loopback_rules import chain_name
 from portal.domain.states import NodeTransport, RuntimeKind
 from portal.models import Gpu, Node, NodePool, OutboxMessage
 from scheduler import leases, periodic
@@ -28,6 +29,7 @@ from scheduler.leases import new_holder
 from scheduler.nodes.actor_supervisor import ActorSupervisor
 from tests import factories
 from tests.agent_program import copy_agent_program
+from tests.firewall_chains import drop_chains
 from tests.process_environment import service_environment
 
 ROOT = Path(__file__).parent.parent
@@ -62,6 +64,7 @@ class EngineHarness:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.processes: list[subprocess.Popen[bytes]] = []
+        self.clusters: set[str] = set()
         self.environment = {
             **service_environment(),
             "REDIS_URL": settings.REDIS_URL,
@@ -82,6 +85,7 @@ class EngineHarness:
     ) -> Node:
         """An enrolling local node with the runtime process, and with pretend GPUs unless a provider is named."""
         cluster = factories.cluster_settings().cluster_id
+        self.clusters.add(cluster)
         home = self.folder / name
         home.mkdir(mode=0o755)
         (home / "boot_id").write_text("boot-1")
@@ -176,6 +180,9 @@ class EngineHarness:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         self._end_tasks()
+        if os.geteuid() == 0:
+            for program in filter(shutil.which, ("iptables", "ip6tables")):
+                drop_chains(program, [chain_name(cluster) for cluster in self.clusters])
 
     def _end_tasks(self) -> None:
         """Ends what still runs on the nodes of this harness, by the process ids in its own state folders."""

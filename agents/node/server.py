@@ -217,7 +217,13 @@ class AgentSession:
             "networks": self._networks() if self.role == "control" else None,
             "rendezvous_ports": list(self._settings.rendezvous_ports),
             "egress": {each.kind: each.firewall_fault() == "" for each in self.tasks.runtimes.values()},
+            "closes_ports": {kind: not fault for kind, fault in self._port_faults().items()},
         }
+
+    def _port_faults(self) -> Dict[str, str]:
+        """Return by runtime why ports of tasks are open to other tasks; blank: they are closed."""
+        faults = {each.kind: each.port_fault() for each in self.tasks.runtimes.values()}
+        return {kind: fault for kind, fault in faults.items() if fault is not None}
 
     def _networks(self) -> Dict[str, Any]:
         """Return user-defined networks by engine; None where unknown."""

@@ -319,6 +319,10 @@ class Hello(Message):
     egress: Annotated[Mapping[str, bool], wire(FieldReader.mapping_of, _parse_boolean, 16)] = field(
         default_factory=dict
     )
+    # by runtime without networks of its own, whether ports of a task are closed to tasks of other accounts
+    closes_ports: Annotated[Mapping[str, bool], wire(FieldReader.mapping_of, _parse_boolean, 16)] = field(
+        default_factory=dict
+    )
 
 
 @dataclass(frozen=True)

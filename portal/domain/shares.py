@@ -12,6 +12,10 @@ VIEWABLE_TOOLS = ("jupyterlab", "tensorboard")
 """Tools that are of use when nothing is sent but requests that read."""
 
 
+REPLACEABLE_SECRET_TOOLS = ("jupyterlab", "tensorboard")
+"""Tools that read their secret again when it changes; others read it when they start."""
+
+
 class ShareAccess(StrEnum):
     VIEW = "view"  # GET and HEAD only, and no WebSockets: files and saved notebooks, no kernels or terminals
     EDIT = "edit"  # everything that the owner can do in the tool, as the owner

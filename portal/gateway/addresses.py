@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from django.conf import settings
 
@@ -32,6 +33,16 @@ def workspace_origin(job: str) -> str:
 
 def service_origin(service: str) -> str:
     return f"{public_scheme()}://svc-{service}.{settings.APPS_DOMAIN}"
+
+
+def is_public_address(host: str, port: int) -> bool:
+    """Return whether the portal, a workspace or a service of this installation answers there."""
+    portal = urlsplit(portal_origin())
+    default = 443 if settings.HTTPS_ENABLED else 80
+    if (host, port) == (portal.hostname, portal.port or default):
+        return True
+    apps = urlsplit(f"//{settings.APPS_DOMAIN}")
+    return port == (apps.port or default) and host.endswith(f".{apps.hostname}")
 
 
 def strip_port(host: str) -> str:

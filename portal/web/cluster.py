@@ -177,6 +177,10 @@ def _machine_facts(row: Node) -> list[tuple[str, str]]:
                 _("enforced") if enforced else _("not enforced: only jobs with open egress"),
             )
         )
+    if row.runtime in hello.get("closes_ports", {}):
+        closed = hello["closes_ports"][row.runtime]
+        text = _("closed to tasks of other users") if closed else _("open to all programs of this machine")
+        facts.append((_("Ports of tasks"), text))
     versions = hello.get("versions") or {}
     facts.extend(
         (_(title), str(versions[name])) for name, title in VERSION_LABELS.items() if versions.get(name)

@@ -22,6 +22,11 @@ from portal.services.jobs.notebooks import LIST_NOTEBOOKS_HINT, listings_to_make
 from portal.services.lifecycle import job_control, readiness
 from portal.services.lifecycle.rendezvous_check import should_check_rendezvous
 from portal.services.saved_images import SAVE_IMAGE_HINT, images_to_save
+from portal.services.workspaces.secret_replacement import (
+    REPLACE_SECRET_HINT,
+    Replacement,
+    due_replacements,
+)
 from portal.services.workspaces.terminals import OPEN_TERMINAL_HINT, terminals_to_open
 from scheduler.leases import LeaseLostError
 from scheduler.nodes import dispatch
@@ -34,6 +39,7 @@ from scheduler.nodes.node_connection import NodeConnection
 from scheduler.nodes.notebooks import list_notebooks
 from scheduler.nodes.reconcile import collect_and_remove
 from scheduler.nodes.saved_images import save_image
+from scheduler.nodes.secret_replacements import replace_secret
 from scheduler.nodes.storage_usage import POLL_S as STORAGE_POLL_S
 from scheduler.nodes.storage_usage import measure_storage
 from scheduler.nodes.terminals import open_terminal
@@ -53,8 +59,9 @@ IMAGE_POLL_S = 1.0
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 8.0
 MAX_START_ATTEMPTS = 5
 NOTHING_DUE_S = 3600.0
+SECRET_RETRY_S = 10.0
 
-REQUEST_HINTS = frozenset({OPEN_TERMINAL_HINT, LIST_NOTEBOOKS_HINT, SAVE_IMAGE_HINT})
+REQUEST_HINTS = frozenset({OPEN_TERMINAL_HINT, LIST_NOTEBOOKS_HINT, SAVE_IMAGE_HINT, REPLACE_SECRET_HINT})
 """Notifications of requests that ``run_due`` answers."""
 
 Key = tuple[str, int]
@@ -186,6 +193,8 @@ class NodeQueue:
         actions |= self._start_actions(connection, starts, read_s)
         if has_requests or self._has_requests:
             requests = _requests(connection)
+            for due in due_replacements(connection.node):
+                requests["secret", due.task.pk] = partial(self._replace_secret, connection, due)
             self._has_requests = bool(requests)
             actions |= requests
         actions[_STORAGE] = partial(self._measure_storage, connection)
@@ -255,6 +264,10 @@ class NodeQueue:
     def _check_connectivity(self, connection: NodeConnection, task: Task) -> None:
         self._schedule("connectivity", task.attempt_id, CONNECTIVITY_RETRY_S)
         check_connectivity(connection, task)
+
+    def _replace_secret(self, connection: NodeConnection, replacement: Replacement) -> None:
+        self._schedule("secret", replacement.task.pk, SECRET_RETRY_S)
+        replace_secret(connection, replacement)
 
     def _measure_storage(self, connection: NodeConnection) -> None:
         self._schedule(*_STORAGE, STORAGE_POLL_S)

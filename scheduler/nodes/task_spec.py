@@ -19,7 +19,12 @@ from portal.domain.states import JobKind, RuntimeKind
 from portal.domain.tensorboard import TENSORBOARD_PROGRAM, TENSORBOARD_TOOL
 from portal.domain.volumes import FIRST_PROJECT_GID, VolumeKind, VolumeScope, home_mount_path
 from portal.models import Environment, Job, Node, Project, Rendezvous, Volume
-from portal.services.images.process_environment import SECRET_FILE
+from portal.services.images.process_environment import (
+    JUPYTERLAB_TOOL,
+    SECRET_FILE,
+    gateway_identity,
+    with_gateway_identity,
+)
 from portal.services.jobs.launching import launch_task, rank_network, training_program
 from portal.services.jobs.tracking import TRACKING_TOKEN, tracking_variables
 from portal.services.projects.secrets import SecretValues
@@ -201,7 +206,7 @@ def build_task_spec(
             **job.env,
             **launch.environment,
         },
-        "secret_files": files | ({SECRET_NAME: secret} if secret else {}),
+        "secret_files": files | ({SECRET_NAME: secret} if secret else {}) | _tool_files(job),
         "secret_variables": secrets.variables or None,
         "launch_files": _launch_files(launch),
         "code_archive": {"sha256": code.sha256, "target": code.folder, "limit_mib": code.limit_mib}
@@ -332,4 +337,10 @@ def _command(job: Job, environment: Environment, node: Node) -> list[str]:
         for token, value in words.items():
             word = word.replace(token, value)
         filled.append(word)
-    return filled
+    return with_gateway_identity(filled) if environment.tool == JUPYTERLAB_TOOL else filled
+
+
+def _tool_files(job: Job) -> dict[str, str]:
+    """Return the files that the tool of a workspace reads beside its secret; agents of all versions write them."""
+    is_jupyter = job.kind == JobKind.WORKSPACE.value and job.environment.tool == JUPYTERLAB_TOOL
+    return gateway_identity() if is_jupyter else {}

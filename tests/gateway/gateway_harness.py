@@ -104,6 +104,20 @@ class Tool:
             case "/unanswered":
                 while request.transport is not None:  # until the gateway gives up
                     await asyncio.sleep(0.05)
+            case "/echo":  # a page for debugging, byte by byte
+                text = "".join(f"{name}: {value}\n" for name, value in request.headers.items()).encode()
+                headers = {
+                    "X-Echo": request.headers.get("Authorization", ""),
+                    "Content-Length": str(len(text)),
+                }
+                response = web.StreamResponse(headers=headers)
+                await response.prepare(request)
+                for byte in text:
+                    await response.write(bytes([byte]))
+                    await asyncio.sleep(0)
+                return response
+            case "/compressed":
+                return web.Response(body=b"?", headers={"Content-Encoding": "br"})
             case "/broken":
                 response = web.StreamResponse(headers={"Content-Length": "1000"})
                 await response.prepare(request)

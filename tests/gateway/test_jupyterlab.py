@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import datetime as dt
 import json
 import os
@@ -17,14 +18,24 @@ import aiohttp
 import httpx
 import pytest
 
+from agents.engines.interface import TaskKey
 from portal.gateway.access.authorization import Authorizer
 from portal.gateway.access.authorization_monitor import AuthorizationMonitor
 from portal.gateway.activity import ActivityTracker
 from portal.gateway.proxy.upstreams import Upstreams
-from portal.models import AttemptActivity, Job
-from portal.services.images.process_environment import ensure_process_jupyterlab, jupyterlab_command
-from portal.services.workspaces.access import decrypt_attempt_secret, do_open_workspace
-from tests.gateway.gateway_harness import attempt_of, running_workspace
+from portal.models import AttemptActivity, Job, User, WorkspaceSession, WorkspaceShare
+from portal.services.images.process_environment import (
+    ensure_process_jupyterlab,
+    gateway_identity,
+    jupyterlab_command,
+    with_gateway_identity,
+)
+from portal.services.workspaces.access import decrypt_attempt_secret, digest, do_open_workspace
+from portal.services.workspaces.secret_replacement import due_replacements
+from portal.services.workspaces.shares import do_revoke_share, do_share_workspace
+from scheduler.nodes.secret_replacements import replace_secret
+from tests import factories
+from tests.gateway.gateway_harness import attempt_of, running_workspace, sign_in
 
 CACHE = Path(os.environ.get("FAIRWAY_TEST_CACHE", "/var/tmp/fairway-tests"))
 
@@ -41,14 +52,22 @@ def lab(testbed, owner, session, tmp_path):
     prefix = ensure_process_jupyterlab(CACHE)
     port = _free_port()
     job = running_workspace(owner, port=port)
-    secrets, home = tmp_path / "secrets", tmp_path / "home"
+    secrets, home = _secrets(tmp_path), tmp_path / "home"
     secrets.mkdir()
     home.mkdir()
     (secrets / "token").write_text(decrypt_attempt_secret(attempt_of(job)))
-    command = [
-        word.replace("{address}", "127.77.0.1").replace("{port}", str(port))
-        for word in jupyterlab_command(prefix)
-    ]
+    for name, content in gateway_identity().items():
+        (secrets / name).write_text(content)
+    command = with_gateway_identity(
+        [
+            word.replace("{address}", "127.77.0.1").replace("{port}", str(port))
+            for word in jupyterlab_command(prefix)
+        ]
+    )
+    # what users may have in their homes, which must not open the server to others
+    (home / ".jupyter").mkdir()
+    own = {"IdentityProvider": {"token": "known"}, "ServerApp": {"token": "known", "allow_hidden": True}}
+    (home / ".jupyter/jupyter_server_config.json").write_text(json.dumps(own))
     if os.geteuid() == 0:
         command.append("--allow-root")  # tasks run under accounts of their own; this test does not
     log = (tmp_path / "lab.log").open("wb")
@@ -74,6 +93,108 @@ def lab(testbed, owner, session, tmp_path):
         process.terminate()
         process.wait(10)
         log.close()
+
+
+def _secrets(folder: Path) -> Path:
+    return folder / "secrets"
+
+
+def test_a_viewer_gets_nothing_that_is_valid_without_the_gateway(testbed, lab, owner, tmp_path):
+    job, cookie, port = lab
+    secret = decrypt_attempt_secret(attempt_of(job))
+    (tmp_path / "home" / "hello.ipynb").write_text(NOTEBOOK)
+    guest = factories.user()
+    job.project.memberships.create(user=guest, role="member")
+    share = do_share_workspace(owner, job, guest, "view", 3600)
+    _, ticket = do_open_workspace(guest, job, sign_in(guest))
+    entered = testbed.enter(job, ticket).headers["set-cookie"].partition(";")[0]
+    ours = set(entered.split("=")[:1])
+    seen = {}
+    with testbed.browser(job) as browser:
+        for path in READ_PATHS:
+            for headers in ({}, {"Accept": "application/json", "Range": "bytes=0-9"}):
+                answer = browser.get(path, headers={"Cookie": entered} | headers)
+                assert answer.status_code < 500, path
+                for form in (secret, digest(secret), base64.b64encode(secret.encode()).decode()):
+                    assert form not in answer.text and form not in str(answer.headers), path
+                seen |= dict(answer.cookies)
+        assert '"token": ""' in browser.get("/lab", headers={"Cookie": entered}).text
+        for path in ("/api/kernels", "/api/terminals", "/api/contents"):
+            assert (
+                browser.post(path, headers={"Cookie": entered, "X-HTTP-Method-Override": "GET"}).status_code
+                == 403
+            )
+    # what the viewer knows is of no use at the port, where their own job may connect
+    assert set(seen) == {"_xsrf"} and not ours & set(seen)
+    known = {
+        "Cookie": "; ".join(f"{name}={value}" for name, value in seen.items()),
+        "Host": testbed.host(job),
+    }
+    for query in ("", "?token=", "?token=known", f"?token={secret}"):
+        direct = httpx.get(f"http://127.77.0.1:{port}/api/contents{query}", headers=known)
+        assert direct.status_code == 403, query
+
+    # an editor reads the secret, which is replaced when the right ends
+    do_share_workspace(owner, job, guest, "edit", 3600)
+    assert due_replacements() == []
+    User.objects.filter(pk=guest.pk).update(is_active=False)
+    (due,) = due_replacements()
+    User.objects.filter(pk=guest.pk).update(is_active=True)
+    do_revoke_share(owner, WorkspaceShare.objects.get(job=job, revoked_at=None))
+    assert due_replacements() == [due] and share.job_id == job.pk
+    known = {"Authorization": f"token {secret}"}
+    assert httpx.get(f"http://127.77.0.1:{port}/api/contents", headers=known).status_code == 200
+    replace_secret(_Connection(_secrets(tmp_path)), due)
+    assert due_replacements() == [] and not WorkspaceSession.objects.filter(user=guest).exists()
+    assert decrypt_attempt_secret(attempt_of(job)) != secret
+    with testbed.browser(job) as browser:  # the owner notices nothing, before and after the next decision
+        until = time.monotonic() + 6
+        while time.monotonic() < until:
+            assert browser.get("/api/contents", headers={"Cookie": cookie}).status_code == 200
+            time.sleep(0.5)
+    assert httpx.get(f"http://127.77.0.1:{port}/api/contents", headers=known).status_code == 403
+
+
+_PATHS = """
+/ /lab /lab/tree /lab/tree/hello.ipynb /tree /login /logout /api /api/status /api/me /api/contents
+/api/contents/hello.ipynb /api/contents/hello.ipynb/checkpoints /api/kernels /api/kernelspecs /api/sessions
+/api/terminals /api/config/notebook /api/nbconvert /api/spec.yaml /api/nonsense /metrics /files/hello.ipynb
+/view/hello.ipynb /nbconvert/html/hello.ipynb /nbconvert/script/hello.ipynb /edit/hello.ipynb /lab/api/settings
+/lab/api/workspaces /lab/api/translations /lab/api/themes /lab/api/extensions /lab/api/listings/@x /lsp/status
+/api/contents/.local/share/jupyter/runtime /files/.local/share/jupyter/runtime/ /api/contents/.jupyter
+/files/%2e%2e/secrets/token /api/contents/..%2fsecrets%2ftoken /files/..%2f..%2fproc/self/environ
+/terminals/1 /custom/custom.css /static/favicons/favicon.ico /lab?reset /kernelspecs/python3/logo-64x64.png
+"""
+READ_PATHS = _PATHS.split()
+NOTEBOOK = json.dumps(
+    {
+        "cells": [
+            {
+                "cell_type": "code",
+                "execution_count": None,
+                "id": "a",
+                "metadata": {},
+                "outputs": [],
+                "source": "1",
+            }
+        ],
+        "metadata": {"kernelspec": {"name": "python3", "display_name": "Python 3"}},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+)
+
+
+class _Connection:
+    """A node on which the files of the running task are in a folder; the agent replaces them in the same way."""
+
+    def __init__(self, folder: Path) -> None:
+        self.engine, self._folder = self, folder
+
+    def update_files(self, key: TaskKey, files: dict[str, str]) -> None:
+        for name, content in files.items():
+            (self._folder / f"{name}.part").write_text(content)
+            (self._folder / f"{name}.part").replace(self._folder / name)
 
 
 def test_a_cell_runs_over_the_kernel_socket(testbed, lab):

@@ -53,7 +53,7 @@ from tests.engine_harness import engine_harness, held_milli, wait_for
 from tests.gateway.gateway_harness import Testbed, sign_in
 
 SERVER = """
-import base64, hashlib, os, sys, time
+import base64, hashlib, json, os, sys, time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 class Handler(BaseHTTPRequestHandler):
@@ -70,6 +70,8 @@ class Handler(BaseHTTPRequestHandler):
             return self.echo()
         text = (f"{sys.argv[1]} {os.getpid()} {self.command} {self.path} {len(body)} "
                 f"{self.headers.get('Authorization')} {self.headers.get('Cookie')}").encode()
+        if self.path == "/headers":
+            text = json.dumps([[name.lower(), value] for name, value in self.headers.items()]).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
@@ -98,6 +100,22 @@ class Server(ThreadingHTTPServer):
 
 Server((os.environ["FAIRWAY_ADDRESS"], int(os.environ["PORT"])), Handler).serve_forever()
 """
+
+
+_NAMES = """
+Remote-User REMOTE_USER Remote_User remote.user X-Remote-User x_remote_user X-Remote.User X-Remote-Groups Remote-Email
+X-Auth-Request-User X-Auth-Request-Email X_Auth_Request_Groups X-Auth-User X-Webauth-User X-WEBAUTH_USER
+X-Fairway-User X-Fairway-User-Id X-FAIRWAY_ADMIN X-Forwarded-User X-Forwarded-Email X-Forwarded-Preferred-Username
+X-Forwarded-Groups X-Forwarded X-Forwarded-Client-Cert Forwarded X-Real-IP X-Authenticated-User X-Authentik-Username
+X-User X-User-Id X-Goog-Authenticated-User-Email Cf-Access-Authenticated-User-Email X-Ms-Client-Principal-Name
+Impersonate-User Client-Cert X-SSL-Client-Verify X-Client-Cert Tailscale-User-Login True-Client-IP X-Consumer-Username
+"""
+IDENTITY_HEADERS = _NAMES.split()
+"""Headers in which servers behind a proxy expect who sends a request."""
+
+
+def _folded(name: str) -> str:
+    return name.lower().replace("_", "-").replace(".", "-")
 
 
 @dataclass
@@ -226,6 +244,20 @@ def test_a_service_replaces_a_killed_replica_is_updated_under_load_and_scales_to
         texts = [program.get("/a?b=c").text for _ in range(10)]
     assert all(text.startswith("v1 ") and text.endswith("GET /a?b=c 0 None None") for text in texts)
     assert len({text.split()[1] for text in texts}) == 2  # both replicas answer
+
+    # who sends it is what the gateway verified, whatever the caller claims
+    forged = [(name, "root") for name in IDENTITY_HEADERS]
+    with cluster.program(service) as program:
+        seen = program.get("/headers", headers=[*forged, *forged, ("X-Own", "kept")]).json()
+    claimed = {_folded(name) for name in IDENTITY_HEADERS}
+    verified = dict.fromkeys(
+        ("remote-user", "x-remote-user", "x-auth-request-user", "x-forwarded-user", "x-fairway-user"),
+        owner.username,
+    )
+    verified["x-fairway-user-id"] = owner.public_id
+    sent = [(name, value) for name, value in seen if _folded(name) in claimed]
+    assert dict(sent) == verified and len(sent) == len(verified)
+    assert ["x-own", "kept"] in seen
 
     # a browser with a ticket
     address, ticket = do_open_service(owner, service, sign_in(owner))

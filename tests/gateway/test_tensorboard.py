@@ -23,6 +23,7 @@ from portal.services.images.process_environment import _world_readable_python
 from portal.services.jobs.submission import do_cancel_job
 from portal.services.jobs.tensorboard import do_open_tensorboard
 from portal.services.workspaces.access import decrypt_attempt_secret, do_open_workspace
+from portal.services.workspaces.shares import do_revoke_share, do_share_workspace
 from tests import factories
 from tests.engine_harness import EngineHarness, InProcessEngine, wait_for
 from tests.gateway.gateway_harness import Testbed, attempt_of, sign_in
@@ -125,6 +126,19 @@ def test_the_event_files_of_several_ended_jobs_are_shown_through_the_gateway(
     secret = decrypt_attempt_secret(attempt_of(opened))
     assert httpx.get(direct, headers={"Authorization": f"Bearer {secret}"}).json() == names
     assert secret not in str(Path(f"/proc/{os.getpid()}/cmdline").read_bytes())
+
+    # when the right of a visitor ends, the node gives the running server another secret
+    guest = factories.user()
+    opened.project.memberships.create(user=guest, role="member")
+    share = do_share_workspace(owner, opened, guest, "view", 3600)
+    _, ticket = do_open_workspace(guest, opened, sign_in(guest))
+    assert testbed.enter(opened, ticket).status_code == 303
+    do_revoke_share(owner, share)
+    wait_for("a new secret", opened.events.filter(kind="secret_replaced").exists, 60)
+    known = {"Authorization": f"Bearer {secret}"}
+    wait_for("its end", lambda: httpx.get(direct, headers=known).status_code == 403, 30)
+    with testbed.browser(opened) as browser:
+        assert browser.get("/data/runs", headers={"Cookie": cookie}).json() == names
     do_cancel_job(owner, opened)
     wait_for("it ends", lambda: Job.objects.filter(pk=opened.pk, state="CANCELLED").exists(), 30)
 

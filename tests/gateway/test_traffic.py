@@ -9,13 +9,18 @@ from concurrent.futures import ThreadPoolExecutor
 
 import aiohttp
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from yarl import URL
 
 from portal.domain.reasons import EndReason
-from portal.models import Membership
+from portal.gateway.protocol.redaction import Redaction
+from portal.models import Environment, Membership
 from portal.services.lifecycle import job_control
-from portal.services.workspaces.access import decrypt_attempt_secret
-from tests.gateway.gateway_harness import attempt_of
+from portal.services.workspaces.access import decrypt_attempt_secret, digest, do_open_workspace
+from portal.services.workspaces.shares import do_share_workspace
+from tests import factories
+from tests.gateway.gateway_harness import attempt_of, sign_in
 from tests.time_budget import budget_s
 
 
@@ -64,12 +69,48 @@ def test_the_tool_gets_its_secret_and_none_of_ours(testbed, workspace, cookie, i
     assert "proxy-authorization" not in seen
 
 
-def test_the_secret_never_reaches_the_browser(testbed, workspace, inside):
+@pytest.mark.parametrize("tool", ["jupyterlab", "code-server", "another"])
+def test_the_secret_never_reaches_the_browser(testbed, workspace, inside, tool):
+    Environment.objects.filter(pk=workspace.environment_id).update(tool=tool)
     secret = decrypt_attempt_secret(attempt_of(workspace))
-    for path in ["/", "/cookies", "/nothing"]:
+    for path in ["/", "/cookies", "/nothing", "/echo"]:
         answer = inside.get(path)
-        assert secret not in answer.text
-        assert all(secret not in value for value in answer.headers.values())
+        assert answer.status_code == 200
+        for form in (secret, digest(secret)):
+            assert form not in answer.text
+            assert all(form not in value for value in answer.headers.values())
+    assert f"Cookie: code-server-session={'*' * 64}" in answer.text or "*" * len(secret) in answer.text
+    assert "Host: ws-" in answer.text
+
+
+@given(st.data())
+def test_redaction_finds_a_secret_wherever_the_body_is_cut(drawn):
+    secrets = [b"aab", b"abaabaaab", b"aa"][: drawn.draw(st.integers(1, 2))]
+    body = b"".join(drawn.draw(st.lists(st.sampled_from([b"a", b"b", b"x", *secrets]), max_size=30)))
+    cuts = sorted(drawn.draw(st.lists(st.integers(0, len(body)), max_size=8)))
+    redaction = Redaction(secrets)
+    pieces = [body[start:end] for start, end in zip([0, *cuts], [*cuts, len(body)], strict=True)]
+    sent = b"".join(
+        redaction.feed(piece, is_last=number == len(pieces) - 1) for number, piece in enumerate(pieces)
+    )
+    assert len(sent) == len(body)
+    assert not any(secret in sent for secret in secrets)
+    assert all(new in (old, ord("*")) for new, old in zip(sent, body, strict=True))
+
+
+def test_a_visitor_gets_no_part_of_the_secret(testbed, owner, workspace):
+    guest = factories.user()
+    workspace.project.memberships.create(user=guest, role="member")
+    do_share_workspace(owner, workspace, guest, "edit", 3600)
+    _, ticket = do_open_workspace(guest, workspace, sign_in(guest))
+    cookie = testbed.enter(workspace, ticket).headers["set-cookie"].partition(";")[0]
+    sent = {"Cookie": cookie, "Accept-Encoding": "gzip, br", "Range": "bytes=0-9", "If-Range": "x"}
+    with testbed.browser(workspace) as browser:
+        assert browser.get("/echo", headers=sent).status_code == 200
+        answer = browser.get("/compressed", headers=sent)
+        assert answer.status_code == 502 and "This response is not shown" in answer.text
+    seen = testbed.tool.headers()
+    assert seen["accept-encoding"] == "identity" and not {"range", "if-range"} & set(seen)
 
 
 def test_cookies_of_tools_stay_on_their_host(inside):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import html
 import socket
 import threading
 from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from portal.gateway.protocol.cookies import (
     COOKIE_BYTES,
@@ -18,7 +21,7 @@ from portal.gateway.protocol.cookies import (
     read_cookie,
     tool_headers,
 )
-from portal.gateway.protocol.locations import rewrite_location
+from portal.gateway.protocol.locations import rewrite_location, rewrite_refresh
 from portal.services.workspaces.access import do_open_workspace
 from tests.gateway.gateway_harness import running_workspace
 
@@ -138,11 +141,54 @@ def test_redirect_to_the_tools_own_loopback_port_stays_in_the_workspace(answerin
         assert (got.status_code, got.headers["location"]) == (302, "/lab?reset=1#top")
 
 
-def test_redirect_to_another_loopback_port_has_no_address(answering):
-    got = answering(REDIRECT + b"http://127.0.0.1:631/admin\r\nRefresh: 0; url=http://[::1]:22/\r\n\r\n")
-    assert got.status_code == 302
-    assert "location" not in got.headers
-    assert "refresh" not in got.headers
+def test_a_redirect_that_is_not_followed_becomes_a_page_that_says_so(answering):
+    for address in (
+        b"http://127.0.0.1:631/admin",
+        b"http://printer.localhost:631/",
+        b"http://127.0.0.1%00.evil/",
+        b"javascript:alert(1)",
+        b"/a\r\nLocation: /b",
+    ):
+        got = answering(REDIRECT + address + b"\r\nRefresh: 0; url=http://[::1]:22/\r\n\r\n")
+        assert got.status_code == 502 and not {"location", "refresh"} & set(got.headers)
+        shown = html.unescape(got.text)
+        assert address.partition(b"\r")[0].decode() in shown and "This redirect is not followed" in shown
+
+
+def test_an_address_that_no_redirect_names_is_only_dropped(answering):
+    got = answering(OK + b"Location: http://127.0.0.1:631/\r\nContent-Location: http://[::1]:1/\r\n\r\nok")
+    assert (got.status_code, got.text) == (200, "ok")
+    assert not {"location", "content-location"} & set(got.headers)
+
+
+def test_instructions_for_a_front_server_are_dropped(answering):
+    names = "X-Accel-Redirect X-Accel-Buffering X-Sendfile X-SENDFILE2 X-Send-File X-LIGHTTPD-send-file"
+    names += " X-Reproxy-URL Surrogate-Control CDN-Cache-Control X-Fairway-User Set-Cookie2 NEL"
+    sent = b"".join(f"{name}: /etc/passwd\r\n".encode() for name in names.split())
+    got = answering(OK + sent + b"X-Own: 1\r\n\r\nok")
+    assert got.headers["x-own"] == "1"
+    assert not set(names.lower().split()) & set(got.headers)
+
+
+ENDS = {
+    "before its head": b"",
+    "in its head": b"HTTP/1.1 200 OK\r\nContent-",
+    "in a body with a length": b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nok",
+    "before a body with a length": b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n",
+    "in a chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\nok",
+    "between chunks": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n",
+    "with an invalid chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nok\r\n",
+    "with an invalid status": b"HTTP/9.9 banana\r\n\r\n",
+}
+
+
+def test_an_upstream_that_closes_early_is_no_error_of_the_gateway(answering, caplog):
+    for end, raw in ENDS.items():
+        try:
+            assert answering(raw).status_code == 502, end
+        except httpx.RemoteProtocolError:
+            assert end not in ("before its head", "in its head")
+    assert [each for each in caplog.records if each.levelname in ("ERROR", "CRITICAL")] == []
 
 
 PORTS = {8888, 31000}
@@ -155,6 +201,45 @@ PORTS = {8888, 31000}
         ("lab?x=http://127.0.0.1:1/", "lab?x=http://127.0.0.1:1/"),
         ("https://example.org/x", "https://example.org/x"),
         ("http://ws-abc.localhost:8000/lab", "http://ws-abc.localhost:8000/lab"),
+        ("http://localhost:8000/jobs/", "http://localhost:8000/jobs/"),
+        ("http://ws-abc.localhost:8001/lab", None),
+        ("http://a.localhost/", None),
+        ("http://a.b.LocalHost../", None),
+        ("http://localhost.evil.example/", "http://localhost.evil.example/"),
+        ("http://a.localhost:8888/lab", "/lab"),
+        ("http://127.0.0.1%00.evil/", None),
+        ("http://loc%61lhost:1/", None),
+        ("http://\u217cocalhost:1/", None),
+        ("http://\uff11\uff12\uff17\u3002\u24ea.0.1/", None),
+        ("http://local\u00adhost/", None),
+        ("http://m\u00fcnchen.example/\u00fc", "http://m\u00fcnchen.example/\u00fc"),
+        ("http://0177.0.0.1/", None),
+        ("http://0x7f.1/", None),
+        ("http://127.0.0.1./", None),
+        ("http://1.2.3.4.5/", None),
+        ("http://256.1.1.1/", None),
+        ("http://09.1.1.1/", None),
+        ("http://0.0.0.1/", None),
+        ("http://[::ffff:7f00:1]/", None),
+        ("http://[64:ff9b::7f00:1]/", None),
+        ("http://[::127.0.0.1]/", None),
+        ("http://[fe80::1%25lo]/", None),
+        ("http://[2001:db8::1]:8888/", "http://[2001:db8::1]:8888/"),
+        ("http://example.org@127.0.0.1/", None),
+        ("http://127.0.0.1@example.org/", "http://127.0.0.1@example.org/"),
+        ("http://example.org\\@127.0.0.1/", "http://example.org\\@127.0.0.1/"),
+        ("/\\127.0.0.1/", None),
+        ("/\t/localhost/", None),
+        (" \x01http://localhost/", None),
+        ("http:///localhost/", None),
+        ("http://", None),
+        ("http://a b/", None),
+        ("ftp://localhost/", None),
+        ("javascript:alert(1)", None),
+        ("data:text/html,x", None),
+        ("?a:b", "?a:b"),
+        ("files/a:b", "files/a:b"),
+        ("", ""),
         ("http://10.0.0.5:8888/", "http://10.0.0.5:8888/"),
         ("http://127.0.0.1:8888", "/"),
         ("http://127.0.0.1:8888?a=1", "/?a=1"),
@@ -182,11 +267,70 @@ PORTS = {8888, 31000}
         ("5", "5"),
         ("0;URL='http://localhost:8888/lab'", "0;URL=/lab"),
         ("0; http://localhost:22/", None),
+        ("0, url=http://localhost:22/", None),
+        ("0 url=http://localhost:22/", None),
+        ("0\turl=http://localhost:22/", None),
+        ("0;;,url=http://localhost:22/", None),
+        ("0;url= 'http://localhost:22/' x", None),
+        ("0;'http://localhost:22/", None),
+        ('0;"url=http://localhost:22/', "0; url=url=http://localhost:22/"),
+        (".5;url=http://localhost:22/", None),
+        ("0.5.5;uRl\n= http://localhost:22/", None),
+        ("0 http://localhost:8888/lab", "0; url=/lab"),
+        ("0,,/lab", "0; url=/lab"),
+        ('0;url="/a\'b"c', "0;url=/a%27b"),
+        ("0;url", "0; url=url"),
+        ("5;", "5"),
+        ("5x;url=/lab", None),
     ],
 )
 def test_addresses_sent_to_the_browser(address, reaches):
-    found = rewrite_location(address.encode("latin-1"), PORTS)
-    assert (found.decode("latin-1") if found is not None else None) == reaches
+    found = rewrite_location(address.encode(), PORTS)
+    assert (found.decode() if found is not None else None) == reaches
+
+
+_LOOPBACK = [
+    "localhost",
+    "a.localhost",
+    "127.0.0.1",
+    "127.1",
+    "0x7f.0.0.1",
+    "017700000001",
+    "2130706433",
+    "0.0.0.0",
+]
+
+
+@given(st.data())
+def test_no_spelling_of_a_loopback_address_passes(drawn):
+    """Each is one that browsers read as the user's machine."""
+
+    def draw(*choices: str) -> str:
+        return str(drawn.draw(st.sampled_from(choices)))
+
+    def spelled(character: str) -> str:
+        wide = chr(ord(character) + 0xFEE0)
+        percent = "".join(f"%{byte:02x}" for byte in draw(character, wide).encode())
+        noise = draw("", "", "\t", "\n", "\r", "\u00ad")
+        return draw(character, character.upper(), wide, percent) + noise
+
+    host = "".join(spelled(each) for each in draw(*_LOOPBACK)) + draw("", "", ".")
+    host = draw(host, host, "[::1]", "[::ffff:127.0.0.1]", "[0:0:0:0:0:0:0:1]", "[::]")
+    start = draw("http:", "HTTPS:", "hT\ttp:", " \x0bhttp:", "ws:", "")
+    slashes = draw("//", "\\\\", "/\\", "///", "\\/\t/")
+    user = draw("", "", "user:word@", "example.org@", "a%40b@c@")
+    url = (
+        start
+        + slashes
+        + user
+        + host
+        + draw("", ":", ":631", ":0631", ":70000")
+        + draw("", "/x", "?x", "\\x", "#x")
+    )
+    assert rewrite_location(url.encode(), PORTS) is None
+    refresh = draw("0;", "1,", "2 ", "3\t;\t", ".5 , ,", "0.1;;") + draw("", "url=", "URL =\t", "uRl= ")
+    quote = draw("", "'", '"')
+    assert rewrite_refresh((refresh + quote + url + quote).encode(), PORTS) is None
 
 
 def test_cookie_rules():

@@ -227,6 +227,13 @@ class Runtime:
         except AgentError as refusal:
             return refusal.message
 
+    def port_fault(self) -> Optional[str]:
+        """Close the ports of tasks to tasks of other accounts; idempotent.
+
+        Return blank, or why they are open, or None for a runtime whose tasks have networks of their own.
+        """
+        return None
+
     def info(self) -> Dict[str, Any]:
         """Return the runtime's part of hello."""
         return {"kind": self.kind, "version": self.version()}

@@ -29,6 +29,7 @@ from agents.node.runtimes import (
     WritablePaths,
 )
 from agents.node.runtimes.arguments import LABELS, OWNER_LABELS
+from agents.node.runtimes.loopback_rules import LoopbackRules
 from agents.node.settings import Settings
 from agents.node.spec import report_files
 from agents.node.spec.egress import OPEN
@@ -48,6 +49,7 @@ class ProcessRuntime(Runtime):
     def __init__(self, settings: Settings, agent_command: List[str]) -> None:
         self._root = os.path.join(settings.state_dir, "tasks")
         self._loopback = settings.loopback
+        self._loopback_rules = LoopbackRules(settings)
         self._log_mib = settings.max_log_mib
         self._agent_command = agent_command
         self._shims: Optional[socket.socket] = None  # to the process that forks shims
@@ -55,6 +57,13 @@ class ProcessRuntime(Runtime):
 
     def version(self) -> Optional[str]:
         return platform.release()
+
+    def port_fault(self) -> Optional[str]:
+        return self._loopback_rules.refresh()
+
+    def prepare(self, config: ContainerConfig) -> None:
+        if config.task_uid is not None:
+            self.port_fault()  # reported with hello: a task needs no closed ports to run
 
     def create(self, config: ContainerConfig) -> None:
         spec, folder = config.spec, config.task_dir

@@ -20,7 +20,14 @@ from portal.models import Job, User
 from portal.models import WorkspaceShare as WorkspaceShareRow
 from portal.selectors.lookup import matches_key
 from portal.services.accounts.tokens import Scope
-from portal.services.workspaces.shares import do_revoke_share, do_share_workspace, get_share, list_shares
+from portal.services.workspaces.shares import (
+    do_revoke_share,
+    do_share_workspace,
+    get_share,
+    list_shares,
+    open_port_warning,
+    remaining_risk,
+)
 
 
 class WorkspaceShare(ResponseSerializer):
@@ -36,6 +43,16 @@ class WorkspaceShare(ResponseSerializer):
     created_at = serializers.DateTimeField()
     expires_at = serializers.DateTimeField()
     revoked_at = serializers.DateTimeField(allow_null=True)
+    warning = serializers.CharField(
+        help_text="What a live share cannot protect on the node where the workspace runs, and what the user of a "
+        "revoked one could still use until the workspace restarts. Empty if nothing.",
+    )
+
+    @staticmethod
+    def get_warning(row: WorkspaceShareRow, live_warning: str | None) -> str:
+        if row.revoked_at is not None:
+            return remaining_risk(row)
+        return open_port_warning(row.job) if live_warning is None else live_warning
 
 
 class ShareBody(StrictSerializer):
@@ -63,8 +80,9 @@ class WorkspaceSharesView(SignedInView):
         detail="For those who control the workspace.",
     )
     def get(self, request: Request, workspace: str) -> HttpResponse:
-        rows = list_shares(self.user, get_workspace(self.user, workspace))
-        return self.paginated_response(rows, WorkspaceShare.represent)
+        job = get_workspace(self.user, workspace)
+        rows, warning = list_shares(self.user, job), open_port_warning(job)
+        return self.paginated_response(rows, lambda row: WorkspaceShare.represent(row, warning))
 
 
 ROUTES = [

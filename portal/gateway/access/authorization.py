@@ -63,7 +63,8 @@ class Target:
     """Where a workspace's server listens, its tool, and the secret that authenticates the gateway.
 
     ``node`` is its public id. ``tool_port`` is the port of the server itself; ``port`` is the one at which the
-    node publishes it. With ``read_only`` only requests that read are passed on.
+    node publishes it. ``is_shared``: for somebody else than the owner. With ``read_only`` only requests that read
+    are passed on. The secret does not count for equality, since it may be replaced while the access lasts.
     """
 
     job: str
@@ -71,19 +72,24 @@ class Target:
     node: str
     address: TunnelTarget
     port: int
-    authorization: str = field(repr=False)
+    authorization: str = field(repr=False, compare=False)
     authorization_header: str = "authorization"
     tool: str = ""
     attempt_pk: int = 0
     tool_port: int = 0
+    is_shared: bool = False
     read_only: bool = False
+    secrets: tuple[bytes, ...] = field(default=(), repr=False, compare=False)
+    """The secret in the forms in which it is sent; no response may contain them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceRoute:
-    """A service that the caller may use, and its replicas that get requests; equal while the access lasts."""
+    """A service that a user may use, and its replicas that get requests; equal while the access lasts."""
 
     service: str
+    username: str
+    user: str  # public id
     asleep: bool = field(compare=False)
     targets: tuple[Target, ...] = field(compare=False)
 
@@ -113,8 +119,8 @@ def decide_access(job: str, cookie: str) -> AccessDecision:
         return AccessRefusal.DENIED
     record_visit(row)
     decision = _attempt_access(row.attempt)
-    if share is not None and share.access == ShareAccess.VIEW and isinstance(decision, Target):
-        return replace(decision, read_only=True)
+    if share is not None and isinstance(decision, Target):
+        return replace(decision, is_shared=True, read_only=share.access == ShareAccess.VIEW)
     return decision
 
 
@@ -156,18 +162,21 @@ def _target(attempt: Attempt, task: Task) -> Target | None:
         tool=job.environment.tool,
         attempt_pk=attempt.pk,
         tool_port=job.environment.tool_port or 0,
+        secrets=(secret.encode(), digest(secret).encode()),
     )
 
 
 def decide_service_access(public_id: str, credential: str) -> ServiceRoute | AccessRefusal:
     """Return from the database whether the holder of a cookie or API token may use this service now."""
     service = Service.objects.filter(public_id=public_id).select_related("project").first()
-    if service is None or not can(_service_user(service, credential), Permission.ENTER, service):
+    user = None if service is None else _service_user(service, credential)
+    if service is None or user is None or not can(user, Permission.ENTER, service):
         return AccessRefusal.DENIED
     if service.state != ServiceState.ACTIVE:
         return AccessRefusal.STOPPED
     found = (_service_target(service, task) for task in serving_tasks(service))
-    return ServiceRoute(public_id, service.asleep, tuple(target for target in found if target is not None))
+    targets = tuple(target for target in found if target is not None)
+    return ServiceRoute(public_id, user.username, user.public_id, service.asleep, targets)
 
 
 def _service_user(service: Service, credential: str) -> User | None:

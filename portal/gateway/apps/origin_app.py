@@ -130,6 +130,22 @@ def portal_link(path: str = "/") -> tuple[str, str]:
     return portal_origin() + path, _("To the portal")
 
 
+def redirect_error(address: str) -> GatewayError:
+    """Return the page instead of a redirect that is not followed."""
+    message = _(
+        "It redirects to {address}. Fairway does not follow this address: it cannot be read without doubt, or it "
+        "names your own computer. Addresses of the server itself and of other sites are followed."
+    )
+    return GatewayError(
+        502,
+        "redirect_refused",
+        _("This redirect is not followed"),
+        message,
+        link=("/", _("To its first page")),
+        values={"address": "".join(each if each.isprintable() else "\ufffd" for each in address[:200])},
+    )
+
+
 async def _read_ticket(receive: Receive) -> tuple[str, str]:
     """Return the fields ``ticket`` and ``path`` of a small form; "" and "/" for anything else."""
     body = b""

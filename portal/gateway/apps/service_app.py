@@ -26,6 +26,7 @@ from portal.gateway.apps.origin_app import (
     OriginApp,
     is_cross_site,
     portal_link,
+    redirect_error,
     workspace_cookie,
 )
 from portal.gateway.asgi_types import Receive, Scope, Send
@@ -96,6 +97,8 @@ class ServiceApp(OriginApp):
                 await proxy_websocket(proxied, scope)
             else:
                 await proxy_http(proxied, scope, receive, send)
+        except rules.RedirectDroppedError as problem:
+            raise redirect_error(problem.address) from problem
         except HandshakeRejectedError as problem:
             message = _("The service refused this connection.")
             raise GatewayError(problem.status, "refused_by_tool", _("Refused"), message) from problem
@@ -167,6 +170,7 @@ class ServiceApp(OriginApp):
         passed = cookies.tool_headers(rules.upstream_request_headers(scope["headers"], drop=drop))
         host = rules.single_header(scope["headers"], b"host") or b""
         passed += rules.forwarded_headers(None, public_scheme(), host)
+        passed += rules.identity_headers(route.username, route.user)
         return ProxiedRequest(
             pool=pool,
             headers=passed,

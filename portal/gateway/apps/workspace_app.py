@@ -19,6 +19,7 @@ from portal.gateway.apps.origin_app import (
     OriginApp,
     is_cross_site,
     portal_link,
+    redirect_error,
     workspace_cookie,
 )
 from portal.gateway.asgi_types import Receive, Scope, Send
@@ -74,6 +75,13 @@ class WorkspaceApp(OriginApp):
                 await proxy_websocket(proxied, scope)
             else:
                 await proxy_http(proxied, scope, receive, send)
+        except rules.EncodedResponseError as problem:
+            message = _("The tool compressed its response although it may not when it is shared.")
+            raise GatewayError(
+                502, "response_unreadable", _("This response is not shown"), message
+            ) from problem
+        except rules.RedirectDroppedError as problem:
+            raise redirect_error(problem.address) from problem
         except HandshakeRejectedError as problem:
             message = _("The workspace refused this connection.")
             raise GatewayError(problem.status, "refused_by_tool", _("Refused"), message) from problem
@@ -89,7 +97,12 @@ class WorkspaceApp(OriginApp):
     # -- internal ----------------------------------------------------------------------------------
 
     def _proxied_request(self, scope: Scope, job: str, cookie: str, target: Target) -> ProxiedRequest:
-        kept = rules.upstream_request_headers(scope["headers"], drop=(b"authorization",))
+        drop = [b"authorization", *(rules.METHOD_OVERRIDES if target.read_only else ())]
+        if target.is_shared:  # a compressed or partial response could contain the secret unseen
+            drop += [b"accept-encoding", b"range", b"if-range"]
+        kept = rules.upstream_request_headers(scope["headers"], drop=drop)
+        if target.is_shared:
+            kept.append((b"accept-encoding", b"identity"))
         host = rules.single_header(scope["headers"], b"host") or b""
         passed = cookies.tool_headers(kept)
         passed += rules.forwarded_headers(None, public_scheme(), host)
@@ -97,13 +110,15 @@ class WorkspaceApp(OriginApp):
         return ProxiedRequest(
             pool=self._upstreams.port(target.address, target.port),
             headers=passed,
-            response_headers=lambda pairs: rules.tool_response_headers(
-                pairs,
+            response_headers=partial(
+                rules.tool_response_headers,
                 secure=settings.HTTPS_ENABLED,
                 sent=scope["headers"],
                 ports={target.port, target.tool_port},
+                readable=target.is_shared,
             ),
             max_body_bytes=self._max_upload_bytes,
+            secrets=target.secrets,
             retries=1,  # a tunnel may end during a request, and a page does not request its files again
             watch=partial(self._monitor.watch, ActiveGrant(job, cookie, target)),
         )

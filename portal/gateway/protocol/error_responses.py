@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from http.client import responses
 
@@ -40,6 +40,8 @@ class GatewayError(Exception):
     """End the connection."""
     refresh_s: int | None = None
     """After this time a browser loads the page again."""
+    values: Mapping[str, str] | None = None
+    """For the placeholders of the message; None: it has none."""
 
 
 class BodyTooLargeError(GatewayError):
@@ -66,6 +68,7 @@ def build_response(
     link: tuple[str, str] | None = None,
     retry_after_s: int | None = None,
     accept_language: str = "",
+    values: Mapping[str, str] | None = None,
 ) -> tuple[int, Headers, bytes]:
     """Return status, headers and body. ``link`` is (URL, text); pages follow ``accept_language``."""
     if json_wanted:
@@ -74,14 +77,19 @@ def build_response(
             "type": f"urn:fairway:problem:{code}",
             "title": responses.get(status, ""),
             "status": status,
-            "detail": message,
+            "detail": message.format(**values) if values else message,
             "code": code,
         }
         body = json.dumps(problem).encode()
     else:
         kind = MEDIA_TYPE
         body = static_error_page(
-            title, message, link=link, is_temporary=retry_after_s is not None, accept_language=accept_language
+            title,
+            message,
+            link=link,
+            is_temporary=retry_after_s is not None,
+            accept_language=accept_language,
+            values=values,
         ).encode()
     headers: Headers = [
         (b"content-type", kind.encode()),
@@ -147,6 +155,7 @@ async def send_error(send: Send, scope: Scope, receive: Receive, error: GatewayE
         link=link,
         retry_after_s=error.retry_after_s,
         accept_language=(single_header(scope["headers"], b"accept-language") or b"").decode("latin-1"),
+        values=error.values,
     )
     if error.allow:
         headers.append((b"allow", ", ".join(sorted(error.allow)).encode()))

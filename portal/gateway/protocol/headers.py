@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
+from urllib.parse import quote
 
 from portal.gateway.asgi_types import Headers
 from portal.gateway.protocol.cookies import ToolCookies
-from portal.gateway.protocol.locations import rewrite_location
+from portal.gateway.protocol.locations import rewrite_address, rewrite_refresh
 
 HOP_BY_HOP = frozenset(
     {
@@ -26,7 +28,22 @@ HOP_BY_HOP = frozenset(
 PROXY_HEADERS = frozenset(
     {b"forwarded", b"x-real-ip", b"x-client-ip", b"via", b"proxy", b"x-original-url", b"x-rewrite-url"}
 )
-"""Headers that only the gateway may set or that affect careless servers, besides all ``x-forwarded-*``."""
+"""Headers that only the gateway may set or that affect careless servers, besides those below."""
+_SET_BY_PROXIES = re.compile(
+    rb"x-forwarded(?:-.*)?|x-fairway-.*|(?:x-)?remote-.*|x-auth-(?:request-.*|user.*|name|email|groups?|roles?)"
+    rb"|x-webauth-.*|x-authenticated-.*|x-(?:authentik|pomerium|vouch|shib|sso|saml|consumer|tailscale)-.*"
+    rb"|(?:shib|oidc|tailscale-user|impersonate)-.*|x-(?:goog-authenticated-user|goog-iap|amzn-oidc)-.*"
+    rb"|x-ms-client-principal.*|cf-access-.*|(?:x-)?(?:ssl-)?client-(?:cert|dn|verify|ip).*|x-ssl-.*"
+    rb"|(?:x-)?(?:real|proxy|logged-in)-(?:user|ip)|x-user(?:name|-?id|-?name|-email|-groups?|-roles?)?"
+    rb"|(?:x-)?(?:cluster-client|true-client|originating|cf-connecting|fastly-client)-ip|cf-connecting-ip"
+)
+"""Names, with ``-`` for every other separator, in which proxies report who sends a request and from where.
+
+Servers trust them, so nobody but the gateway sets them. Some servers read ``_`` and ``.`` as ``-``.
+"""
+_SEPARATORS = re.compile(rb"[^a-z0-9]")
+METHOD_OVERRIDES = (b"x-http-method-override", b"x-http-method", b"x-method-override")
+"""With these some servers read a GET as another method."""
 HANDSHAKE = frozenset(
     {
         b"sec-websocket-key",
@@ -43,10 +60,29 @@ _BLOCKED_TOOL_HEADERS = frozenset(
         b"x-powered-by",
         b"alt-svc",
         b"public-key-pins",
+        b"public-key-pins-report-only",
+        b"set-cookie2",
         b"date",
         b"clear-site-data",  # it would clear cookies of the whole registrable domain, not only of this host
+        b"nel",
     }
 )
+_SERVER_INSTRUCTIONS = re.compile(
+    rb"x-accel-.*|x-(?:lighttpd-)?send-?file.*|x-reproxy-.*|x-fairway-.*|surrogate-.*|(?:.+-)?cdn-cache-control"
+)
+"""Headers that a front server or cache obeys: with them a tool could read files of the portal's machine."""
+
+
+class RedirectDroppedError(Exception):
+    """A tool redirects to an address that does not pass; ``address`` is the one it named."""
+
+    def __init__(self, address: bytes) -> None:
+        self.address = address.decode("utf-8", "replace")
+        super().__init__(self.address)
+
+
+class EncodedResponseError(Exception):
+    """A tool compressed a response, so that what it contains cannot be checked."""
 
 
 def single_header(headers: Headers, header_name: bytes) -> bytes | None:
@@ -64,14 +100,30 @@ def _connection_options(headers: Headers) -> set[bytes]:
 
 
 def upstream_request_headers(headers: Headers, *, drop: Iterable[bytes] = ()) -> Headers:
-    """Return the request's headers without hop-by-hop, forged proxy and underscore variants."""
+    """Return the request's headers without hop-by-hop ones, and those that only proxies set, however spelled."""
     gone = HOP_BY_HOP | PROXY_HEADERS | HANDSHAKE | _connection_options(headers) | set(drop)
     gone -= {b"host", b"content-length"}
     return [
         (name, value)
         for name, value in headers
-        if name not in gone and not name.startswith(b"x-forwarded-") and b"_" not in name
+        if name not in gone and b"_" not in name and not _is_set_by_proxies(name)
     ]
+
+
+def _is_set_by_proxies(name: bytes) -> bool:
+    folded = _SEPARATORS.sub(b"-", name)
+    return folded in PROXY_HEADERS or _SET_BY_PROXIES.fullmatch(folded) is not None
+
+
+def identity_headers(username: str, public_id: str) -> Headers:
+    """Return who sends the request, verified, in the headers that servers behind a proxy read.
+
+    Characters outside ASCII are percent-encoded.
+    """
+    name = quote(username, safe="@+!$&'()*,;=: ").encode()
+    ours = [(header, name) for header in (b"remote-user", b"x-remote-user", b"x-auth-request-user")]
+    ours += [(b"x-forwarded-user", name), (b"x-fairway-user", name)]
+    return [*ours, (b"x-fairway-user-id", public_id.encode())]
 
 
 def forwarded_headers(client: str | None, scheme: str, host: bytes) -> Headers:
@@ -82,8 +134,11 @@ def forwarded_headers(client: str | None, scheme: str, host: bytes) -> Headers:
     return ours
 
 
-def client_response_headers(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """Return a response's headers without hop-by-hop ones, or Content-Length beside Transfer-Encoding."""
+def client_response_headers(headers: Iterable[tuple[bytes, bytes]], status: int = 200) -> Headers:
+    """Return a response's headers without hop-by-hop ones, or Content-Length beside Transfer-Encoding.
+
+    ``status``: as for ``tool_response_headers``, whatever it is.
+    """
     lowered = [(name.lower(), value) for name, value in headers]
     gone = HOP_BY_HOP | _connection_options(lowered) | HANDSHAKE
     if any(name == b"transfer-encoding" for name, _ in lowered):
@@ -92,31 +147,43 @@ def client_response_headers(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
 
 
 def tool_response_headers(
-    headers: Iterable[tuple[bytes, bytes]], *, secure: bool, sent: Headers, ports: Collection[int]
+    headers: Iterable[tuple[bytes, bytes]],
+    status: int = 200,
+    *,
+    secure: bool,
+    sent: Headers,
+    ports: Collection[int],
+    readable: bool = False,
 ) -> Headers:
     """Return a tool's response headers, cookies bound to its host, with those of every workspace page.
 
-    ``sent`` are the request's headers; ``ports`` are those of the tool itself in loopback URLs.
+    ``sent`` are the request's headers; ``ports`` are those of the tool itself in loopback URLs. Raise
+    RedirectDroppedError for a redirect whose address does not pass: without it the page would be blank. With
+    ``readable`` raise EncodedResponseError for a body in another encoding than its own.
     """
     kept: Headers = []
     policy = False
+    pairs = list(headers)
     cookies = ToolCookies(sent)
-    for name, value in client_response_headers(headers):
-        if name in _BLOCKED_TOOL_HEADERS or name in _SECURITY_HEADER_NAMES:
+    for name, value in client_response_headers(pairs):
+        if name in _DROPPED_TOOL_HEADERS or _SERVER_INSTRUCTIONS.fullmatch(name):
             continue
         if name == b"set-cookie":
             cookie = cookies.accept(value)
             if cookie is not None:
                 kept.append((name, cookie))
             continue
-        if name in _LOCATION_HEADERS:
-            address = rewrite_location(value, ports)
+        if name in (b"content-location", b"refresh"):
+            address = (rewrite_refresh if name == b"refresh" else rewrite_address)(value, ports)
             if address is not None:
                 kept.append((name, address))
             continue
+        if readable and name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
+            raise EncodedResponseError(value.decode("latin-1"))
         if name == b"content-security-policy" and b"frame-ancestors" in value.lower():
             policy = True
         kept.append((name, value))
+    kept += _location(pairs, status, ports)
     if not policy:
         kept.append((b"content-security-policy", b"frame-ancestors 'self'"))
     kept += _SECURITY_HEADERS
@@ -125,7 +192,18 @@ def tool_response_headers(
     return kept
 
 
-_LOCATION_HEADERS = frozenset({b"location", b"content-location", b"refresh"})
+def _location(pairs: Headers, status: int, ports: Collection[int]) -> Headers:
+    """Return the header Location for the browser; nothing if there is none, or no single one, that passes."""
+    named = {value: None for name, value in pairs if name.lower() == b"location"}
+    address = rewrite_address(next(iter(named)), ports) if len(named) == 1 else None
+    if address is not None:
+        return [(b"location", address)]
+    if named and status in REDIRECTS:
+        raise RedirectDroppedError(next(iter(named)))
+    return []
+
+
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
 HSTS = (b"strict-transport-security", b"max-age=31536000; includeSubDomains")
 _SECURITY_HEADERS: Headers = [
     (b"x-content-type-options", b"nosniff"),
@@ -133,4 +211,4 @@ _SECURITY_HEADERS: Headers = [
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"cross-origin-opener-policy", b"same-origin"),
 ]
-_SECURITY_HEADER_NAMES = frozenset(name for name, _ in _SECURITY_HEADERS)
+_DROPPED_TOOL_HEADERS = _BLOCKED_TOOL_HEADERS | {b"location"} | {name for name, _ in _SECURITY_HEADERS}

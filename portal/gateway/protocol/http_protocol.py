@@ -7,9 +7,10 @@ although two parsers could read them differently, and limits size and duration o
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from portal.gateway.protocol.error_responses import build_response, response_head
 
@@ -26,6 +27,8 @@ CHUNK_FRAMING_TOO_LARGE = (
     f"Between two chunks of a body at most {MAX_HEAD_BYTES // 1024} KiB of framing are allowed.",
 )
 HTTP_VERSIONS = frozenset({"1.0", "1.1"})
+ABORT_EXTENSION = "fairway.abort"
+"""A function in the scope that closes the connection of an incomplete response."""
 
 
 class HeadRejectedError(Exception):
@@ -95,8 +98,16 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         self._stop_head_timer()
         self._check()
         super().on_headers_complete()
+        if self.cycle is not None:
+            abort = partial(self._abort, self.cycle)
+            self.scope["extensions"] = {ABORT_EXTENSION: abort}  # type: ignore[dict-item]
 
     # -- internal ----------------------------------------------------------------------------------
+
+    def _abort(self, cycle: RequestResponseCycle) -> None:
+        """Close the connection; uvicorn would do so too, and report an error of the application."""
+        cycle.disconnected = True
+        self.transport.close()
 
     def _check(self) -> None:
         size, chunked, body = len(self.url), False, False

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from portal.gateway.asgi_types import ClientDisconnectedError, Headers, Receive, Scope, Send
 from portal.gateway.protocol.error_responses import BodyTooLargeError, GatewayError
+from portal.gateway.protocol.http_protocol import ABORT_EXTENSION
+from portal.gateway.protocol.redaction import Redaction
 from portal.gateway.proxy.balancer import ReplicaPool
 from portal.gateway.proxy.http_client import (
     Connection,
@@ -41,12 +43,15 @@ class ProxiedRequest:
 
     pool: UpstreamPool | ReplicaPool
     headers: Headers
-    response_headers: Callable[[Iterable[tuple[bytes, bytes]]], Headers]
+    response_headers: Callable[[Iterable[tuple[bytes, bytes]], int], Headers]
+    """Gets the headers and the status. It may raise, since the response has not started."""
     response_timeout_s: float | None = None
     max_body_bytes: int | None = None
     """The largest body, counted as it passes regardless of Content-Length. None: no limit."""
     retries: int = 0
     """How often a request without effects is sent again when a new connection fails or ends without a response."""
+    secrets: Sequence[bytes] = ()
+    """What no response may contain."""
     watch: Callable[[Callable[[object], None]], AbstractContextManager[None]] = lambda on_revoked: (
         nullcontext()
     )
@@ -107,10 +112,16 @@ async def proxy_http(proxied: ProxiedRequest, scope: Scope, receive: Receive, se
             raise PermissionEndedError(watch.decision) from None
         if not watch.response_started and watch.cancel_reason != "disconnected":
             raise NoResponseError(watch.cancel_reason) from None
+        abort_response(scope)
     except (ClientDisconnectedError, IncompleteResponseError):
-        pass  # the server sees an incomplete response and closes the connection
+        abort_response(scope)
     finally:
         watch.stop()
+
+
+def abort_response(scope: Scope) -> None:
+    """Close the browser's connection, so that an incomplete response does not look complete."""
+    scope["extensions"][ABORT_EXTENSION]()
 
 
 async def _exchange(
@@ -146,14 +157,21 @@ async def _exchange(
                     retries_left -= 1
                 # Else the server closed the idle connection while it was reused.
                 is_retry = True
+        headers = proxied.response_headers(connection.headers, connection.status)
+        redaction = Redaction(proxied.secrets) if proxied.secrets else None
+        if redaction is not None:
+            headers = redaction.headers(headers)
         watchdog.response_started = True
-        headers = proxied.response_headers(connection.headers)
         if connection.status in (204, 304):
             headers = [pair for pair in headers if pair[0] != b"content-length"]
         await send({"type": "http.response.start", "status": connection.status, "headers": headers})
         while True:
             chunk = await connection.read()
             end = connection.at_eof
+            if redaction is not None:
+                chunk = redaction.feed(chunk, is_last=end)
+                if not (chunk or end):
+                    continue
             await send({"type": "http.response.body", "body": chunk, "more_body": not end})
             if end:
                 break

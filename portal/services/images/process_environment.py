@@ -6,6 +6,7 @@ import hashlib
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 from django.conf import settings
@@ -16,12 +17,14 @@ from portal.errors import ServiceUnavailable
 IMAGE_RECIPE_DIR = Path(settings.BASE_DIR) / "deploy" / "images" / "jupyterlab"
 LOCK_FILE = IMAGE_RECIPE_DIR / "requirements.lock"
 SERVER_CONFIG = IMAGE_RECIPE_DIR / "files" / "usr" / "local" / "etc" / "jupyter" / "jupyter_server_config.py"
+GATEWAY_IDENTITY = SERVER_CONFIG.with_name("gateway_identity.py")
 INSTALL_TIMEOUT_S = 900
 MIN_PYTHON = (3, 11)
 SYSTEM_PYTHONS = (Path("/usr/bin/python3"), Path("/usr/local/bin/python3"))
 TOOL_PORT = 8888
 SECRET_FILE = "token"  # noqa: S105  (the name of a file)
-"""Name of the secret file (``secret_files`` of a start) that JupyterLab's configuration reads."""
+"""Name of the secret file (``secret_files`` of a start) that the tool or its configuration reads."""
+JUPYTERLAB_TOOL = "jupyterlab"
 
 
 def jupyterlab_command(prefix: Path | None = None) -> list[str]:
@@ -43,6 +46,24 @@ def jupyterlab_command(prefix: Path | None = None) -> list[str]:
     ]
 
 
+def with_gateway_identity(command: list[str]) -> list[str]:
+    """Return the command of JupyterLab with the folder of its secrets as the first folder of its configuration.
+
+    ``gateway_identity`` is in it under Jupyter's own name for such a file, so it holds for images of all kinds.
+    """
+    script = (
+        'JUPYTER_CONFIG_PATH="$FAIRWAY_SECRETS${JUPYTER_CONFIG_PATH:+:$JUPYTER_CONFIG_PATH}"; '
+        'export JUPYTER_CONFIG_PATH; exec "$@"'
+    )
+    return ["/bin/sh", "-c", script, "fairway", *command]
+
+
+@cache
+def gateway_identity() -> dict[str, str]:
+    """Return the files that a JupyterLab of any image needs beside its secret."""
+    return {SERVER_CONFIG.name: GATEWAY_IDENTITY.read_text()}
+
+
 def code_server_command(program: str = "code-server") -> list[str]:
     """Return code-server's argument list (VS Code); the node fills in {address}, {port} and {secret_file}.
 
@@ -61,7 +82,8 @@ def ensure_process_jupyterlab(data_dir: Path) -> Path:
     Repeatable and safe for concurrent calls: a lock file makes a second caller wait, and an interrupted
     install is started again. Raise ServiceUnavailable with the end of the installer's output.
     """
-    lock = LOCK_FILE.read_bytes() + SERVER_CONFIG.read_bytes() + sys.version.encode()
+    files = (LOCK_FILE, SERVER_CONFIG, GATEWAY_IDENTITY)
+    lock = b"".join(each.read_bytes() for each in files) + sys.version.encode()
     name = f"jupyterlab-{hashlib.sha256(lock).hexdigest()[:12]}"
     home = data_dir / "environments"
     make_folder(str(home), 0o755)
@@ -98,7 +120,8 @@ def _install(prefix: Path) -> None:
     )
     config = prefix / "etc" / "jupyter"
     make_folder(str(config), 0o755)
-    write_atomic(str(config / SERVER_CONFIG.name), SERVER_CONFIG.read_bytes(), mode=0o644)
+    for file in (SERVER_CONFIG, GATEWAY_IDENTITY):
+        write_atomic(str(config / file.name), file.read_bytes(), mode=0o644)
 
 
 def _world_readable_python() -> Path:

@@ -34,12 +34,12 @@ from portal.errors import Conflict, NotFound
 from portal.models import Job, Node, NotebookListing, Task, Template, User
 from portal.outbox import notify_node
 from portal.services.audit import record_action
+from portal.services.images.process_environment import JUPYTERLAB_TOOL
 from portal.services.jobs.reruns import checked_out_commit
 from portal.services.jobs.templates import TemplateInput, do_save_template
 
 ANSWER_TIMEOUT = dt.timedelta(seconds=30)
 LIST_NOTEBOOKS_HINT = "notebooks"
-JUPYTERLAB_TOOL = "jupyterlab"
 
 
 def offers_notebooks(job: Job) -> bool:

@@ -34,9 +34,18 @@ def _encryption_context(job: Job, number: int) -> EncryptionContext:
     return EncryptionContext("portal_attempt", f"{job.public_id}/{number}", "secret")
 
 
+REPLACEABLE_PREFIX = "r-"
+"""Marks the secret of an attempt that starts with the files with which its tool reads the secret again."""
+
+
 def create_attempt_secret(job: Job) -> str:
     """Return an encrypted random secret for the next attempt (``Attempt.secret``)."""
-    return encrypt(secrets.token_urlsafe(32), _encryption_context(job, job.attempt_count + 1))
+    secret = REPLACEABLE_PREFIX + secrets.token_urlsafe(32)
+    return encrypt_attempt_secret(job, job.attempt_count + 1, secret)
+
+
+def encrypt_attempt_secret(job: Job, number: int, secret: str) -> str:
+    return encrypt(secret, _encryption_context(job, number))
 
 
 def decrypt_attempt_secret(attempt: Attempt) -> str:
@@ -115,7 +124,9 @@ def _create_ticket(user: User, session_key: str, **target: Attempt | Service) ->
     now = timezone.now()
     ticket = secrets.token_urlsafe(32)
     WorkspaceTicket.objects.filter(user=user, expires_at__lt=now - TICKET_TTL).delete()
-    WorkspaceSession.objects.filter(user=user, expires_at__lt=now).delete()
+    # one of a running attempt is kept until the secret that it may have revealed is replaced
+    old = WorkspaceSession.objects.filter(user=user, expires_at__lt=now)
+    old.exclude(attempt__state=AttemptState.RUNNING.value).delete()
     WorkspaceTicket.objects.create(
         code_sha256=digest(ticket), user=user, session_key=session, expires_at=now + TICKET_TTL, **target
     )

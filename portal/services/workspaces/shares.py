@@ -19,11 +19,19 @@ from portal.domain.shares import (
     VIEWABLE_TOOLS,
     ShareAccess,
 )
-from portal.domain.states import LIVE_ATTEMPT_STATES, TERMINAL_JOB_STATES, JobKind, Role
+from portal.domain.states import (
+    LIVE_ATTEMPT_STATES,
+    TERMINAL_JOB_STATES,
+    AttemptState,
+    JobKind,
+    Role,
+    RuntimeKind,
+)
 from portal.domain.stored_texts import stored_text
 from portal.errors import Conflict, Forbidden, InvalidRequest, NotFound
-from portal.models import Job, JobEvent, Membership, User, WorkspaceSession, WorkspaceShare
+from portal.models import Attempt, Job, JobEvent, Membership, Task, User, WorkspaceSession, WorkspaceShare
 from portal.services.audit import record_action
+from portal.services.workspaces.secret_replacement import has_replaceable_secret, request_replacement
 
 VISIT_INTERVAL = dt.timedelta(seconds=30)
 INSIDE_FOR = 3 * VISIT_INTERVAL
@@ -121,7 +129,12 @@ def do_share_workspace(user: User, job: Job, guest: User, access: str, duration_
                 code="too_many_shares",
             )
         now = timezone.now()
-        WorkspaceShare.objects.filter(job=job, user=guest, revoked_at=None).update(revoked_at=now)
+        replaced = WorkspaceShare.objects.filter(job=job, user=guest, revoked_at=None)
+        if access == ShareAccess.VIEW and replaced.filter(access=ShareAccess.EDIT).exists():
+            # the visit ends, since its user may know the secret
+            WorkspaceSession.objects.filter(user=guest, attempt__job=job).update(expires_at=now)
+            request_replacement(job)
+        replaced.update(revoked_at=now)
         share = WorkspaceShare.objects.create(
             job=job,
             user=guest,
@@ -139,6 +152,34 @@ def do_share_workspace(user: User, job: Job, guest: User, access: str, duration_
     return share
 
 
+def open_port_warning(job: Job) -> str:
+    """Return what a share cannot protect on the node where the workspace runs; "" if nothing."""
+    running = Task.objects.filter(attempt__job=job, rank=0, state=AttemptState.RUNNING.value)
+    task = running.filter(node__runtime=RuntimeKind.PROCESS.value).select_related("node").first()
+    if task is None or task.node.agent_info.get("closes_ports", {}).get(RuntimeKind.PROCESS.value):
+        return ""
+    return _(
+        "{node} does not separate the tasks of its users: a program of another user there can connect to the port of "
+        "the workspace, and may read its secret. What a visitor may do is limited in the browser only."
+    ).format(node=task.node.name)
+
+
+def remaining_risk(share: WorkspaceShare) -> str:
+    """Return what the user of a revoked share could still use until the workspace restarts; "" if nothing."""
+    if not WorkspaceSession.objects.filter(user=share.user, attempt__job=share.job).exists():
+        return ""
+    if share.access == ShareAccess.EDIT:
+        return _(
+            "Programs that {display_name} started in it still run as its owner. Stop and start it to end them."
+        ).format(display_name=share.user.display_name)
+    attempt = Attempt.objects.filter(job=share.job).select_related("job__environment").latest("number")
+    if has_replaceable_secret(attempt):
+        return ""
+    return _(
+        "{tool} reads its secret only when it starts. Stop and start the workspace to replace the secret."
+    ).format(tool=share.job.environment.tool)
+
+
 def do_revoke_share(user: User, share: WorkspaceShare) -> WorkspaceShare:
     """Revoke a share: requests are refused, and open connections end, within 5 s. Repeatable."""
     if not can(user, Permission.CONTROL, share.job):
@@ -150,5 +191,6 @@ def do_revoke_share(user: User, share: WorkspaceShare) -> WorkspaceShare:
             record_action(user, "workspace.unshare", share.job, before=before)
             message = stored_text(f"No longer shared with {share.user.username}.")
             JobEvent.objects.create(job=share.job, kind="shared", actor=user.username, message=message)
+            request_replacement(share.job)
     share.refresh_from_db()
     return share

@@ -19,7 +19,9 @@ from portal.services.workspaces.shares import (
     get_share,
     list_shares,
     list_visitors,
+    open_port_warning,
     project_members,
+    remaining_risk,
 )
 from portal.web.display.formatting import parse_whole_number
 from portal.web.job.overview import job_page_context
@@ -37,6 +39,7 @@ def shares(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
         "may_share": may_share,
         "members": project_members(job) if may_share else [],
         "durations": DURATIONS_S,
+        "warning": open_port_warning(job) if may_share else "",
         "may_view": job.environment.tool in VIEWABLE_TOOLS,
     }
     return render(request, "job/shares.html", job_page_context(user, job) | context)
@@ -73,4 +76,6 @@ def revoke(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
             name=row.job.name, display_name=row.user.display_name
         ),
     )
+    if risk := remaining_risk(row):
+        messages.warning(request, risk)
     return redirect("job-shares", row.job.public_id)

@@ -20,6 +20,7 @@ import pytest
 from agents.link import AgentError, Link, OutcomeUnknownError
 from agents.local import open_local
 from tests.agent_program import agent_program
+from tests.firewall_chains import drop_chains
 from tests.rig.images import RigImage
 from tests.rig.records import machine_lock
 
@@ -183,17 +184,7 @@ def podman_node(own_engine: None, node: LoneNode, tiny_image: RigImage) -> LoneN
 def _drop_firewall() -> None:
     from agents.node.runtimes.firewall import chain_names
 
-    def iptables(*words: str) -> str:
-        command = ["iptables", "-w", "5", "-t", "mangle", *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=10).stdout
-
-    chains = chain_names(CLUSTER)
-    for rule in iptables("-S").splitlines():
-        if rule.endswith(tuple(f"-j {chain}" for chain in chains)):
-            iptables("-D", *rule.split()[1:])
-    for chain in chains:
-        iptables("-F", chain)
-        iptables("-X", chain)
+    drop_chains("iptables", chain_names(CLUSTER))
 
 
 def wait_for(link: Link, kind: str, timeout_s: float = 10.0, **facts: Any) -> dict[str, Any]:

@@ -18,9 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.link import AgentError
+from agents.node.runtimes.loopback_rules import chain_name
 from agents.node.sampler import MIN_PAUSE_S, wait_until_phase_s
 from agents.node.task_log import to_log_lines
 from tests.agents.node.conftest import CLUSTER, GPUS, LoneNode, log_of, log_with, wait_for
+from tests.firewall_chains import drop_chains
 from tests.time_budget import budget_s
 from tests.unkillable_process import missing_freezer, unkillable
 
@@ -71,6 +73,61 @@ def test_hello_describes_the_node(node: LoneNode) -> None:
     assert abs(hello.clock_s - time.time()) < 5
     assert hello.runtimes[0][0] == "process"
     assert hello.memory_mib and hello.cpu_count and hello.disk_free_mib
+
+
+@needs_root
+def test_ports_of_a_task_are_closed_to_the_tasks_of_other_accounts(node: LoneNode) -> None:
+    link = node.open()
+    node.clean_up.append(lambda: [drop_chains(f"{ip}tables", [chain_name(CLUSTER)]) for ip in ("ip", "ip6")])
+    assert link.hello.closes_ports == {"process": True}
+    listen = """
+import selectors, socket
+waiting = selectors.DefaultSelector()
+for place, family in (("127.0.0.1", socket.AF_INET), ("0.0.0.0", socket.AF_INET), ("::1", socket.AF_INET6)):
+    server = socket.create_server((place, 0), family=family)
+    waiting.register(server, selectors.EVENT_READ)
+    print("port", server.getsockname()[1], flush=True)
+print("listening", flush=True)
+while True:
+    for key, _ in waiting.select():
+        key.fileobj.accept()[0].close()
+"""
+    home = {"kind": "home", "target": "/home/ada", "read_only": False}
+    server = ["python3", "-c", listen]
+    start(link, node.spec("jserver2345", *server, mounts=[{**home, "source": "ada"}], digest="s"))
+    text = log_with(link, "jserver2345", "listening")
+    first, second, third = re.findall(r"port (\d+)", text)
+    places = [
+        ("127.0.0.1", first),
+        ("127.77.0.1", second),
+        (socket.gethostbyname(socket.gethostname()), second),
+    ]
+    places.append(("::1", third))
+    connect = """
+import socket, sys
+for word in sys.argv[1:]:
+    try:
+        socket.create_connection(tuple(word.rsplit("-", 1)), 0.5).close()
+        print("open", word, flush=True)
+    except OSError as error:
+        print("closed", word, flush=True)
+print("end", flush=True)
+"""
+    words = ["-".join(place) for place in places]
+    client = ["python3", "-c", connect, *words]
+    answers = {}
+    for job, name in (("jown23456", "ada"), ("jother2345", "bob")):
+        start(link, node.spec(job, *client, user=name, mounts=[{**home, "source": name}], digest=job))
+        answers[job] = log_with(link, job, "end")
+    assert [f"open {word}" in answers["jown23456"] for word in words] == [True] * 4
+    assert [f"closed {word}" in answers["jother2345"] for word in words] == [True] * 4
+    for place in places:  # the gateway and its tunnel have other accounts
+        socket.create_connection(place, 2).close()
+    # after the end of all tasks, and after somebody removed the rules
+    drop_chains("iptables", [chain_name(CLUSTER)])
+    assert node.open().hello.closes_ports == {"process": True}
+    start(link, node.spec("jlater2345", *client, user="eve", mounts=[{**home, "source": "eve"}], digest="l"))
+    assert "open" not in log_with(link, "jlater2345", "end")
 
 
 def test_the_agent_reports_whether_a_task_listens_on_its_ports(node: LoneNode) -> None:

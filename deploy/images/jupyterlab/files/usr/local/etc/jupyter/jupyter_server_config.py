@@ -1,6 +1,5 @@
 # JupyterLab behind Fairway's gateway: it listens for the node's loopback interface and requires the secret.
 import os
-from pathlib import Path
 
 c = get_config()  # noqa: F821
 
@@ -14,11 +13,7 @@ c.ServerApp.trust_xheaders = False
 c.ServerApp.quit_button = False
 c.ServerApp.root_dir = os.environ.get("HOME", "/")
 
-# The secret is a file, never in the environment or the arguments.
-_secrets = Path(os.environ.get("FAIRWAY_SECRETS", "/run/fairway"))
-_token = Path(os.environ.get("JUPYTER_TOKEN_FILE", _secrets / "token"))
-if _token.exists():
-    c.IdentityProvider.token = _token.read_text().strip()
+load_subconfig("gateway_identity.py")  # noqa: F821
 
 # Time to save after the SIGTERM of a stop.
 c.MappingKernelManager.shutdown_wait_time = 2.0
