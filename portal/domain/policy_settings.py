@@ -157,7 +157,7 @@ _DECISION_NUMBERS = (
         0.0,
         7 * DAY_S,
         7_200.0,
-        "A job predicted to end within this time is not evicted, except for a project within its "
+        "A job predicted to end within this time is not evicted or moved, except for a project within its "
         "guarantee; in seconds, default 2 h. Raise it to lose less work to evictions.",
     ),
     NumberSetting(
@@ -166,7 +166,7 @@ _DECISION_NUMBERS = (
         0.0,
         DAY_S,
         0.0,
-        "Run time before a job may be reclaimed or preempted, in seconds; default 0. Raise it so that "
+        "Run time before a job may be reclaimed, preempted or moved, in seconds; default 0. Raise it so that "
         "jobs reach their first checkpoint.",
     ),
     NumberSetting(
@@ -494,8 +494,16 @@ _DECISION_CHOICES = (
         "victim_order",
         ("least_lost_work", "youngest"),
         "least_lost_work",
-        "Which job is evicted first: the one that loses the least work since its last checkpoint "
-        "(default), or the youngest. Choose youngest to evict the job submitted last.",
+        "Which job of the lowest priority of its project is evicted first: the one that loses the least work "
+        "since its last checkpoint (default), or the youngest. Choose youngest to evict the job submitted last.",
+    ),
+    ChoiceSetting(
+        "movable_jobs",
+        ("evictable", "any"),
+        "evictable",
+        "Which running jobs may be moved to other GPUs so that a pending job fits: jobs that the pending job "
+        "could evict (default), or any preemptible job. Protected jobs are never moved. Choose any if large jobs "
+        "wait while free GPUs are scattered.",
     ),
     ChoiceSetting(
         "gpu_sharing_scope",

@@ -26,6 +26,7 @@ from scheduler.core.model.plan import (
     Alternative,
     AlternativeKind,
     Eviction,
+    EvictionReason,
     JobPlacement,
     Plan,
     RequestPreview,
@@ -156,7 +157,9 @@ class _Decision:
             successful = [action for action in left if self._evict_action.run(action)]
             spared = self._evict_action.reprieve_victims()
             if not (successful or spared or left != actions):
-                break
+                if not self._evict_action.settle_victims():
+                    break
+                spared = True
             # an action that places a job opens GPUs for more of its kind: repeat it before the others
             left = successful if successful and not spared else actions
             if successful or spared:
@@ -194,8 +197,18 @@ class _Decision:
             )
             ranks = tuple(each.task.rank for each in mine) if stays else ()
             worst = next((e for e in mine if e.task.state is GangTaskState.RELEASING), mine[0])
-            found.append(Eviction(job, worst.reason, worst.for_job, ranks))
+            found.append(Eviction(job, self._reason(worst), worst.for_job, ranks))
         return tuple(found)
+
+    def _reason(self, ordered: OrderedEviction) -> EvictionReason:
+        """Return why a job is evicted in the end: victims may have been placed again since."""
+        victim, preemptor = ordered.task.gang, self._session.gangs.get(ordered.for_job)
+        if ordered.reason is EvictionReason.GANG_INCOMPLETE or preemptor is None:
+            return ordered.reason
+        if ordered.task.state is GangTaskState.NOMINATED:
+            return EvictionReason.MIGRATED
+        same = victim.leaf_project == preemptor.leaf_project
+        return EvictionReason.PREEMPTED if same else EvictionReason.RECLAIMED
 
 
 def _task_placement(pool_state: PoolState, rank: int, held: HeldSlots) -> TaskPlacement:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ MINIMUM_S = 3_600.0
 POLICY = replace(Policy(), preempt_min_runtime_s=MINIMUM_S)
 
 
-def owner_and_borrower(*ages_s: float, asks: int = 2, **changes: float) -> Snapshot:
+def owner_and_borrower(*ages_s: float, asks: int = 2, **changes: Any) -> Snapshot:
     """The owner is guaranteed both GPUs, which two jobs of the borrower hold, for so long each."""
     return cluster(
         [node("n0", 2)],
@@ -112,3 +113,89 @@ def test_asking_on_paper_changes_no_plan() -> None:
     assert {v.job: v.details.get("free_gpus") for v in asked.verdicts} == {
         v.job: v.details.get("free_gpus") for v in quiet.verdicts
     }
+
+
+# -- moves -------------------------------------------------------------------------------------------------
+
+ANY_JOB = replace(Policy(), movable_jobs="any")
+
+
+def scattered(
+    of: str = "lab", priority: int = 60, project_of_running: str = "lab", **changes: Any
+) -> Snapshot:
+    """Two jobs of 100 s on two nodes of two GPUs; if one is moved, the pending job gets a whole node."""
+    running = [
+        runs(name, project_of_running, (where, [0]), **{"started_s": NOW_S - 100, **changes})
+        for name, where in (("a", "n0"), ("b", "n1"))
+    ]
+    return cluster(
+        [node("n0", 2), node("n1", 2)],
+        [project("lab"), project("other")],
+        [quota("lab", 2), quota("other", 2)],
+        running=running,
+        pending=[waits("wide", of, 2, priority=priority)],
+    )
+
+
+def moved(snapshot: Snapshot, policy: Policy) -> set[str]:
+    policy = replace(policy, semantics=SchedulingSemantics(actions=("allocate", "consolidate")))
+    return {str(eviction.job) for eviction in decide(snapshot, policy).evictions}
+
+
+def test_a_job_moves_for_one_that_could_evict_it() -> None:
+    assert moved(scattered(), Policy()) == {"a"}
+
+
+@pytest.mark.parametrize("changes", [{"predicted_end_s": NOW_S + 60}, {"preemptible": False}, {}])
+@pytest.mark.parametrize("policy", [Policy(), ANY_JOB])
+def test_protections_hold_for_moves(policy: Policy, changes: dict[str, Any]) -> None:
+    if not changes:
+        policy = replace(policy, preempt_min_runtime_s=MINIMUM_S)
+    assert moved(scattered(**changes), policy) == set()
+    assert moved(scattered("other", **changes), policy) == set()
+
+
+def test_a_project_protects_its_jobs_from_moves_for_others() -> None:
+    guarded = replace(scattered("other"), quotas=(replace(quota("lab", 0), reclaim_min_runtime_s=MINIMUM_S),))
+    assert moved(guarded, ANY_JOB) == set()
+    assert moved(replace(guarded, pending=(waits("wide", "lab", 2),)), ANY_JOB) == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("why", "snapshot"),
+    [
+        ("lower priority", scattered(priority=1)),
+        ("equal priority", scattered(priority=50)),
+        ("its project is within its guarantee", scattered("other", priority=100)),
+        ("the pending job's project exceeds its share", replace(
+            scattered("other", 100), quotas=(quota("lab", 2), quota("other", 0, weight=0.0)))),
+    ],
+)  # fmt: skip
+def test_whoever_may_not_evict_a_job_may_not_move_it(why: str, snapshot: Snapshot) -> None:
+    assert moved(snapshot, Policy()) == set(), why
+    assert moved(snapshot, ANY_JOB) == {"a"}, why
+
+
+def test_a_move_counts_each_job_that_is_moved_as_if_it_were_reclaimed() -> None:
+    """The project of the running jobs exceeds its entitlement by one GPU: one of them may be disturbed."""
+
+    def moved_for(wants: int, guaranteed: int) -> set[str]:
+        nodes = [node("n0", 3), node("n1", 3)]
+        running = [
+            runs(f"{where.id}-{i}", "lab", (where.id, [i]), started_s=NOW_S - 100)
+            for where in nodes
+            for i in range(2 if where.id == "n0" else 1)
+        ]
+        return moved(
+            cluster(
+                nodes,
+                [project("lab"), project("other")],
+                [quota("lab", guaranteed, weight=0.0), quota("other", 3)],
+                running=running,
+                pending=[waits("wide", "other", wants)],
+            ),
+            Policy(),
+        )
+
+    assert moved_for(3, guaranteed=2) == {"n1-0"}
+    assert moved_for(3, guaranteed=3) == set()

@@ -74,7 +74,7 @@ def full() -> Snapshot:
 
 def outcome(snapshot: Snapshot, **settings: Any) -> tuple[set[str], set[str], int]:
     """Jobs that start, jobs that are evicted, and the most jobs ahead that a verdict names."""
-    plan = decide(snapshot, replace(Policy(), **settings))
+    plan = decide(snapshot, replace(Policy(), **{"movable_jobs": "any", **settings}))
     most = max((len(verdict.jobs_ahead) for verdict in plan.verdicts), default=0)
     return {start.job for start in plan.starts}, {each.job for each in plan.evictions}, most
 
@@ -84,6 +84,7 @@ CASES = [
     ("victim_order", two_borrowers(1), "least_lost_work", (set(), {"saved"}, 0), "youngest", (set(), {"unsaved"}, 0)),
     ("max_migrations", scattered(), 1, (set(), {"a"}, 0), 0, (set(), set(), 0)),
     ("max_migration_loss_gpu_s", scattered(), 300.0, (set(), {"a"}, 0), 50.0, (set(), set(), 0)),
+    ("movable_jobs", scattered(), "any", (set(), {"a"}, 0), "evictable", (set(), set(), 0)),
     ("stale_gang_grace_s", incomplete_gang(), 60.0, (set(), {"gang"}, 0), 120.0, (set(), set(), 0)),
     ("start_charge_s", two_users(), 600.0, ({"ada-1", "bob-1"}, set(), 0), 0.0, ({"ada-1", "ada-2"}, set(), 0)),
     ("jobs_ahead_limit", full(), 5, (set(), set(), 2), 1, (set(), set(), 1)),

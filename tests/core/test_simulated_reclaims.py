@@ -36,13 +36,14 @@ def victims(
     jobs: Sequence[EvictableJob],
     *tasks: tuple[BucketRequest, int],
     shares: tuple[float, ...] = (8.0, 0.0, 0.0),
+    priorities: Sequence[int] = (),
 ) -> list[int] | None:
     """The numbers of the jobs evicted for these tasks, with so many free GPUs in the buckets."""
     occupancy = BucketOccupancy(
         CapacityBuckets((0,) * len(free), tuple(free), {}, 100), [request.size for request, _ in tasks]
     )
     held_milli = np.zeros(3)
-    evictable = EvictableJobs(occupancy, np.array(shares) * WHOLE_MILLI)
+    evictable = EvictableJobs(occupancy, np.array(shares) * WHOLE_MILLI, priorities)
     for number, job in enumerate(jobs):
         evictable.add(number, job)
         held_milli[job.project] += job.milli
@@ -58,6 +59,13 @@ def test_victims_lose_the_least_work_together() -> None:
     small, large = running([(0, 1, ())], 90.0), running([(1, 2, ())], 94.0)
     assert victims([0, 0], [small, small, large], (gpus(2), 1)) == [2]  # 12 GPU-seconds, not 20
     assert victims([1, 0], [small, small, large], (gpus(2), 1)) == [1]  # 10; of equal ones the youngest
+
+
+def test_the_lowest_priority_is_evicted_even_if_it_loses_more() -> None:
+    jobs = [running([(number, 1, ())], saved_s) for number, saved_s in enumerate((0.0, 90.0, 99.0))]
+    jobs = [job._replace(requeue=job.requeue._replace(position=n)) for n, job in enumerate(jobs)]
+    assert victims([0, 0, 0], jobs, (gpus(1), 1), priorities=[10, 50, 90]) == [0]
+    assert victims([0, 0, 0], jobs, (gpus(1), 1), priorities=[50, 50, 90]) == [1]
 
 
 def test_no_eviction_where_the_tasks_fit() -> None:

@@ -87,8 +87,9 @@ def test_a_new_job_starts_where_it_would_be_moved() -> None:
         ],
         pending=[waits("a", "p", 1), waits("b", "p", 2), waits("c", "p", 2, tasks=2)],
     )
-    plan = decide(snapshot, Policy())
+    policy = replace(Policy(), movable_jobs="any")
+    plan = decide(snapshot, policy)
     assert {start.job: start.tasks[0].node for start in plan.starts} == {"a": "n1", "b": "n0"}
     assert kept(plan) == {"c": "n0"}
-    after = decide(apply_plan(snapshot, plan), Policy())
+    after = decide(apply_plan(snapshot, plan), policy)
     assert (after.starts, after.evictions) == ((), ())

@@ -10,7 +10,8 @@ restored if it is not needed, or migrated if another placement exists.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from scheduler.core.actions.scheduling_session import (
@@ -23,7 +24,7 @@ from scheduler.core.actions.victims import VictimCandidates
 from scheduler.core.model.plan import EvictionReason
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.resources import ResourceVector
-from scheduler.core.model.snapshot import JobId, PoolId, ProjectId
+from scheduler.core.model.snapshot import JobId, PoolId, ProjectId, TaskShape
 from scheduler.core.session.gang import Gang, GangTask, GangTaskState, first_placeable, total_demand
 from scheduler.core.session.gang_placement import GangPlacer, Statement
 from scheduler.core.session.job_queue import JobQueue
@@ -37,6 +38,9 @@ EVICTION_REASONS = {
     "preempt": EvictionReason.PREEMPTED,
 }
 """The reason that each action gives its evictions, least disruptive first."""
+
+MAX_STEPS_AGAIN = 1_000
+"""Steps of a search for those whom a victim could evict in turn."""
 
 
 class PreemptionPlanner:
@@ -75,20 +79,20 @@ class PreemptionPlanner:
         self._protection_ends_s = None
         self._dry_run_planners.clear()
 
-    def preempt(self, gang: Gang, budget_steps: int) -> EvictionSet | None:
-        """Find victims of lower priority in the gang's project."""
+    def preempt(self, gang: Gang, budget_steps: int, wanted: Sequence[GangTask] = ()) -> EvictionSet | None:
+        """Find victims of lower priority in the gang's project for ``wanted``, by default its next tasks."""
         lower = self.candidates.in_project(gang.leaf_project, "preempt", gang.priority)
-        asked = gang.next_demand
+        asked = total_demand(wanted or gang.next_tasks)
         if not gang.preemptible and self._pool_state.ledger.exceeded_guarantee(
             gang.leaf_project, asked, AssumeReleased.ALL
         ):
             return None
-        most = self._max_held(gang)
+        within_share = self._keeps_to_share(gang)
 
-        def allowed(gone: Sequence[GangTask]) -> bool:
-            return all(self._pool_state.ledger.held[level].fits_in(most[level]) for level in most)
+        def allowed(gone: Sequence[GangTask], moved: Sequence[GangTask]) -> bool:
+            return within_share()
 
-        return self._search.find(
+        return self._find(
             SearchRequest(
                 gang,
                 {gang.leaf_project: lower},
@@ -96,8 +100,87 @@ class PreemptionPlanner:
                 allowed,
                 budget_steps,
                 self._dry_run,
+                wanted=wanted,
             )
         )
+
+    def _find(self, request: SearchRequest) -> EvictionSet | None:
+        """Find victims that could evict nobody in turn, else any: ``EvictAction.settle_victims`` goes on then."""
+        refused = False
+
+        def allowed(gone: Sequence[GangTask], moved: Sequence[GangTask]) -> bool:
+            nonlocal refused
+            if not request.allowed(gone, moved):
+                return False
+            settled = self.evicts_nobody_again(gone)
+            refused = refused or not settled
+            return settled
+
+        found = self._search.find(replace(request, allowed=allowed))
+        if found is None and refused:
+            self.candidates.infeasible[request.reason].discard(request.gang.quota_class_id)
+            found = self._search.find(request)
+        return found
+
+    def _keeps_to_share(self, gang: Gang) -> Callable[[], bool]:
+        """Return a function that tells whether a project holds no more than now, or than its share."""
+        ledger, most = self._pool_state.ledger, self._max_held(gang)
+        return lambda: all(ledger.held[level].fits_in(most[level]) for level in most)
+
+    def evicts_nobody_again(self, gone: Sequence[GangTask]) -> bool:
+        """Return False if a victim, which is pending then, could evict another job in turn."""
+        if self._pool_state.policy.semantics.reschedules_victims:
+            return True
+        gone_tasks = set(gone)
+        return not any(
+            self._could_evict(victim, victim.root.next_to_place(gone_tasks.__contains__))
+            for victim, tasks in _by_gang(gone)
+            if tasks[0].state is GangTaskState.RELEASING
+        )
+
+    def _could_evict(self, gang: Gang, wanted: Sequence[GangTask]) -> bool:
+        """Return True if the rules let a gang evict others for ``wanted``; change nothing."""
+        leaf, actions = gang.leaf_project, self._pool_state.policy.semantics.actions
+        if not wanted:
+            return False
+        if "preempt" in actions and self.may_evict_for(gang, wanted, EvictionReason.PREEMPTED):
+            within_share = self._keeps_to_share(gang)
+            lower = self.candidates.in_project_now(leaf, "preempt", gang.priority)
+            if lower and self._could_fit(
+                gang, wanted, EvictionReason.PREEMPTED, {leaf: lower}, lambda gone, moved: within_share()
+            ):
+                return True
+        if "reclaim" not in actions or not self.may_evict_for(gang, wanted, EvictionReason.RECLAIMED):
+            return False
+        right = _ReclaimRight(self._pool_state, gang, total_demand(wanted))
+        others = {
+            each: mine
+            for each in sorted(self.candidates.by_project())
+            if right.may_have_reclaimable(each) and (mine := self.candidates.in_project_now(each, right.kind))
+        }
+        return self._could_fit(
+            gang, wanted, EvictionReason.RECLAIMED, others, lambda gone, moved: right.covers(gone)
+        )
+
+    def may_evict_for(self, gang: Gang, wanted: Sequence[GangTask], reason: EvictionReason) -> bool:
+        """Return False if the rules certainly forbid these evictions for evicted tasks of a gang."""
+        if reason is EvictionReason.PREEMPTED:
+            return self.candidates.min_priority(gang.leaf_project) < gang.priority
+        return self._may_reclaim(gang.leaf_project, total_demand(wanted), gang.preemptible)
+
+    def _could_fit(
+        self,
+        gang: Gang,
+        wanted: Sequence[GangTask],
+        reason: EvictionReason,
+        candidates: dict[ProjectId, list[Gang]],
+        allowed: Callable[[Sequence[GangTask], Sequence[GangTask]], bool],
+    ) -> bool:
+        search = VictimSearch(self._pool_state, self.candidates)
+        request = SearchRequest(gang, candidates, reason, allowed, MAX_STEPS_AGAIN, True, wanted=wanted)
+        eviction_set = search.find(request)
+        self._dry_run_steps += search.steps_used
+        return eviction_set is not None
 
     def _max_held(self, gang: Gang) -> dict[ProjectId, ResourceVector]:
         """Return the most each project on the gang's path may hold afterwards: fair share, or current use.
@@ -110,45 +193,31 @@ class PreemptionPlanner:
             for level in self._pool_state.tree.path[gang.leaf_project]
         }
 
-    def reclaim(self, gang: Gang, budget_steps: int) -> EvictionSet | None:
-        """Find victims in other projects."""
-        ledger, leaf, asked = self._pool_state.ledger, gang.leaf_project, gang.next_demand
-        if not self._may_reclaim(leaf, asked, gang.preemptible):
+    def reclaim(self, gang: Gang, budget_steps: int, wanted: Sequence[GangTask] = ()) -> EvictionSet | None:
+        """Find victims in other projects for ``wanted``, by default its next tasks."""
+        asked = total_demand(wanted or gang.next_tasks)
+        if not self._may_reclaim(gang.leaf_project, asked, gang.preemptible):
             return None
-        held, held_non_preemptible = dict(ledger.held), dict(ledger.held_non_preemptible)
-
-        def new_check() -> ReclaimCheck[ProjectId]:
-            paths, entitlements = self._pool_state.tree.path, ledger.entitlements
-            return ReclaimCheck(
-                paths, entitlements, held, held_non_preemptible, leaf, asked, gang.preemptible
-            )
-
-        first_check = new_check()
-        kind = (
-            "guaranteed"
-            if is_within_guarantee(ledger.entitlements[leaf], ledger.held[leaf], asked)
-            else "reclaim"
-        )
+        right = _ReclaimRight(self._pool_state, gang, asked)
         victims_by_project = {
             each: mine
             for each in sorted(self.candidates.by_project())
-            if each != leaf
-            and first_check.may_have_reclaimable(each)
-            and (mine := self.candidates.in_project(each, kind))
+            if right.may_have_reclaimable(each) and (mine := self.candidates.in_project(each, right.kind))
         }
 
-        def allowed(gone: Sequence[GangTask]) -> bool:
-            reclaim_check = new_check()
-            for victim, tasks in _by_gang(gone):
-                for amounts in _pieces(victim, tasks):
-                    if not reclaim_check.allows(victim.leaf_project):
-                        return False
-                    reclaim_check.add_victim(victim.leaf_project, amounts)
-            return reclaim_check.is_balanced()
+        def allowed(gone: Sequence[GangTask], moved: Sequence[GangTask]) -> bool:
+            return right.covers(gone)
 
-        return self._search.find(
+        return self._find(
             SearchRequest(
-                gang, victims_by_project, EvictionReason.RECLAIMED, allowed, budget_steps, self._dry_run, kind
+                gang,
+                victims_by_project,
+                EvictionReason.RECLAIMED,
+                allowed,
+                budget_steps,
+                self._dry_run,
+                right.kind,
+                wanted,
             )
         )
 
@@ -180,7 +249,9 @@ class PreemptionPlanner:
                 self._pool_state, self._now_s, simulate_at_s=at_s
             )
         before, actions = then.steps_used, self._pool_state.policy.semantics.actions
-        eviction_set = then.reclaim(gang, before + budget_steps) if "reclaim" in actions else None
+        eviction_set = then.consolidate(gang, before + budget_steps) if "consolidate" in actions else None
+        if eviction_set is None and "reclaim" in actions:
+            eviction_set = then.reclaim(gang, before + budget_steps)
         if eviction_set is None and "preempt" in actions:
             eviction_set = then.preempt(gang, before + budget_steps)
         self._dry_run_steps += 1 + then.steps_used - before
@@ -261,18 +332,80 @@ class PreemptionPlanner:
         return known
 
     def consolidate(self, gang: Gang, budget_steps: int) -> EvictionSet | None:
-        """Find jobs to migrate so that ``gang`` fits; every one of them has a new placement."""
+        """Find jobs to migrate so that ``gang`` fits; every one of them has a new placement.
+
+        They are jobs that ``gang`` may evict, too, unless ``movable_jobs`` allows any; protections always hold.
+        """
         if not self.may_evict(gang, EvictionReason.MIGRATED):
             return None
-        movers = {
-            leaf: [each for each in self.candidates.in_project(leaf, "move") if each is not gang]
-            for leaf in sorted(self.candidates.by_project())
-        }
+        leaf, any_job = gang.leaf_project, self._pool_state.policy.movable_jobs == "any"
+        right = (
+            _ReclaimRight(self._pool_state, gang, gang.next_demand)
+            if self._may_reclaim(leaf, gang.next_demand, gang.preemptible)
+            else None
+        )
+        movers: dict[ProjectId, list[Gang]] = {}
+        for each in sorted(self.candidates.by_project()):
+            if each == leaf:
+                mine = self.candidates.movable_in_project(each, "preempt", None if any_job else gang.priority)
+            elif any_job:
+                mine = self.candidates.movable_in_project(each, "reclaim")
+                if right is not None and right.may_have_reclaimable(each):
+                    # a near end does not protect those that it could evict
+                    more = self.candidates.movable_in_project(each, right.kind)
+                    mine = [other for other in more if other in mine or right.covers(other.evictable_tasks)]
+            elif right is not None and right.may_have_reclaimable(each):
+                mine = self.candidates.movable_in_project(each, right.kind)
+            else:
+                continue
+            movers[each] = [other for other in mine if other is not gang]
 
-        def allowed(gone: Sequence[GangTask]) -> bool:
-            return not gone
+        def allowed(gone: Sequence[GangTask], moved: Sequence[GangTask]) -> bool:
+            if gone:
+                return False
+            others = [task for task in moved if task.gang.leaf_project != leaf]
+            return any_job or not others or (right is not None and right.covers(others))
 
-        return self._search.find(SearchRequest(gang, movers, EvictionReason.MIGRATED, allowed, budget_steps))
+        return self._search.find(
+            SearchRequest(gang, movers, EvictionReason.MIGRATED, allowed, budget_steps, self._dry_run)
+        )
+
+
+class _ReclaimRight:
+    """What a gang that may reclaim can take from other projects, by what they hold when it is created."""
+
+    def __init__(self, pool_state: PoolState, gang: Gang, asked: ResourceVector) -> None:
+        ledger, leaf = pool_state.ledger, gang.leaf_project
+        held, held_non_preemptible = dict(ledger.held), dict(ledger.held_non_preemptible)
+        self._leaf = leaf
+        self._new_check = partial(
+            ReclaimCheck[ProjectId],
+            pool_state.tree.path,
+            ledger.entitlements,
+            held,
+            held_non_preemptible,
+            leaf,
+            asked,
+            gang.preemptible,
+        )
+        self._first_check = self._new_check()
+        within = is_within_guarantee(ledger.entitlements[leaf], held[leaf], asked)
+        self.kind = "guaranteed" if within else "reclaim"
+        """The protections that hold, as in ``VictimCandidates.in_project``."""
+
+    def may_have_reclaimable(self, leaf: ProjectId) -> bool:
+        """Return False if certainly no work of ``leaf`` can be reclaimed."""
+        return leaf != self._leaf and self._first_check.may_have_reclaimable(leaf)
+
+    def covers(self, tasks: Sequence[GangTask]) -> bool:
+        """Return True if the rules allow to reclaim what all these tasks hold, one after the other."""
+        reclaim_check = self._new_check()
+        for victim, lost in _by_gang(tasks):
+            for amounts in _pieces(victim, lost):
+                if not reclaim_check.allows(victim.leaf_project):
+                    return False
+                reclaim_check.add_victim(victim.leaf_project, amounts)
+        return reclaim_check.is_balanced()
 
 
 class EvictAction:
@@ -328,16 +461,76 @@ class EvictAction:
                 if eviction_set is None:
                     continue
                 changed = True
-                for task in (*eviction_set.evicted, *eviction_set.migrated):
-                    if task.held:
-                        right = EvictionReason.MIGRATED if task.state is GangTaskState.NOMINATED else reason
-                        self._session.evictions[task] = OrderedEviction(task, right, gang.job)
+                self._order(eviction_set, gang, reason)
                 self._session.nominated_jobs.add(gang.job)
                 self._session.placed(gang, pool)
                 queue.started(gang, milli)
                 for leaf in {task.gang.leaf_project for task in eviction_set.evicted}:
                     queue.update_project(leaf)
         return changed
+
+    def _order(self, eviction_set: EvictionSet, preemptor: Gang, reason: EvictionReason) -> None:
+        """Record the evictions of tasks that run; those for a job that lost its nomination are for its successor."""
+        displaced = {task.gang.job for task in eviction_set.evicted if not task.held}
+        for task, ordered in list(self._session.evictions.items()) if displaced else ():
+            if ordered.for_job in displaced and not _is_placed(self._session.gangs[ordered.for_job]):
+                self._session.evictions[task] = replace(ordered, for_job=preemptor.job)
+        for task in (*eviction_set.evicted, *eviction_set.migrated):
+            if task.held:
+                right = EvictionReason.MIGRATED if task.state is GangTaskState.NOMINATED else reason
+                self._session.evictions[task] = OrderedEviction(task, right, preemptor.job)
+
+    def settle_victims(self) -> bool:
+        """Place evicted jobs again where the next decision would; return True if any was placed.
+
+        They take what is left, or the places of jobs that they may evict themselves.
+        """
+        settled = False
+        for pool_state in self._session.pool_states.values():
+            if pool_state.policy.semantics.reschedules_victims:
+                continue
+            full: set[TaskShape] = set()
+            victims = _by_gang(self._releasing_tasks(pool_state))
+            for victim, tasks in sorted(victims, key=lambda each: (-each[0].priority, each[0].job)):
+                if self._session.steps_used >= self._session.policy.max_steps_per_cycle:
+                    break
+                wanted = victim.root.next_to_place(set(tasks).__contains__)
+                if wanted and self._settle(pool_state, victim, wanted, full):
+                    settled = True
+                    full.clear()
+        return settled
+
+    def _settle(
+        self, pool_state: PoolState, victim: Gang, wanted: Sequence[GangTask], full: set[TaskShape]
+    ) -> bool:
+        """Nominate slots for evicted tasks; ``full`` are shapes that do not fit."""
+        planner, session = self._planners[pool_state.pool.id], self._session
+        shape = wanted[0].shape
+        if shape not in full and pool_state.idle_and_releasing.fit_count(shape) == 0:
+            full.add(shape)
+        if (
+            shape not in full
+            and not pool_state.is_quota_blocked(victim, total_demand(wanted), AssumeReleased.EVICTED)
+            and GangPlacer(Statement(pool_state), nominate=True).place(victim, wanted)
+        ):
+            session.steps_used += 1
+            planner.invalidate()
+            return True
+        first = session.evictions[wanted[0]]
+        for action, search in (("reclaim", planner.reclaim), ("preempt", planner.preempt)):
+            if action not in pool_state.policy.semantics.actions or not planner.may_evict_for(
+                victim, wanted, EVICTION_REASONS[action]
+            ):
+                continue
+            before = planner.steps_used
+            left = session.policy.max_steps_per_cycle - session.steps_used
+            eviction_set = search(victim, before + left, wanted)
+            session.steps_used += planner.steps_used - before
+            if eviction_set is not None:
+                self._order(eviction_set, session.gangs[first.for_job], EVICTION_REASONS[action])
+                planner.invalidate()
+                return True
+        return False
 
     def reprieve_victims(self) -> bool:
         """Cancel evictions that later evictions made unnecessary; return True if there were any."""
@@ -368,14 +561,25 @@ class EvictAction:
                 statement.evict(task)
             for task in gone:
                 statement.restore(task)
-            if self._fits_beside_victim(pool_state, statement, preemptor, kept, gone, ordered.reason):
-                for task in gone:
-                    del self._session.evictions[task]
-                self._planners[pool_state.pool.id].invalidate()
-                spared = True
-            else:
-                statement.rollback()
+            planner, reason = self._planners[pool_state.pool.id], ordered.reason
+            if self._fits_beside_victim(pool_state, statement, preemptor, kept, gone, reason):
+                planner.invalidate()
+                if planner.evicts_nobody_again(self._releasing_tasks(pool_state)):
+                    for task in gone:
+                        del self._session.evictions[task]
+                    spared = True
+                    continue
+                planner.invalidate()
+            statement.rollback()
         return spared
+
+    def _releasing_tasks(self, pool_state: PoolState) -> list[GangTask]:
+        """Return the tasks of a pool that this plan evicts for good."""
+        return [
+            task
+            for task in self._session.evictions
+            if task.state is GangTaskState.RELEASING and pool_state.gangs.get(task.gang.job) is task.gang
+        ]
 
     def _most_lost_first(self, eviction: OrderedEviction) -> tuple[float, JobId]:
         gang = eviction.task.gang
@@ -437,6 +641,10 @@ class EvictAction:
                         statement.evict(task)
                         eviction = OrderedEviction(task, EvictionReason.GANG_INCOMPLETE, job)
                         self._session.evictions[task] = eviction
+
+
+def _is_placed(gang: Gang) -> bool:
+    return any(task.state in (GangTaskState.ALLOCATED, GangTaskState.NOMINATED) for task in gang.tasks)
 
 
 def _is_stale(gang: Gang, now_s: float, policy: Policy) -> bool:

@@ -12,12 +12,12 @@ minimum, or one task beyond it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, KeysView, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from scheduler.core.actions.victims import NodeEvictionCosts, NodeVictims, VictimCandidates
 from scheduler.core.model.plan import EvictionReason
 from scheduler.core.model.snapshot import WHOLE_MILLI, HeldSlots, JobId, ProjectId, TaskShape
-from scheduler.core.session.gang import Gang, GangTask, GangTaskState, total_demand
+from scheduler.core.session.gang import ACTIVE_STATES, Gang, GangTask, GangTaskState, total_demand
 from scheduler.core.session.gang_placement import GangPlacer, Statement
 from scheduler.core.session.job_queue import VictimQueue, gang_sort_key
 from scheduler.core.session.pool import PoolState
@@ -39,21 +39,22 @@ class EvictionSet:
 class SearchRequest:
     """The input of a search: ``candidates`` may be evicted for the ``wanted`` tasks of ``gang``, by project.
 
-    ``allowed`` returns whether the rules permit these evictions; the search ends at ``budget_steps``.
+    ``allowed`` returns whether the rules permit these tasks to be evicted, and those to be moved; the search
+    ends at ``budget_steps``.
     With ``dry_run`` the pool state is left unchanged.
     """
 
     gang: Gang
     candidates: dict[ProjectId, list[Gang]]
     reason: EvictionReason
-    allowed: Callable[[Sequence[GangTask]], bool]
+    allowed: Callable[[Sequence[GangTask], Sequence[GangTask]], bool]
     budget_steps: int
     dry_run: bool = False
     eviction_right: str = "reclaim"  # kind of eviction, as in ``VictimCandidates.in_project``
-    wanted: Sequence[GangTask] = field(init=False)
+    wanted: Sequence[GangTask] = ()
 
     def __post_init__(self) -> None:
-        self.wanted = self.gang.next_tasks
+        self.wanted = self.wanted or self.gang.next_tasks
 
 
 class VictimSearch:
@@ -150,24 +151,20 @@ class VictimSearch:
         victims = 0
         missing = len(wanted) - pool_state.idle_and_releasing.fit_count(shape)
         tried = 0
-        for node in prices.cheapest_nodes(candidates.keys()) if prices.max_tasks >= len(wanted) else ():
+        for node, here in prices.cheapest_nodes(candidates.keys()) if prices.max_tasks >= len(wanted) else ():
             mark, held_back = statement.checkpoint(), len(steps)
             before = pool_state.idle_and_releasing.capacity_on(shape, node)
-            for victim in prices.victims.by_node[node]:
-                tasks = victim.evictable_tasks
-                if not tasks or victim.leaf_project not in candidates or victims >= self._policy.max_victims:
-                    continue
+            more = 0
+            for victim in here if victims + len(here) <= self._policy.max_victims else ():
                 if self.steps_used >= request.budget_steps:
                     self.truncated = True
                     break
                 self.steps_used += 1
-                victims += 1
-                self._evict(tasks, statement)
-                steps.append(tasks)
-                if (more := pool_state.idle_and_releasing.capacity_on(shape, node) - before) > 0:
-                    break
+                steps.append(list(victim.evictable_tasks))
+                self._evict(steps[-1], statement)
             else:
-                more = 0
+                victims += len(here)
+                more = pool_state.idle_and_releasing.capacity_on(shape, node) - before
             if self.truncated:
                 break
             if more <= 0:
@@ -186,6 +183,7 @@ class VictimSearch:
             statement.rollback(mark)
             del steps[held_back:]
             missing += more
+            victims -= len(here)
             prices.rejected.add(node)
             if tried > MAX_REFUSALS:
                 break
@@ -205,11 +203,11 @@ class VictimSearch:
                     leaf: self._candidates.in_project(leaf, request.eviction_right)
                     for leaf in self._candidates.by_project()
                 }
-                mine = everybody if reclaims else request.candidates
-                gangs = [gang for leaf in sorted(mine) for gang in mine[leaf]]
-                gangs.sort(key=lambda gang: self._candidates.eviction_order(gang, gang.size_level))
                 self._victim_groups[names] = NodeVictims(
-                    self._pool_state, gangs, self._candidates.lost_gpu_seconds
+                    self._pool_state,
+                    everybody if reclaims else request.candidates,
+                    self._candidates.eviction_order,
+                    self._candidates.eviction_cost,
                 )
             self._costs[names, shape] = NodeEvictionCosts(self._pool_state, shape, self._victim_groups[names])
         return self._costs[names, shape]
@@ -263,9 +261,12 @@ class VictimSearch:
             if not step:
                 continue
             steps.append(step)
-            for node in sorted({place.node for task in step for place in task.held}):
+            for node in sorted({place.node for task in step for place in task.later_slots}):
                 jobs = {
-                    task.gang.job for each in steps for task in each if any(p.node == node for p in task.held)
+                    task.gang.job
+                    for each in steps
+                    for task in each
+                    if any(place.node == node for place in task.later_slots)
                 }
                 if len(jobs) > 1:
                     yield [*found, *step]
@@ -276,11 +277,7 @@ class VictimSearch:
         missing = total_demand(wanted).gpu_milli
         for mine in candidates.values():
             for each in mine:
-                missing -= sum(
-                    t.amounts.gpu_milli
-                    for t in each.tasks
-                    if t.state in (GangTaskState.RUNNING, GangTaskState.ALLOCATED)
-                )
+                missing -= sum(t.amounts.gpu_milli for t in each.tasks if t.state in ACTIVE_STATES)
                 if missing <= 0:
                     return True
         return missing <= float(self._pool_state.idle_and_releasing.free_milli.clip(min=0).sum())
@@ -325,10 +322,10 @@ class VictimSearch:
             if not placed:
                 return None
         left = [task for task in gone if task.state in (GangTaskState.RELEASING, GangTaskState.PENDING)]
-        if not request.allowed(left):
+        moved = [task for task in gone if task.state is GangTaskState.NOMINATED]
+        if not request.allowed(left, moved):
             statement.rollback(mark)
             return None
-        moved = [task for task in gone if task.state is GangTaskState.NOMINATED]
         if self._policy.semantics.migrates_to_idle_slots and not (
             self._is_idle_already(moved) and all(map(_migrates_whole_gang, moved))
         ):
@@ -386,9 +383,9 @@ class VictimSearch:
             if victim.job not in broken:
                 for task in tasks:
                     self._restore(task, statement)
-                if not later.is_overcommitted([place for task in tasks for place in task.held]) and not (
-                    self._pool_state.is_over_limit(gang, victim)
-                ):
+                if not later.is_overcommitted(
+                    [place for task in tasks for place in task.later_slots]
+                ) and not (self._pool_state.is_over_limit(gang, victim)):
                     continue
                 statement.rollback(mark)
             broken.add(victim.job)
@@ -420,15 +417,15 @@ class VictimSearch:
             self._nominated_before.pop(task, None)
             if task.state is GangTaskState.ALLOCATED:
                 self._allocated_before[task] = task.held[0]
-            elif task.nominated is not None and not task.held:
+            elif task.nominated is not None:
                 self._nominated_before[task] = task.nominated
             statement.evict(task)
 
     def _restore(self, task: GangTask, statement: Statement) -> None:
-        if task.state is GangTaskState.RELEASING:
-            statement.restore(task)
-        elif task in self._nominated_before:
+        if task in self._nominated_before:
             statement.nominate(task, self._nominated_before[task])
+        elif task.state is GangTaskState.RELEASING:
+            statement.restore(task)
         else:
             statement.allocate(task, self._allocated_before[task])
 

@@ -1,23 +1,41 @@
 """Eviction candidates: gangs that hold slots, by project, in order of eviction.
 
-``NodeEvictionCosts`` gives the eviction cost of a node, which is the work that its candidates lose together,
-evicted in order until one more task of a shape fits. It is at least what the first of them loses, so nodes are
-visited by that bound and few costs are computed per search.
+Within a project, jobs of the lowest priority are evicted first; of equal priority, those that lose the least work.
+Priorities of different projects are not comparable. The *level* of a candidate is therefore the rank of its
+priority among the candidates of its project: 0 is the lowest.
+
+``NodeEvictionCosts`` gives the victims on a node without which one more task of a shape fits, and their cost: the
+highest level among them, then the work lost at that level, then all of it. It is at least that of the first
+candidate on the node, so nodes are visited by that bound and few costs are computed per search.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
+from itertools import chain, combinations, groupby
+from operator import attrgetter
+from typing import NamedTuple
 
 from scheduler.core.capacity.node_capacity import SlotBatch
+from scheduler.core.capacity.placement import NodePlacer
 from scheduler.core.model.plan import EvictionReason
 from scheduler.core.model.policy import Policy
-from scheduler.core.model.snapshot import WHOLE_MILLI, ProjectId, RunningRow, TaskShape
+from scheduler.core.model.snapshot import (
+    WHOLE_MILLI,
+    HeldSlots,
+    JobId,
+    ProjectId,
+    RunningRow,
+    TaskShape,
+)
 from scheduler.core.session.gang import Gang, GangTask, total_demand
 from scheduler.core.session.pool import PoolState
 from scheduler.core.shares.reclaim_rules import reclaim_min_runtime_s
+
+MAX_COMPARED = 6
+"""Candidates of one level on a node up to which all sets of them are compared."""
 
 
 def ends_soon(row: RunningRow, now_s: float, policy: Policy) -> bool:
@@ -58,19 +76,23 @@ class VictimCandidates:
     def in_project(self, leaf: ProjectId, kind: str, below: int | None = None) -> list[Gang]:
         """Return the gangs of a leaf project that may be evicted, in order of eviction.
 
-        ``kind`` selects the rules: "preempt", "reclaim", "guaranteed" (reclaim within the preemptor's
-        guarantee) or "move" (migrate). With ``below``, only gangs of lower priority.
+        ``kind`` selects the protections: "preempt", "reclaim", or "guaranteed" (reclaim within the preemptor's
+        guarantee). With ``below``, only gangs of lower priority.
         """
         found = self._lists.get((leaf, kind, below))
         if found is None:
-            found = self._lists[leaf, kind, below] = [
-                gang
-                for gang in self._all_in_project(leaf)
-                if gang.evictable_tasks
-                and (below is None or gang.priority < below)
-                and not self._is_protected(gang, kind)
-            ]
+            found = self._lists[leaf, kind, below] = self.in_project_now(leaf, kind, below)
         return found
+
+    def in_project_now(self, leaf: ProjectId, kind: str, below: int | None = None) -> list[Gang]:
+        """Return ``in_project`` in the present state, such as that within a search, which may be undone."""
+        return [
+            gang
+            for gang in self._all_in_project(leaf)
+            if gang.evictable_tasks
+            and (below is None or gang.priority < below)
+            and not self._is_protected(gang, kind)
+        ]
 
     def _all_in_project(self, leaf: ProjectId) -> list[Gang]:
         """Return the gangs of a leaf project that any kind of eviction may take, in order of eviction."""
@@ -81,13 +103,17 @@ class VictimCandidates:
             found.sort(key=lambda gang: self.eviction_order(gang, gang.size_level))
         return found
 
-    def any_below_priority(self, leaf: ProjectId, priority: int) -> bool:
-        """Return True if a gang of lower priority in the leaf project may be preempted."""
+    def min_priority(self, leaf: ProjectId) -> float:
+        """Return a lower bound of the priorities of the candidates in a leaf project."""
         least = self._min_priority.get(leaf)
         if least is None:
             mine = self.by_project().get(leaf, ())
             least = self._min_priority[leaf] = min((gang.priority for gang in mine), default=math.inf)
-        return least < priority and bool(self.in_project(leaf, "preempt", priority))
+        return least
+
+    def any_below_priority(self, leaf: ProjectId, priority: int) -> bool:
+        """Return True if a gang of lower priority in the leaf project may be preempted."""
+        return self.min_priority(leaf) < priority and bool(self.in_project(leaf, "preempt", priority))
 
     def by_project(self) -> dict[ProjectId, list[Gang]]:
         if self._by_project is None:
@@ -104,12 +130,19 @@ class VictimCandidates:
         if self._policy.victim_order == "youngest":
             return (gang.priority, -size_level, -gang.submitted_s)
         return (
+            gang.priority,
             size_level < 2,  # an elastic job that only shrinks keeps running
             gang.started_s is not None,
             self.lost_gpu_seconds(gang),
             -(gang.started_s or self._now_s),
             -gang.submitted_s,
         )
+
+    def eviction_cost(self, gang: Gang) -> float:
+        """Return what the eviction of a gang costs among those of its priority, as ``victim_order`` says."""
+        if self._policy.victim_order == "youngest":
+            return max(0.0, self._now_s - gang.submitted_s)
+        return self.lost_gpu_seconds(gang)
 
     def lost_gpu_seconds(self, gang: Gang) -> float:
         """Return the GPU-seconds since the last checkpoint, else since the start; 0 if it has not started."""
@@ -124,10 +157,12 @@ class VictimCandidates:
             known = self._lost[gang] = (gang.evictable_tasks, lost)
         return known[1]
 
+    def movable_in_project(self, leaf: ProjectId, kind: str, below: int | None = None) -> list[Gang]:
+        """Return the gangs of ``in_project`` that lose no more work than a move may cost."""
+        most = self._policy.max_migration_loss_gpu_s
+        return [gang for gang in self.in_project(leaf, kind, below) if self.lost_gpu_seconds(gang) <= most]
+
     def _is_protected(self, gang: Gang, kind: str) -> bool:
-        """Return True while a gang must not be evicted, or if migrating it would lose too much work."""
-        if kind == "move":
-            return self.lost_gpu_seconds(gang) > self._policy.max_migration_loss_gpu_s
         until_s = self.protected_until_s(gang, kind)
         return until_s is not None and self._evict_at_s < until_s
 
@@ -172,15 +207,34 @@ class VictimCandidates:
                     self._by_project[gang.leaf_project].remove(gang)
 
 
+class EvictionCost(NamedTuple):
+    """The cost of a set of victims; smaller is better."""
+
+    level: int
+    """The highest level among them."""
+    at_level: float
+    """What the victims of that level cost together."""
+    total: float
+
+
 class NodeVictims:
     """A set of eviction candidates: those on each node, and the free capacity with all of them gone."""
 
     def __init__(
-        self, pool_state: PoolState, gangs: Iterable[Gang], lost_gpu_seconds: Callable[[Gang], float]
+        self,
+        pool_state: PoolState,
+        candidates: Mapping[ProjectId, Sequence[Gang]],
+        eviction_order: Callable[[Gang, int], tuple[float, ...]],
+        eviction_cost: Callable[[Gang], float],
     ) -> None:
-        """``gangs`` are in order of eviction."""
-        gangs = list(gangs)
-        self.lost_gpu_seconds = {gang.job: lost_gpu_seconds(gang) for gang in gangs}
+        """``candidates`` are by project, each in order of eviction."""
+        self.level: dict[JobId, int] = {}
+        for mine in candidates.values():
+            for level, (_, alike) in enumerate(groupby(mine, key=attrgetter("priority"))):
+                self.level.update((gang.job, level) for gang in alike)
+        gangs = [gang for leaf in sorted(candidates) for gang in candidates[leaf]]
+        gangs.sort(key=lambda gang: (self.level[gang.job], *eviction_order(gang, gang.size_level)[1:]))
+        self.cost = {gang.job: eviction_cost(gang) for gang in gangs}
         held = [gang.evictable_slots for gang in gangs]
         self.by_node: dict[int, list[Gang]] = {}
         for gang, places in zip(gangs, held, strict=True):
@@ -189,77 +243,158 @@ class NodeVictims:
         self.capacity_without = pool_state.idle_and_releasing.copy()
         self.capacity_without.release_batch(SlotBatch(held), len(held))
 
-    def min_cost(self, node: int) -> float:
-        """Return what the first candidate left on the node would lose."""
-        for gang in self.by_node[node]:
-            if gang.evictable_tasks:
-                return self.lost_gpu_seconds[gang.job]
-        return math.inf
+    def cost_of(self, gang: Gang) -> EvictionCost:
+        """Return the cost of evicting one gang alone."""
+        cost = self.cost[gang.job]
+        return EvictionCost(self.level[gang.job], cost, cost)
+
+    def min_cost(self, node: int) -> EvictionCost | None:
+        """Return the cost of the first candidate left on the node; None if there is none."""
+        return next((self.cost_of(gang) for gang in self.by_node[node] if gang.evictable_tasks), None)
 
 
 class NodeEvictionCosts:
-    """Eviction costs of the nodes of a pool for one shape and one set of candidates."""
+    """Victims on the nodes of a pool and their costs, for one shape and one set of candidates."""
 
     def __init__(self, pool_state: PoolState, shape: TaskShape, victims: NodeVictims) -> None:
         self._pool_state = pool_state
         self._shape = shape
-        self.victims = victims
+        self._victims = victims
         holds = victims.capacity_without.capacity(shape)
         self.max_tasks = int(holds.sum())
         """Upper bound of the tasks that fit with all candidates gone."""
-        lost = victims.lost_gpu_seconds
         self._min_costs = [
-            (lost[there[0].job], node) for node, there in victims.by_node.items() if holds[node]
+            (victims.cost_of(there[0]), node) for node, there in victims.by_node.items() if holds[node]
         ]
         heapify(self._min_costs)
         self.rejected: set[int] = set()
         """Nodes excluded from the current search."""
 
-    def cheapest_nodes(self, victim_projects: Collection[ProjectId]) -> Iterator[int]:
-        """Yield nodes by cost of evicting ``victim_projects``, each again while it can free more."""
+    def cheapest_nodes(self, victim_projects: Collection[ProjectId]) -> Iterator[tuple[int, list[Gang]]]:
+        """Yield nodes, and whom of ``victim_projects`` to evict there for one more task, cheapest first.
+
+        A node comes again while it can free more.
+        """
         self.rejected = set()
-        looked: list[tuple[float, int]] = []  # entries to restore to ``_min_costs``
-        priced: list[tuple[float, int]] = []
+        looked: list[tuple[EvictionCost, int]] = []  # entries to restore to ``_min_costs``
+        priced: list[tuple[EvictionCost, int]] = []
+        victims: dict[int, list[Gang]] = {}
+
+        def add(node: int) -> None:
+            if victims_here := self._victims_on(node, victim_projects):
+                victims[node] = victims_here
+                heappush(priced, (self._cost(victims_here), node))
+
         try:
             while True:
                 while self._min_costs and (not priced or self._min_costs[0][0] < priced[0][0]):
                     least, node = heappop(self._min_costs)
-                    now = self.victims.min_cost(node)
+                    now = self._victims.min_cost(node)
+                    if now is None:
+                        continue
                     if now > least:
-                        if not math.isinf(now):
-                            heappush(self._min_costs, (now, node))
+                        heappush(self._min_costs, (now, node))
                         continue
                     looked.append((least, node))
-                    if not math.isinf(price := self._cost(node, victim_projects)):
-                        heappush(priced, (price, node))
+                    add(node)
                 if not priced:
                     return
                 _, node = heappop(priced)
-                yield node
-                if node not in self.rejected and not math.isinf(price := self._cost(node, victim_projects)):
-                    heappush(priced, (price, node))
+                if all(gang.evictable_tasks for gang in victims[node]):
+                    yield node, victims[node]
+                if node not in self.rejected:  # gangs on several nodes may have left from another one
+                    add(node)
         finally:
             for entry in looked:
                 heappush(self._min_costs, entry)
 
-    def _cost(self, node: int, victim_projects: Collection[ProjectId]) -> float:
-        later, lost = self._pool_state.idle_and_releasing, 0.0
+    def _cost(self, gangs: Sequence[Gang]) -> EvictionCost:
+        costs = [self._victims.cost_of(gang) for gang in gangs]
+        level = max(cost.level for cost in costs)
+        return EvictionCost(
+            level, sum(c.total for c in costs if c.level == level), sum(cost.total for cost in costs)
+        )
+
+    def _victims_on(self, node: int, victim_projects: Collection[ProjectId]) -> list[Gang]:
+        """Return the gangs to evict on a node so that one more task fits; empty if that is not possible."""
+        later = self._pool_state.idle_and_releasing
         before = later.capacity_on(self._shape, node)
-        taken = []
-        price = math.inf
-        for gang in self.victims.by_node[node]:
+        released: list[_NodeCandidate] = []
+        enough_at: int | None = None
+        for gang in self._victims.by_node[node]:
+            level = self._victims.level[gang.job]
+            if enough_at is not None and (len(released) == 1 or level > enough_at):
+                break
             if gang.leaf_project not in victim_projects:
                 continue
-            places = [place for task in gang.evictable_tasks for place in task.held if place.node == node]
+            places = [place for place in gang.evictable_slots if place.node == node]
             if not places:
                 continue
-            lost += self.victims.lost_gpu_seconds[gang.job]
-            for place in places:
-                later.adjust(place, +1)
-                taken.append(place)
-            if later.capacity_on(self._shape, node) > before:
-                price = lost
-                break
-        for place in taken:
-            later.adjust(place, -1)
-        return price
+            candidate = _NodeCandidate(gang, level, self._victims.cost[gang.job], places)
+            candidate.adjust(later, +1)
+            released.append(candidate)
+            if enough_at is None and later.capacity_on(self._shape, node) > before:
+                enough_at = level
+        chosen = [] if enough_at is None else self._least_costly(node, before, released)
+        for candidate in released:
+            if enough_at is None or candidate in chosen:
+                candidate.adjust(later, -1)
+        return [candidate.gang for candidate in chosen]
+
+    def _least_costly(
+        self, node: int, before: int, released: Sequence[_NodeCandidate]
+    ) -> list[_NodeCandidate]:
+        """Return which of the released candidates to evict; the others hold their slots again.
+
+        Of each level, from the highest down, the least costly set is taken that suffices without all below it.
+        """
+        if len(released) == 1:
+            return list(released)
+        later, shape = self._pool_state.idle_and_releasing, self._shape
+        needed_milli = 0 if shape.share_mib else (before + 1) * shape.gpus * shape.milli
+        chosen: list[_NodeCandidate] = []
+        for _, group in groupby(reversed(released), key=attrgetter("level")):
+            alike = list(group)[::-1]
+            spare_milli = int(later.free_milli[node].sum()) - needed_milli
+            chosen += [candidate for candidate in alike if candidate.milli > spare_milli]
+            others = [candidate for candidate in alike if candidate.milli <= spare_milli]
+            for candidate in others:
+                candidate.adjust(later, -1)
+            for victims in _sets_by_cost(others):
+                for candidate in victims:
+                    candidate.adjust(later, +1)
+                if later.capacity_on(shape, node) > before:
+                    chosen += victims
+                    break
+                for candidate in victims:
+                    candidate.adjust(later, -1)
+        return chosen
+
+
+class _NodeCandidate(NamedTuple):
+    """A candidate on one node, and what it holds there."""
+
+    gang: Gang
+    level: int
+    cost: float
+    places: list[HeldSlots]
+
+    @property
+    def milli(self) -> int:
+        return sum(place.milli * len(place.slots) for place in self.places)
+
+    def adjust(self, placer: NodePlacer, sign: int) -> None:
+        for place in self.places:
+            placer.adjust(place, sign)
+
+
+def _sets_by_cost(alike: Sequence[_NodeCandidate]) -> Iterable[Sequence[_NodeCandidate]]:
+    """Return sets of candidates to try, the least costly first, the set of all last.
+
+    Of many candidates, only those sets are tried that leave out the most costly ones.
+    """
+    if len(alike) > MAX_COMPARED:
+        by_cost = sorted(alike, key=attrgetter("cost"))
+        return (by_cost[:count] for count in range(len(by_cost) + 1))
+    every = chain.from_iterable(combinations(alike, count) for count in range(len(alike) + 1))
+    return sorted(every, key=lambda each: (sum(candidate.cost for candidate in each), len(each)))

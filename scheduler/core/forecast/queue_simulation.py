@@ -276,7 +276,10 @@ class _Simulation:
         """By job class within its quotas: the starts at its highest bounded project at that time."""
         self._blocked_by: dict[int, tuple[ProjectId, int]] = {}
         """By job class blocked by a quota: the project, and its ends at that time."""
-        self._evictable = EvictableJobs(self._occupancy, simulation_input.share_milli)
+        rules = simulation_input.reclaim_rules
+        self._evictable = EvictableJobs(
+            self._occupancy, simulation_input.share_milli, rules.priorities if rules else ()
+        )
         self._next_search = np.zeros(len(simulation_input.held_milli), dtype=np.int64)
         """By project: the event from which it looks for victims. A search that finds none delays the next one."""
         self._search_delay = np.ones(len(simulation_input.held_milli), dtype=np.int64)

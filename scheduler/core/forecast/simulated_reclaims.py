@@ -1,7 +1,8 @@
 """Which running jobs a simulation evicts so that a job of another project starts.
 
 A coarser form of *reclaim* in ``scheduler.core.actions.preemption``: a project that stays within its fair share with
-the job evicts jobs of projects above their shares, in the bucket where they lose the least work together. Only whole
+the job evicts jobs of projects above their shares, in the bucket where the lowest priority suffices, and there the
+least work is lost. Unlike there, priorities of different projects are compared. Only whole
 GPUs are reclaimed, and the shares of parent projects are not compared. In a large pool a search looks only at the
 buckets with the most free GPUs and those of the latest jobs, which lose little.
 """
@@ -28,6 +29,8 @@ class ReclaimRules(NamedTuple):
 
     from_s: float
     min_runtime_s: Mapping[ProjectId, float]
+    priorities: Sequence[int] = ()
+    """By queue position; empty if all are equal."""
 
 
 class Requeue(NamedTuple):
@@ -57,8 +60,12 @@ class EvictableJob(NamedTuple):
 class EvictableJobs:
     """The evictable jobs of a simulation by number, the latest start last."""
 
-    def __init__(self, occupancy: BucketOccupancy, share_milli: np.ndarray) -> None:
+    def __init__(
+        self, occupancy: BucketOccupancy, share_milli: np.ndarray, priorities: Sequence[int] = ()
+    ) -> None:
+        """``priorities`` are by queue position; empty if all are equal."""
         self.occupancy = occupancy
+        self._priorities = priorities
         self.share_milli: list[float] = share_milli.tolist()
         self.jobs: dict[int, EvictableJob] = {}
         self._in_bucket: dict[int, dict[int, None]] = {}
@@ -88,15 +95,18 @@ class EvictableJobs:
                 break
         return found
 
-    def cheapest_first(self, bucket: int, now_s: float) -> list[tuple[float, int, EvictableJob]]:
-        """Return the jobs in a bucket with the milli-seconds of work they lose and their numbers."""
+    def cheapest_first(self, bucket: int, now_s: float) -> list[tuple[int, float, int, EvictableJob]]:
+        """Return the jobs in a bucket with their priorities, the milli-seconds they lose, and their numbers."""
         found = [
-            ((now_s - job.requeue.saved_s) * job.milli, number, job)
+            (self._priority(job), (now_s - job.requeue.saved_s) * job.milli, number, job)
             for number in self._in_bucket.get(bucket, ())
             if (job := self.jobs[number]).requeue.protected_until_s <= now_s
         ]
-        found.sort(key=lambda each: (each[0], -each[1]))  # the youngest of equal ones
+        found.sort(key=lambda each: (each[0], each[1], -each[2]))  # the youngest of equal ones
         return found
+
+    def _priority(self, job: EvictableJob) -> int:
+        return self._priorities[job.requeue.position] if self._priorities else 0
 
     def find_victims(
         self,
@@ -135,18 +145,18 @@ class _VictimSearch:
 
     def place(self, gpus: int, bucket_types: Sequence[int]) -> bool:
         """Choose a bucket for a task and its victims there; return False if there is none."""
-        best: tuple[float, int, int, list[int]] | None = None
+        best: tuple[tuple[int, float, int], int, list[int]] | None = None
         for bucket in self._buckets_to_search(bucket_types):
             missing = gpus - self._evictable.occupancy.whole_gpus[bucket] - self._freed.get(bucket, 0)
             if (found := self._victims_in(bucket, missing)) is not None:
-                lost, victims = found
-                if best is None or (lost, len(victims)) < best[:2]:
-                    best = lost, len(victims), bucket, victims
+                cost, victims = found
+                if best is None or cost < best[0]:
+                    best = cost, bucket, victims
                 if not victims:
                     break
         if best is None:
             return False
-        _, _, bucket, victims = best
+        _, bucket, victims = best
         for number in victims:
             job = self._evictable.jobs[number]
             self.victims[number] = None
@@ -168,20 +178,24 @@ class _VictimSearch:
             found = self._buckets[key] = self._evictable.buckets_to_search(frozenset(key), over_share)
         return found
 
-    def _victims_in(self, bucket: int, missing: int) -> tuple[float, list[int]] | None:
-        """Return the lost work and the victims that free ``missing`` GPUs of a bucket; None if they cannot."""
-        lost, victims = 0.0, []
+    def _victims_in(self, bucket: int, missing: int) -> tuple[tuple[int, float, int], list[int]] | None:
+        """Return the victims that free ``missing`` GPUs of a bucket, after their cost; None if they cannot.
+
+        The cost is their highest priority, the work that they lose, and their number.
+        """
+        highest, lost, victims = 0, 0.0, []
         held: dict[int, float] = {}
         if missing > 0:
-            for loses, number, job in self._evictable.cheapest_first(bucket, self._now_s):
+            for priority, loses, number, job in self._evictable.cheapest_first(bucket, self._now_s):
                 holds = held.get(job.project, self._held_milli[job.project])
                 over_share = holds > self._evictable.share_milli[job.project]
                 if not over_share or job.project == self._reclaimer or number in self.victims:
                     continue
                 held[job.project] = holds - job.milli
                 victims.append(number)
+                highest = priority
                 lost += loses
                 missing -= job.whole_gpus_in(bucket)
                 if missing <= 0:
                     break
-        return (lost, victims) if missing <= 0 else None
+        return ((highest, lost, len(victims)), victims) if missing <= 0 else None

@@ -189,7 +189,9 @@ class QueueForecast:
             shares_milli,
             self._ledger if self._ledger.can_block(all(row.preemptible for row in rows)) else None,
             runs,
-            ReclaimRules(policy.preemption_delay_s, self._min_runtime_s) if reclaims else None,
+            ReclaimRules(policy.preemption_delay_s, self._min_runtime_s, [row.priority for row in rows])
+            if reclaims
+            else None,
         )
 
     @property

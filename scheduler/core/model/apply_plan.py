@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from portal.domain.feasibility import gpu_constraints
 from scheduler.core.model.plan import Eviction, JobPlacement, Plan
 from scheduler.core.model.snapshot import (
     WHOLE_MILLI,
+    JobId,
     NodeRow,
     PendingRow,
     PoolId,
@@ -52,21 +54,57 @@ def complete_evictions(snapshot: Snapshot, plan: Plan) -> Snapshot:
     """
     after = apply_plan(snapshot, plan)
     nominated = {start.job: start for start in plan.nominations}
-    pending: list[PendingRow] = []
+    pending: dict[JobId, PendingRow] = {}
     started: list[RunningRow] = []
     for row in after.pending:
-        if row.job in nominated and not row.ranks:
-            started.append(_running_row(row, nominated[row.job].pool, after.now_s, row.nominated_tasks))
-        else:
-            pending.append(row)
-    gone = [row for row in after.running if row.stopping]
-    started += [
-        replace(row, tasks=row.nominated_tasks, stopping=False) for row in gone if row.job in nominated
-    ]
-    pending += [requeued_row(row) for row in gone if row.preempted_for and row.job not in nominated]
-    running = (*(row for row in after.running if not row.stopping), *started)
-    nodes = _change_usage(_change_usage(after.nodes, gone, -1), started)
-    return replace(after, nodes=nodes, running=running, pending=tuple(pending))
+        start = nominated.get(row.job)
+        if start is None or row.ranks:
+            pending[row.job] = row
+            continue
+        started.append(_running_row(row, start.pool, after.now_s, row.nominated_tasks))
+        if len(start.tasks) < row.tasks:
+            pending[row.job] = _still_pending(row, start)
+    running: list[RunningRow] = []
+    released: list[RunningRow] = []
+    for held in after.running:
+        stopping = tuple(task for task in held.tasks if task.stopping or held.stopping)
+        if not stopping:
+            running.append(held)
+            continue
+        released.append(replace(held, tasks=stopping))
+        if not held.stopping:
+            running.append(replace(held, tasks=tuple(task for task in held.tasks if not task.stopping)))
+        elif held.job in nominated:
+            started.append(replace(held, tasks=held.nominated_tasks, stopping=False))
+        if not held.stopping or (held.preempted_for and held.job not in nominated):
+            pending[held.job] = _requeued_tasks(held, stopping, pending.get(held.job))
+    nodes = _change_usage(_change_usage(after.nodes, released, -1), started)
+    return replace(after, nodes=nodes, running=(*running, *started), pending=tuple(pending.values()))
+
+
+def _requeued_tasks(row: RunningRow, gone: Sequence[RunningTask], waiting: PendingRow | None) -> PendingRow:
+    """Return the pending row of evicted tasks, with the ranks of the job that waited before."""
+    again = requeued_row(replace(row, tasks=tuple(gone)))
+    by_rank = _requests_by_rank(again, [_rank(row, task) for task in gone])
+    if waiting is not None:
+        by_rank |= _requests_by_rank(waiting, waiting.ranks or range(waiting.tasks))
+    ranks = sorted(by_rank)
+    asks = tuple(by_rank[rank] for rank in ranks)
+    return replace(
+        again,
+        tasks=len(ranks),
+        ranks=() if row.stopping else tuple(ranks),
+        task_requests=() if len(set(asks)) == 1 else asks,
+    )
+
+
+def _rank(row: RunningRow, task: RunningTask) -> int:
+    return next(i for i, each in enumerate(row.tasks) if each is task) if task.rank is None else task.rank
+
+
+def _requests_by_rank(row: PendingRow, ranks: Iterable[int]) -> dict[int, TaskRequest]:
+    asks = row.task_requests or (row.task_request,) * row.tasks
+    return dict(zip(ranks, asks, strict=True))
 
 
 def requeued_row(row: RunningRow) -> PendingRow:

@@ -54,6 +54,7 @@ class Policy:
     stale_gang_grace_s: float = NUMBER_SETTINGS["stale_gang_grace_s"].default
     placement: str = CHOICE_SETTINGS["placement"].default
     victim_order: str = CHOICE_SETTINGS["victim_order"].default
+    movable_jobs: str = CHOICE_SETTINGS["movable_jobs"].default
     use_predictions: str = CHOICE_SETTINGS["use_predictions"].default  # whether snapshots contain any
     gpu_sharing_scope: str = CHOICE_SETTINGS["gpu_sharing_scope"].default
     gpu_sharing_requires_mps: str = CHOICE_SETTINGS["gpu_sharing_requires_mps"].default

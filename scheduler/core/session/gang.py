@@ -58,6 +58,11 @@ class GangTask:
     held: tuple[HeldSlots, ...] = ()
     nominated: HeldSlots | None = None
 
+    @property
+    def later_slots(self) -> tuple[HeldSlots, ...]:
+        """Its slots once all releasing tasks are gone."""
+        return self.held if self.nominated is None else (self.nominated,)
+
 
 def _is_pending(task: GangTask) -> bool:
     return task.state is GangTaskState.PENDING
@@ -213,16 +218,26 @@ class Gang:
 
     @property
     def evictable_tasks(self) -> list[GangTask]:
-        """Its running and allocated tasks."""
+        """Its running tasks, and those that this plan starts or nominates."""
         if self._evictable_tasks is None:
-            evictable = (GangTaskState.RUNNING, GangTaskState.ALLOCATED)
-            self._evictable_tasks = [task for task in self.tasks if task.state in evictable]
+            self._evictable_tasks = [
+                task
+                for task in self.tasks
+                if task.state in ACTIVE_STATES
+                and not (task.state is GangTaskState.NOMINATED and self.was_nominated)
+            ]
         return self._evictable_tasks
+
+    @property
+    def was_nominated(self) -> bool:
+        """Whether an earlier plan nominated slots for it."""
+        rows = (self.pending_row, self.running_row)
+        return any(row is not None and bool(row.nominated_tasks) for row in rows)
 
     @property
     def evictable_slots(self) -> list[HeldSlots]:
         if self._evictable_slots is None:
-            self._evictable_slots = [place for task in self.evictable_tasks for place in task.held]
+            self._evictable_slots = [place for task in self.evictable_tasks for place in task.later_slots]
         return self._evictable_slots
 
     def size_level_without(self, gone: set[GangTask]) -> int:

@@ -10,6 +10,7 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from scheduler.core.model.policy import Policy
 from scheduler.replay.conformance import fair_share, predicates, scheduling
@@ -18,7 +19,11 @@ from scheduler.replay.conformance.format import Case, Cases, read_cases
 from scheduler.replay.conformance.kai_policy import kai_policy
 from scheduler.replay.conformance.known_differences import KNOWN_DIFFERENCES
 
-POLICIES: dict[str, Callable[[], Policy]] = {"kai": kai_policy, "default": Policy}
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "kai": kai_policy,
+    "default": Policy,
+    "default-moving-any": partial(Policy, movable_jobs="any"),
+}
 KINDS = ("scheduling", "fair_share", "predicate")
 
 

@@ -20,6 +20,7 @@ def kai_policy() -> Policy:
         start_charge_s=0.0,
         backfill_reserve_after_s=NUMBER_SETTINGS["backfill_reserve_after_s"].maximum,
         victim_order="youngest",
+        movable_jobs="any",
         max_victims=int(NUMBER_SETTINGS["max_victims"].maximum),
         max_migrations=int(NUMBER_SETTINGS["max_migrations"].maximum),
         max_migration_loss_gpu_s=NUMBER_SETTINGS["max_migration_loss_gpu_s"].maximum,
