@@ -10,8 +10,12 @@ from portal.database.roles import as_owner, grant_service_privileges
 
 
 class Command(migrate.Command):
-    def handle(self, *args: Any, **options: Any) -> None:
+    def execute(self, *args: Any, **options: Any) -> str | None:
+        """Run the checks as the owner, too: they connect, and the services' role may not exist yet."""
         with as_owner():
-            super().handle(*args, **options)
-            if not options["plan"] and not options["check_unapplied"]:
-                grant_service_privileges()
+            return super().execute(*args, **options)
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        super().handle(*args, **options)
+        if not options["plan"] and not options["check_unapplied"]:
+            grant_service_privileges()
