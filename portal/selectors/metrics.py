@@ -20,7 +20,7 @@ from portal.domain.states import (
     NodeState,
 )
 from portal.models import Attempt, Cycle, Gpu, Job, Node, NodePool, SchedulerCounters
-from portal.selectors.nodes.gpu_states import count_gpus_by
+from portal.selectors.gpu_states import count_gpus_by
 from portal.selectors.scheduling.cycles import scheduler_alert
 from portal.selectors.scheduling.forecasts import ForecastAccuracy, forecast_accuracy
 from portal.valkey.sample_cache import CLUSTER_KEY, latest_frames

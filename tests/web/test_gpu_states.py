@@ -19,10 +19,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from client import cli
 from portal.domain.states import GpuState, JobState
 from portal.models import Gpu, Job, Node
+from portal.selectors.gpu_states import GpuCounts
 from portal.selectors.nodes import cluster_overview
 from portal.selectors.nodes.cluster_map import cluster_totals, node_boxes
 from portal.selectors.nodes.free_nodes import free_nodes
-from portal.selectors.nodes.gpu_states import GpuCounts
 from portal.selectors.scheduling.timeline import node_lanes
 from portal.services.cluster.reservations import ReservationInput, do_save_reservation
 from portal.services.lifecycle import job_control

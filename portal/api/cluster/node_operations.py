@@ -26,8 +26,8 @@ from portal.domain.node_operations import OperationKind
 from portal.domain.states import NodeState
 from portal.errors import NotFound
 from portal.models import AgentRollout, Gpu, Node, NodeOperation, User
+from portal.selectors.gpu_states import with_state
 from portal.selectors.lookup import get_by_key
-from portal.selectors.nodes.gpu_states import with_state
 from portal.selectors.nodes.nodes import get_nodes_by_id, list_nodes
 from portal.services.accounts.tokens import Scope
 from portal.services.nodes.gang_fabric import do_set_interface

@@ -26,8 +26,8 @@ from portal.models import NodeOperation as NodeOperationRow
 from portal.models import Project as ProjectRow
 from portal.models import Topology as TopologyRow
 from portal.selectors.environments import nodes_by_pin
+from portal.selectors.gpu_states import GpuCounts
 from portal.selectors.nodes.agent_version import has_newer_agent_for
-from portal.selectors.nodes.gpu_states import GpuCounts
 
 HEALTH = [word.value for word in GpuHealth]
 GPU_STATES = [word.value for word in GpuState]

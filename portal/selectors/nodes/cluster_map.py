@@ -19,6 +19,7 @@ from portal.domain.formatting import short_gpu_model
 from portal.domain.node_breaker import MAX_CLOCK_SKEW_S, BreakerState
 from portal.domain.states import AttemptState, GpuHealth, NodeState
 from portal.models import Allocation, Gpu, Node, Task
+from portal.selectors.gpu_states import GpuCounts, count_gpus
 from portal.selectors.nodes.agent_version import bundled_agent_digest, has_newer_agent_for
 from portal.selectors.nodes.cluster_overview import (
     GpuDisplayRow,
@@ -26,7 +27,6 @@ from portal.selectors.nodes.cluster_overview import (
     build_square,
     gpu_display_rows,
 )
-from portal.selectors.nodes.gpu_states import GpuCounts, count_gpus
 from portal.visibility import HIDDEN_PROJECT_NAME, visibility_of
 
 

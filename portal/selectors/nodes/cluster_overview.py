@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 from portal.access import Requester, require_user, visible_nodes
 from portal.domain.states import AttemptState, GpuHealth, GpuState, NodeState
 from portal.models import Allocation, Gpu, Node
-from portal.selectors.nodes.gpu_states import COUNTED_GPU, gpu_state_label, with_state
+from portal.selectors.gpu_states import COUNTED_GPU, gpu_state_label, with_state
 from portal.selectors.nodes.node_groups import NodeGroup, node_groups
 from portal.selectors.projects.quota_usage import QuotaUsage, user_quota_usage
 from portal.selectors.scheduling.reservations import nodes_reserved_for_others

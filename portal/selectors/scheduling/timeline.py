@@ -16,7 +16,7 @@ from portal.domain.reasons import VerdictCode
 from portal.domain.states import LIVE_ATTEMPT_STATES, DesiredState, JobState
 from portal.models import Allocation, Gpu, Job, Node, ReservationNode, Task
 from portal.models.jobs import total_milli
-from portal.selectors.nodes.gpu_states import COUNTED_GPU, GpuCounts, with_state
+from portal.selectors.gpu_states import COUNTED_GPU, GpuCounts, with_state
 from portal.visibility import NameVisibility
 
 MAX_NEXT_JOBS = 10
