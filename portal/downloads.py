@@ -7,7 +7,7 @@ import http.client
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 from zipfile import ZIP_DEFLATED, ZipFile
 
@@ -23,7 +23,7 @@ from portal.selectors.logs.lines import LogFile
 from portal.services.jobs.files import Download
 from portal.tracking.client import read_chunks
 
-_RANGE = re.compile(r"bytes=(\d{0,15})-(\d{0,15})")
+_RANGE = re.compile(r"bytes=([0-9]{0,15})-([0-9]{0,15})", re.IGNORECASE)
 PLAIN_TEXT = "text/plain; charset=utf-8"
 FILE_TYPE, ARCHIVE_TYPE = "application/octet-stream", "application/zip"
 
@@ -42,15 +42,15 @@ def log_download_response(
         raise NotFound("This rank has written no log yet.", code="no_log_yet")
     upto = log.size_bytes
     tag = f'"{job}-{log.attempt}-{log.rank}-{upto}-{"s" if timestamps else "p"}"' if log.complete else ""
-    asked = _RANGE.fullmatch(request.headers.get("Range", "").strip())
+    asked = _asked_range(request)
     same = request.headers.get("If-Range", tag) == tag
     pieces: Iterator[bytes]
-    if asked is None or asked.groups() == ("", "") or not same or request.method != "GET":
+    if asked is None or not same:
         pieces = text.read_all(log, timestamps=timestamps, max_bytes=upto)
         answer: HttpResponseBase = _streaming_response(request, pieces)
     else:
         size = text.text_size(log, timestamps=timestamps, max_bytes=upto)
-        span = _byte_range(asked[1], asked[2], size)
+        span = _byte_range(asked, size)
         if span is None:
             return HttpResponse(
                 status=416, headers={"Content-Range": f"bytes */{size}", "Cache-Control": "no-store"}
@@ -121,12 +121,30 @@ def _response_body(request: HttpRequest, pieces: Iterator[bytes]) -> Any:
     return iterate_in_thread(pieces) if isinstance(request, ASGIRequest) else pieces
 
 
-def _byte_range(first: str, last: str, size: int) -> range | None:
+class _AskedRange(NamedTuple):
+    """First and last byte; without the first one, the number of bytes at the end."""
+
+    first: int | None
+    last: int | None
+
+
+def _asked_range(request: HttpRequest) -> _AskedRange | None:
+    """Return the one range that a GET asks for; None for everything else, which gets the whole file."""
+    found = _RANGE.fullmatch(request.headers.get("Range", "").strip())
+    if found is None or request.method != "GET":
+        return None
+    first, last = (int(each) if each else None for each in found.groups())
+    is_invalid = last is None if first is None else last is not None and last < first
+    return None if is_invalid else _AskedRange(first, last)
+
+
+def _byte_range(asked: _AskedRange, size: int) -> range | None:
     """Return the byte range of a file of ``size`` bytes, or None if it is beyond the end or empty."""
-    if not first:
-        start, stop = max(0, size - int(last)), size
+    first, last = asked
+    if first is None:
+        start, stop = max(0, size - (last or 0)), size
     else:
-        start, stop = int(first), min(int(last) + 1, size) if last else size
+        start, stop = first, size if last is None else min(last + 1, size)
     return range(start, stop) if start < stop else None
 
 
@@ -161,7 +179,7 @@ def attachment_name(name: str) -> str:
     """
     safe = "".join(each if each.isprintable() and each not in "/\\" else "_" for each in name)
     plain = unicodedata.normalize("NFKD", safe).encode("ascii", "ignore").decode() or "download"
-    plain = re.sub(r'["%;]', "_", plain)
+    plain = re.sub(r'["%;/\\]', "_", plain)  # some of them only since they were decomposed
     if plain == safe:
         return f'attachment; filename="{safe}"'
     return f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(safe, safe='')}"
@@ -177,17 +195,14 @@ def file_response(request: HttpRequest, open_at: OpenDownload) -> HttpResponseBa
     The ETag, of size and time of change, decides for If-Range, so that a download that was interrupted is
     continued only while the file is the same. From nodes that cannot begin inside a file, all is sent.
     """
-    asked = _RANGE.fullmatch(request.headers.get("Range", "").strip())
-    if asked is not None and asked.groups() == ("", ""):
-        asked = None
-    begin = int(asked[1]) if asked is not None and asked[1] else 0
-    opened = open_at(begin)
+    asked = _asked_range(request)
+    opened = open_at((asked.first or 0) if asked else 0)
     size, tag = opened.size_bytes, _file_tag(opened)
     if size is None or opened.offset is None or asked is None:
         return _FileResponse(request, opened, FILE_TYPE)
     if request.headers.get("If-Range", tag) != tag:
         return _FileResponse(request, _opened_at(0, opened, open_at), FILE_TYPE)
-    span = _byte_range(asked[1], asked[2], size)
+    span = _byte_range(asked, size)
     if span is None:
         opened.chunks.close()
         headers = {"Content-Range": f"bytes */{size}", "Cache-Control": "no-store"}

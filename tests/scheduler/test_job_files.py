@@ -124,6 +124,7 @@ def test_a_finished_jobs_files_are_listed_read_and_packed(world: World) -> None:
     notebook = {"cells": [{"cell_type": "code", "source": ["1 + ", "1"], "outputs": [{"text": "<script>2"}]}]}
     world.write("run.ipynb", json.dumps(notebook).encode())
     world.write("plot.png", PNG)
+    world.write("50%.png", PNG)
     world.write("fake.png", b"<svg onload=alert(1)>")
     world.write("page.html", b"<script>alert(1)</script>")
     world.write("weights.bin", b"\0\1\2")
@@ -137,6 +138,8 @@ def test_a_finished_jobs_files_are_listed_read_and_packed(world: World) -> None:
     picture = world.page("files/image/?path=/home/ada/plot.png")
     assert (picture["Content-Type"], picture.content) == ("image/png", PNG)
     assert picture["Content-Security-Policy"] == "sandbox" and "attachment" in picture["Content-Disposition"]
+    picture = world.page("files/image/?path=/home/ada/50%2525.png")
+    assert picture["Content-Disposition"].endswith("filename*=UTF-8''50%25.png")
     assert world.page("files/image/?path=/home/ada/fake.png").status_code == 400
 
 
@@ -145,6 +148,8 @@ def test_a_download_has_the_name_of_the_file_and_continues_where_it_stopped(worl
     for name, disposition in {
         "größe 模型.pt": "filename=\"groe .pt\"; filename*=UTF-8''gr%C3%B6%C3%9Fe%20%E6%A8%A1%E5%9E%8B.pt",
         "50%.bin": "filename=\"50_.bin\"; filename*=UTF-8''50%25.bin",
+        "a＼": "filename=\"a_\"; filename*=UTF-8''a%EF%BC%BC",
+        "a／b＂.bin": "filename=\"a_b_.bin\"; filename*=UTF-8''a%EF%BC%8Fb%EF%BC%82.bin",
         'odd\n;"<b>\u202e': "filename=\"odd___<b>_\"; filename*=UTF-8''odd_%3B%22%3Cb%3E_",
     }.items():
         file = world.write(f"results/{name}", content)
@@ -172,7 +177,8 @@ def test_a_download_has_the_name_of_the_file_and_continues_where_it_stopped(worl
     assert part(asked, **{"If-Range": tag}) == expected
     for asked in ("bytes=1000000-", "bytes=999999999999-"):
         assert part(asked)[:2] == (416, f"bytes */{len(content)}"), asked
-    for asked in ("bytes=0-1,5-6", "bytes=-"):
+    assert part("Bytes=5-6") == (206, f"bytes 5-6/{len(content)}", content[5:7])
+    for asked in ("bytes=0-1,5-6", "bytes=-", "bytes=6-5", "bytes=9999999-1", "bytes=٣-", "lines=0-1"):
         assert part(asked) == (200, None, content), asked
     file.write_bytes(content[::-1])
     assert part("bytes=10-", **{"If-Range": tag}) == (200, None, content[::-1])

@@ -56,6 +56,7 @@ _NOT_PERMITTED = (errors.NOT_PERMITTED, "The account of the job may not read it.
 _PROBLEMS = {
     errno.ENOENT: (errors.NO_SUCH_FILE, "There is no such file or directory."),
     errno.ELOOP: (errors.NOT_A_FILE, "Symbolic links are not followed."),
+    errno.ENXIO: (errors.NOT_A_FILE, "It is not a file."),  # a socket
     errno.ENOTDIR: (errors.NOT_A_FILE, "It is not a directory; symbolic links are not followed."),
     errno.EACCES: _NOT_PERMITTED,
     errno.EPERM: _NOT_PERMITTED,

@@ -190,7 +190,7 @@ def open_download(
     """Begin to read a file at ``offset``, or a directory as a ZIP archive. Raise an error with the node's reason."""
     request = _request(user, job, path, ARCHIVE if archive else READ, rank, min(offset, MAX_BYTES - 1))
     header = _receive_header(request)
-    name = unquote_to_bytes(path.rstrip("/").rpartition("/")[2]).decode(errors="replace") or job.name
+    name = file_name(path) or job.name
     return Download(
         f"{name}.zip" if archive else name,
         header["size_bytes"],
@@ -198,6 +198,11 @@ def open_download(
         header.get("saved_s", 0.0),
         header.get("offset"),
     )
+
+
+def file_name(path: str) -> str:
+    """Return the name of a file as it is on the node; bytes that are not UTF-8 are replaced."""
+    return unquote_to_bytes(path.rstrip("/").rpartition("/")[2]).decode(errors="replace")
 
 
 def read_preview(user: User, job: Job, path: str, *, rank: int = 0, limit: int = MAX_PREVIEW_BYTES) -> bytes:

@@ -25,6 +25,7 @@ from portal.services.jobs.files import (
     MAX_PREVIEW_BYTES,
     do_change_files,
     do_write_file,
+    file_name,
     file_roots,
     open_download,
     read_directory,
@@ -82,7 +83,7 @@ def image(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     if kind is None:
         raise InvalidRequest(_("It is not a picture that can be shown."), code="no_preview")
     headers = {"Content-Security-Policy": "sandbox", "Cache-Control": "no-store"}
-    headers["Content-Disposition"] = attachment_name(place["path"].rpartition("/")[2])
+    headers["Content-Disposition"] = attachment_name(file_name(place["path"]))
     return HttpResponse(data, content_type=kind, headers=headers)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import socket
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,7 +103,14 @@ def test_a_home_is_listed_and_read_with_the_rights_of_its_owner(
     for offset in (0, 1, 262_144, 699_999, 700_000, 700_001):
         assert read_all(engine, "results/model.pt", offset=offset) == content[offset:]
     assert read_all(engine, "odd%0A%FF") == b"odd"
+    os.mkfifo(home / "fifo", 0o666)
+    with socket.socket(socket.AF_UNIX) as listening:
+        at = os.open(home, os.O_PATH)
+        listening.bind(f"/proc/self/fd/{at}/socket")  # its own path is too long
+        os.close(at)
+    os.chmod(home / "socket", 0o666)
     for path, reason, code in [
+        ("fifo", "not a file", "not_a_file"), ("socket", "not a file", "not_a_file"),
         ("secret", "may not read", "file_not_permitted"), ("gone", "no such file", "no_such_file"),
         ("results", "not a file", "not_a_file"), ("notes.txt/x", "not a directory", "not_a_file"),
         ("x" * 300, "255 bytes", "name_too_long"),
