@@ -96,13 +96,16 @@ def is_artifact_path(path: str) -> bool:
 def artifact_path_problem(path: str, *, of_file: bool) -> str:
     """Return why the store cannot keep a file or folder under exactly this path; blank if it can.
 
-    MLflow decodes percent signs again, drops what follows `#`, and replaces control characters.
+    MLflow decodes percent signs again, drops what follows `#`, replaces control characters, and reads `file:` as a
+    URL.
     """
     names = path.split("/")
-    if names[-1] == "" and not of_file:
+    if names[-1] == "" and not of_file and len(names) > 1:
         names.pop()
-    if "" in names[-1:]:
+    if names[-1] == "":
         return "a path that ends with / is that of a folder"
+    if "" in names:
+        return "no part of it may be empty"
     if any(name in (".", "..") for name in names):
         return "no part of it may be . or .."
     if _CONTROL.search(path):
@@ -111,6 +114,8 @@ def artifact_path_problem(path: str, *, of_file: bool) -> str:
         return "it is not UTF-8"
     if _DECODED_AGAIN.search(path):
         return "it has # or a percent sign before two hexadecimal digits, which MLflow reads otherwise"
+    if any(name.lower().startswith("file:") for name in names):
+        return "a name that starts with file: is a URL to MLflow"
     if max(len(name.encode(errors="replace")) for name in names) > MAX_ARTIFACT_NAME_BYTES:
         return f"a name may have at most {MAX_ARTIFACT_NAME_BYTES} bytes"
     if len(path.encode(errors="replace")) > MAX_ARTIFACT_PATH_BYTES:

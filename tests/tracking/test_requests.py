@@ -82,6 +82,10 @@ def read(body: bytes, endpoint: str = "runs/set-tag") -> Any:
         (b'{"key": "\\u0066airway.job"}', Forbidden),
         (json.dumps('{"key": "fairway.job"}').encode(), Forbidden),
         (b'{"tags": [{"key": "a"}, {"key": "a", "key": "mlflow.user"}]}', Forbidden),
+        *[
+            (b'{"tags": %s}' % tags, InvalidRequest)
+            for tags in (b'{"key": "a"}', b'"a"', b"5", b"[5]", b'[["key", "fairway.job"]]')
+        ],
         (b'{"value": "\\u0000"}', InvalidRequest),
         (b'{"value": "\\\\\\u0000"}', InvalidRequest),
         (b'{"value": "\\ud800"}', InvalidRequest),
@@ -97,6 +101,17 @@ def read(body: bytes, endpoint: str = "runs/set-tag") -> Any:
 def test_a_body_that_hides_something_is_refused(body: bytes, refusal: type[FairwayError]) -> None:
     with pytest.raises(refusal):
         read(body)
+
+
+@pytest.mark.parametrize("endpoint", ["runs/log-metric", "runs/log-parameter", "runs/log-batch"])
+def test_metrics_and_parameters_have_any_name(endpoint: str) -> None:
+    content = {
+        "key": "fairway.loss",
+        "metrics": [{"key": "fairway.loss"}],
+        "params": [{"key": USER_TAG}],
+        "tags": None,
+    }
+    assert read(json.dumps(content).encode(), endpoint) == content
 
 
 def test_of_a_repeated_key_the_checked_one_is_sent() -> None:
@@ -129,7 +144,7 @@ def test_everything_else_arrives_unchanged(content: dict[str, Any], encoding: st
 
 KEPT = [
     "ü.txt", "a b.txt", "😀", "a?b", "a&b=c", "50%.png", "a%zz", "a+b", "a;b", "a:b", "C:/x", "a*", "back\\slash",
-    "x" * 255, "a//b.txt", "workspaces/x/y", "~", "...", ".hidden", "-", "日本/語", "a\u2028b", "%", "'\"<>",
+    "x" * 255, "workspaces/x/y", "~", "...", ".hidden", "-", "日本/語", "a\u2028b", "%", "'\"<>",
 ]  # fmt: skip
 REFUSED = [
     "\x00",
@@ -141,6 +156,12 @@ REFUSED = [
     "./x",
     "x/.",
     "x/../y",
+    "/x",
+    "/workspaces/x/y",
+    "a//b.txt",
+    "a//b/c.txt",
+    "file:x",
+    "x/FILE:///etc/passwd",
     "a#b",
     "%41",
     "%2e%2e/x",
@@ -171,8 +192,10 @@ def test_an_artifact_has_the_name_it_was_given_or_is_refused(tracking: TrackingW
         for method in ("PUT", "GET", "DELETE"):
             answer = api.send(method, f"{folder}/{quote(name, safe='/')}".replace("/./", "/%2e/"))
             assert answer.status_code == 400 and "artifact" in answer.json()["message"], (method, name)
-        query = f"run_id={run.run_id}&path={quote(name)}"
-        assert api.send("GET", f"2.0/mlflow/artifacts/list?{query}").status_code == 400, name
+        for query in (f"path={quote(name)}", f"path={quote(name)}&path=ok", f"path=ok&path={quote(name)}"):
+            answer = api.send("GET", f"2.0/mlflow/artifacts/list?run_id={run.run_id}&{query}")
+            assert answer.status_code == 400, (query, answer.text)
+    assert api.send("DELETE", "2.0/mlflow-artifacts/artifacts/").status_code == 400
     for at in (f"{folder}/", f"{folder}/x/"):
         assert api.send("PUT", at).status_code == 400
     assert api.send("PUT", f"{folder}/part.bin", bytes(range(256))).status_code == 200

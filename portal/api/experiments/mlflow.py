@@ -122,12 +122,12 @@ def _authorize(caller: RequestIdentity, endpoint: Endpoint, project: str) -> Pro
 
 def _check_artifact_path(request: HttpRequest, endpoint: Endpoint) -> None:
     if endpoint.is_artifact:
-        path, of_file = endpoint.name.partition("/")[2], request.method != "DELETE"
-    else:
-        path, of_file = request.GET.get("path", ""), False  # of a list
-    problem = artifact_path_problem(path, of_file=of_file) if path or endpoint.is_artifact else ""
-    if problem:
-        raise InvalidRequest(f"“{path[:200]}” cannot be the path of an artifact: {problem}.")
+        paths, of_file = [endpoint.name.partition("/")[2]], request.method != "DELETE"
+    else:  # a list; of a repeated parameter MLflow reads the first value
+        paths, of_file = [path for path in request.GET.getlist("path") if path], False
+    for path in paths:
+        if problem := artifact_path_problem(path, of_file=of_file):
+            raise InvalidRequest(f"“{path[:200]}” cannot be the path of an artifact: {problem}.")
 
 
 def _forward(

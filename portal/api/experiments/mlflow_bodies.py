@@ -68,7 +68,9 @@ def _set_author(content: dict[str, Any], user: User) -> None:
 
 
 def _refuse_reserved(content: dict[str, Any], endpoint: str) -> None:
-    names = [content.get("key"), *(tag.get("key") for tag in _tags(content))]
+    names = [tag.get("key") for tag in _tags(content)]
+    if endpoint.endswith("-tag"):
+        names.append(content.get("key"))
     if "/tags/" in endpoint:
         names.append(endpoint.rpartition("/tags/")[2])
     if any(is_reserved_tag(name) for name in names):
@@ -79,8 +81,10 @@ def _refuse_reserved(content: dict[str, Any], endpoint: str) -> None:
 
 
 def _tags(content: dict[str, Any]) -> list[dict[str, Any]]:
-    listed = content.get("tags")
-    return [tag for tag in listed if isinstance(tag, dict)] if isinstance(listed, list) else []
+    listed = content.get("tags") or []
+    if not isinstance(listed, list) or not all(isinstance(tag, dict) for tag in listed):
+        raise InvalidRequest("The field tags is not a list of objects with key and value.")
+    return listed
 
 
 def is_reserved_tag(name: Any) -> bool:
