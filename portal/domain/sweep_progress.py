@@ -26,6 +26,7 @@ MIN_ENDED = 3
 """Ended trials that a forecast needs."""
 MAX_DRAWS, MIN_DRAWS, DRAWN_TRIALS = 200, 20, 20_000
 """A forecast is drawn that often, less often when many trials are left: its work is bounded."""
+MAX_CHANGE_PERCENT = 10_000
 MIN_COMPLETED = 6
 """Completed trials that the best region needs."""
 BEST_FRACTION, MIN_BEST = 4, 3
@@ -52,7 +53,7 @@ class BestTrial:
     number: int
     value: float
     change_percent: float | None
-    """Relative to the first trial with a value; None if that is this one, or 0."""
+    """Relative to the first trial with a value; None if that is this one, or the change exceeds 10,000 %."""
     later_trials: int
     later_gpu_hours: float
 
@@ -181,10 +182,11 @@ def _best(spec: SweepSpec, trials: Sequence[TrialUse]) -> BestTrial | None:
     sign = 1 if spec.direction == Direction.MINIMIZE else -1
     (first, start), (number, value) = valued[0], min(valued, key=lambda each: (sign * each[1], each[0]))
     later = [each for each in trials if each.number > number and each.value is not None]
+    change = 100 * (value - start) / abs(start) if start and number != first else None
     return BestTrial(
         number,
         value,
-        100 * (value - start) / abs(start) if start and number != first else None,
+        change if change is not None and abs(change) <= MAX_CHANGE_PERCENT else None,
         len(later),
         sum(each.gpu_hours for each in later),
     )

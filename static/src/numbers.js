@@ -12,6 +12,6 @@ export function metricText(value) {
     const [mantissa, exponent] = value.toExponential(3).split("e");
     return `${Number(mantissa)}e${exponent}`;
   }
-  if (Number.isInteger(value) || size >= 1000) return Math.round(value).toLocaleString("en");
+  if (Number.isInteger(value) || size >= 1000) return Math.round(value + 0).toLocaleString("en"); // -0 is 0
   return Number(value.toPrecision(4)).toString();
 }

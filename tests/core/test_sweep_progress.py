@@ -42,6 +42,8 @@ def test_the_best_trial_is_compared_with_the_first_and_with_later_ones() -> None
     assert best.change_percent == pytest.approx(-25)
     highest = progress([ended(0, 0.4), ended(1, 0.3)], replace(ASHA, direction="maximize")).best
     assert highest is not None and (highest.number, highest.change_percent) == (0, None)
+    steep = progress([ended(0, 1e-300), ended(1, 0.3)], replace(ASHA, direction="maximize")).best
+    assert steep is not None and (steep.number, steep.change_percent) == (1, None)
     assert progress([TrialUse(0, RUNNING, None, None, 0.0, None)]).best is None
 
 

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import math
+import sys
+
+from hypothesis import given
+from hypothesis import strategies as st
 
 from portal.domain.sweeps import Direction
 from portal.selectors.experiments import Run
+from portal.web.display.formatting import fraction
 from portal.web.experiments.comparison import best_values, cautions, compare_runs
 from portal.web.experiments.parallel import build_parallel_coordinates
 
@@ -62,3 +68,29 @@ def test_marks_of_axes_ascend_and_lines_name_theirs() -> None:
     labels = {axis.name: [label for _, label in axis.marks] for axis in drawing.axes}
     assert labels == {"lr": ["0.01", "0.1"], "optimizer": ["adam", "lion", "sgd"]}
     assert [line.places for line in drawing.lines] == ["1,2", "0,0", "1,1"]
+
+
+def test_values_that_are_not_finite_have_no_place_on_an_axis_of_numbers() -> None:
+    losses = [10.0, math.nan, 9.0, math.inf, 0.5, -math.inf]
+    runs = [dataclasses.replace(run(lr=f"{i}"), metrics={"loss": loss}) for i, loss in enumerate(losses)]
+    drawing = build_parallel_coordinates(runs, {}, ["loss"])
+    assert drawing is not None and drawing.omitted == 3
+    assert [label for _, label in drawing.axes[1].marks] == ["0.5", "9", "10"]
+    assert (drawing.axes[1].bottom, drawing.axes[1].top) == ("0.5", "10")
+    largest = sys.float_info.max
+    runs = [
+        dataclasses.replace(run(lr=f"{i}"), metrics={"loss": loss})
+        for i, loss in enumerate((largest, 0.0, -largest))
+    ]
+    drawing = build_parallel_coordinates(runs, {}, ["loss"])
+    assert drawing is not None and [line.points for line in drawing.lines] == [
+        "0,1000 1000,0",
+        "0,500 1000,500",
+        "0,0 1000,1000",
+    ]
+
+
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=3, max_size=3, unique=True))
+def test_a_finite_value_has_a_place_between_any_two_others(values: list[float]) -> None:
+    low, value, high = sorted(values)
+    assert 0 <= fraction(value, low, high) <= 1 and fraction(high, low, high) == 1

@@ -253,4 +253,11 @@ def metric_value(value: float | None) -> str:
     if value and not 1e-4 <= abs(value) < 1e12:
         mantissa, _e, exponent = f"{value:.3e}".partition("e")
         return f"{float(mantissa):g}e{int(exponent):+d}"
+    value += 0.0  # -0.0 is 0
     return f"{value:,.0f}" if value == int(value) or abs(value) >= 1000 else f"{value:.4g}"
+
+
+def fraction(value: float, start: float, end: float) -> float:
+    """Return where a finite value lies between two others, 0 to 1, also if their distance exceeds every float."""
+    part = 1.0 if math.isfinite(end - start) else 0.25
+    return (value * part - start * part) / (end * part - start * part)

@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 from portal.domain.sweeps import Parameter, TrialState, Value, format_value
 from portal.models import Sweep, Trial
 from portal.selectors.sweeps import MetricPoint, best_so_far
-from portal.web.display.formatting import metric_value
+from portal.web.display.formatting import fraction, metric_value
 
 SIZE = 1000
 
@@ -167,8 +167,9 @@ class _Scale:
         self._low, self._high = self._place(found[0]), self._place(found[-1])
 
     def __call__(self, value: float) -> float:
-        span = self._high - self._low
-        return (self._place(value) - self._low) / span if span else 0.5
+        if self._low == self._high:
+            return 0.5
+        return fraction(self._place(value), self._low, self._high)
 
     def _place(self, value: float) -> float:
         return math.log10(value) if self._log else value

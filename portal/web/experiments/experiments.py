@@ -36,7 +36,7 @@ from portal.services.experiments import (
 )
 from portal.services.jobs.reruns import record_of
 from portal.tracking.client import TrackingUnavailable, send
-from portal.tracking.endpoints import ARTIFACT_TIMEOUT_S
+from portal.tracking.endpoints import ARTIFACT_TIMEOUT_S, artifact_path_problem
 from portal.web.display.csv_download import csv_response
 from portal.web.display.formatting import duration, metric_value
 from portal.web.experiments.comparison import BestValue, best_values, cautions, compare_runs, gpus_text
@@ -310,7 +310,7 @@ def runs_csv(request: HttpRequest, user: User) -> HttpResponseBase:
 def run(request: HttpRequest, user: User, project_id: str, run_id: str) -> HttpResponse:
     project = selectors.get_visible_project(user, project_id)
     found = selectors.get_run(project, run_id)
-    folder = request.GET.get("path", "")[:500].strip("/")
+    folder = request.GET.get("path", "").strip("/")
     job = visible_jobs(user).filter(public_id=found.job).first() if found.job else None
     return render(
         request,
@@ -375,7 +375,9 @@ def tag_runs(request: HttpRequest, user: User, project_id: str) -> HttpResponse:
 def artifact(request: HttpRequest, user: User, project_id: str, run_id: str) -> HttpResponseBase:
     """Return a file of a run as a download."""
     project = selectors.get_visible_project(user, project_id)
-    path = request.GET.get("path", "")[:500]
+    path = request.GET.get("path", "")
+    if artifact_path_problem(path, of_file=True):
+        raise NotFound(_("There is no such file."))
     stored = selectors.artifact_path(project, selectors.get_run(project, run_id), path)
     answer = send(
         project.public_id,

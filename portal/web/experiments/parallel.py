@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from portal.selectors.experiments import Run
-from portal.web.display.formatting import metric_value
+from portal.web.display.formatting import fraction, metric_value
 
 MAX_AXES = 8
 MAX_CATEGORIES = 12
@@ -52,7 +53,7 @@ class ParallelCoordinates:
     axes: list[Axis]
     lines: list[RunLine]
     omitted: int
-    """Runs without a value on one of the axes."""
+    """Runs without a finite value on one of the axes."""
 
 
 def build_parallel_coordinates(
@@ -102,15 +103,20 @@ def _names(runs: Iterable[Run]) -> list[str]:
 
 
 def _positions(values: Sequence[str | float | None]) -> _Scale | None:
-    """Return each value's place, 0 at the top; None where all are equal or there are too many words."""
+    """Return each value's place, 0 at the top; None where all are equal or there are too many words.
+
+    A number that is not finite has no place.
+    """
     numbers = [_number(value) for value in values]
-    present = [each for each in numbers if each is not None]
-    if present and len(present) == sum(value is not None for value in values):
-        low, high = min(present), max(present)
+    finite = [each for each in numbers if each is not None and math.isfinite(each)]
+    if finite and all(each is not None or value is None for each, value in zip(numbers, values, strict=True)):
+        low, high = min(finite), max(finite)
         if low == high:
             return None
         marks = [
-            None if each is None else (SIZE * (high - each) / (high - low), metric_value(each))
+            (SIZE * (1 - fraction(each, low, high)), metric_value(each))
+            if each is not None and math.isfinite(each)
+            else None
             for each in numbers
         ]
         return _Scale(marks, metric_value(high), metric_value(low), True)
@@ -124,7 +130,6 @@ def _positions(values: Sequence[str | float | None]) -> _Scale | None:
 
 def _number(value: str | float | None) -> float | None:
     try:
-        found = float(value) if value is not None else None
+        return None if value is None else float(value)
     except ValueError:
         return None
-    return found if found is not None and abs(found) < float("inf") else None
