@@ -5,9 +5,11 @@ from __future__ import annotations
 import datetime as dt
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
+from django.conf import settings
 from django.urls import reverse
 from django.utils import timezone
 
@@ -51,6 +53,16 @@ def shown(page: str) -> str:
 )  # fmt: skip
 def test_gpu_time_has_one_unit(hours: float, text: str) -> None:
     assert gpu_hours(hours).replace("\xa0", " ") == f"{text} GPU-h"
+
+
+def test_every_template_rounds_gpu_time_by_the_same_rule() -> None:
+    written = {
+        (path.name, found[0])
+        for path in Path(settings.BASE_DIR, "templates").rglob("*.html")
+        for found in re.finditer(r"(?:gpu_hours|gpu_seconds|gpu_s)\|(\w+)", path.read_text())
+        if found[1] not in ("gpu_hours", "gpu_hours_amount", "gpu_time")
+    }
+    assert written == set()
 
 
 def test_part_of_a_few_minutes_is_not_given_in_percent() -> None:
