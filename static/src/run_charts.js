@@ -60,6 +60,16 @@ function points(run, curve, axis) { // by place; of equal places the last one
   return new Map([...known].sort((a, b) => a[0] - b[0]));
 }
 
+const LARGEST_DRAWN = 1e30; // the steps of uPlot's axes are from 1e-32 to 1e32
+const SMALLEST_DRAWN = 1e-30;
+
+function unitOf(tables) { // what finite values are divided by for the plot
+  const size = tables.flatMap((places) => [...places.values()].filter(isFinite)).reduce((most, value) => Math.max(most, Math.abs(value)), 0);
+  return size > LARGEST_DRAWN || (size && size < SMALLEST_DRAWN) ? size : 1;
+}
+
+const axisWidth = (u, labels) => Math.max(52, 12 + 6.5 * Math.max(0, ...(labels ?? []).map((label) => label.length)));
+
 const MARK_PX = 4;
 const MAX_NAMED = 5;
 
@@ -106,7 +116,8 @@ function draw(panel, name, runs, curves, axis) {
   const tables = runs.map((run) => points(run, curves[run.id], axis));
   const note = notFinite(runs, tables, axis, alone);
   body.append(sheet, ...(note ? [note] : []));
-  const data = uPlot.join(tables.map((places) => [[...places.keys()], [...places.values()].map((value) => (isFinite(value) ? value : null))]));
+  const unit = unitOf(tables);
+  const data = uPlot.join(tables.map((places) => [[...places.keys()], [...places.values()].map((value) => (isFinite(value) ? value / unit : null))]));
   const inks = runs.map((run, i) => colour(alone ? "--fw-run" : `--fw-c${i + 1}`));
   const ink = colour("--fw-ink-3");
   const font = "11px system-ui, sans-serif";
@@ -118,14 +129,14 @@ function draw(panel, name, runs, curves, axis) {
   panel.plot = new uPlot({
     width: host.clientWidth,
     height: host.clientHeight,
-    padding: [8, 16, 0, 0],
+    padding: [8, 16, 0, MARK_PX],
     legend: { show: false },
     cursor: { drag: { x: true, y: false }, points: { size: 5 } },
     scales: { x: { time: false } },
     hooks: { setCursor: [follow], draw: [(u) => tables.forEach((places, i) => drawMarks(u, places, inks[i]))] },
     axes: [
       { stroke: ink, font, grid: { show: false }, ticks: { show: false }, size: 22, gap: 4, space: 70, values: (u, steps) => steps.map(metricText) },
-      { stroke: ink, font, grid: { stroke: colour("--fw-line"), width: 1 }, ticks: { show: false }, size: 52, gap: 6, space: 50, values: (u, values) => values.map(metricText) },
+      { stroke: ink, font, grid: { stroke: colour("--fw-line"), width: 1 }, ticks: { show: false }, size: axisWidth, gap: 6, space: 50, values: (u, values) => values.map((value) => (isFinite(value * unit) ? metricText(value * unit) : "")) },
     ],
     series: [{}, ...runs.map((run, i) => ({
       label: run.name,

@@ -42,6 +42,8 @@ def runs(tracking: TrackingWorld) -> list[str]:
         run = client.create_run(experiment, run_name=name).info.run_id
         values = [*CURVE[:-1], last]
         client.log_batch(run, metrics=[Metric("loss", value, 1000 + i, i) for i, value in enumerate(values)])
+        for name, values in (("huge", (1e308, -1e308, 0.0)), ("tiny", (1e-310, 3e-310, 0.0))):
+            client.log_batch(run, metrics=[Metric(name, value, 1000, i) for i, value in enumerate(values)])
         client.log_batch(run, metrics=[Metric("lr", 0.1 * (len(made) + 1), 1000, 0)])
         made.append(run)
     return made
@@ -93,6 +95,9 @@ def test_a_curve_leaves_special_values_out_of_its_scale_and_marks_them(
         panel = page.locator("section.fw-panel", has=page.locator("h3", has_text="loss"))
         note = panel.locator("p").inner_text()
         assert all(part in note for part in ("∞ at step 1", "NaN at step 3", "-∞ at step 4"))
+        for name, labels in (("huge", {"-1e+308", "0", "1e+308"}), ("tiny", {"0", "3e-310"})):
+            drawn = page.locator("section.fw-panel", has=page.locator("h3", has_text=name))
+            assert labels <= set(drawn.evaluate("each => each.plot.axes[1]._values")), name
         assert panel.locator("td").all_inner_texts() == ["fine", "", "0.125", "0.5", "0.125"]
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
         scale = page.evaluate("document.querySelector('[data-run-charts]').panels.loss.plot.scales.y")
