@@ -53,5 +53,7 @@ def path_argument(text: str) -> Path:
 
 
 def installed_data_dir() -> DataDir:
-    """Return the data folder of this installation, with the account of its servers."""
-    return DataDir(data_paths.data_dir(), service_account())
+    """Return the data folder of this installation, with the account of its servers. Raise StartError."""
+    folder = DataDir(data_paths.data_dir(), service_account())
+    folder.check_path()
+    return folder

@@ -161,6 +161,17 @@ def test_a_wrong_argument_ends_in_one_sentence(
     assert said in line
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("up", ("--port", "PORT")), ("backup", ("new",)), ("restore", ("a file",)), ("node_setup", ())],
+)
+def test_a_data_folder_in_the_environment_is_checked_as_well(
+    refusal: Callable[..., str], name: str, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAIRWAY_DATA_DIR", "/nowhere/line\nbreak")
+    assert "cannot be printed" in refusal(name, *arguments)
+
+
 @pytest.mark.parametrize("name", ["up", "restore"])
 def test_an_unreadable_data_folder_ends_in_one_sentence(name: str, files: Path) -> None:
     """The settings are read before the arguments."""
