@@ -133,6 +133,7 @@ class DataDir:
         try:
             make_folder(str(self.root), mode)
             self._check_content()
+            self._check_links()
             self.root.chmod(mode)
             check_traversable(self.root, self.account)
             for private in (self.keys, self.run, self.root / "logs"):
@@ -161,6 +162,16 @@ class DataDir:
                 f"The data folder {self.root} belongs to {account_name(owner)}, and {account_name(os.geteuid())} "
                 "starts Fairway: choose another with --data-dir, or change its owner."
             )
+
+    def _check_links(self) -> None:
+        """Refuse a private folder elsewhere that others may enter: the modes there are not ours to change."""
+        for name in (name for name, mode in ENTRY_MODES.items() if mode == 0o700):
+            folder = self.root / name
+            if folder.is_symlink() and folder.is_dir() and folder.stat().st_mode & 0o077:
+                raise StartError(
+                    f"{folder} is a link to {folder.resolve()}, which other accounts may enter: give that folder the "
+                    "mode 700."
+                )
 
     def _repair_modes(self) -> None:
         """Give every entry of ENTRY_MODES and TREE_MODES its mode: an earlier version left them to the umask."""

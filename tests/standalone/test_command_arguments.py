@@ -15,6 +15,7 @@ from django.core.management import load_command_class
 
 from portal.config.data_paths import apply_data_dir_option, redis_url, sockets_dir
 from portal.standalone.address import check_bind_options, portal_url, ssh_forward_command
+from portal.standalone.data_dir import DataDir
 from portal.standalone.errors import StartError
 from portal.standalone.process_table import ListenOptions
 from tests.process_environment import SERVER_VARIABLES, without_servers
@@ -170,6 +171,23 @@ def test_a_data_folder_in_the_environment_is_checked_as_well(
 ) -> None:
     monkeypatch.setenv("FAIRWAY_DATA_DIR", "/nowhere/line\nbreak")
     assert "cannot be printed" in refusal(name, *arguments)
+
+
+@pytest.mark.parametrize("name", ["keys", "logs", "artifacts"])
+def test_a_private_folder_that_is_a_link_leads_to_a_private_folder(name: str, tmp_path: Path) -> None:
+    data, elsewhere = DataDir(tmp_path / "data", None), tmp_path / "elsewhere"
+    data.root.mkdir()
+    elsewhere.mkdir()
+    (data.root / name).symlink_to(elsewhere)
+    for mode in (0o755, 0o710, 0o701):
+        elsewhere.chmod(mode)
+        with pytest.raises(
+            StartError, match=f"{name} is a link to .*/elsewhere, which other accounts may enter"
+        ):
+            data.prepare()
+        assert elsewhere.stat().st_mode & 0o777 == mode
+    elsewhere.chmod(0o700)
+    data.prepare()
 
 
 @pytest.mark.parametrize("name", ["up", "restore"])
