@@ -155,6 +155,8 @@ _ARTIFACT_HEADERS = ("Content-Length", "Content-Range", "Accept-Ranges", "ETag",
 
 def range_headers(request: HttpRequest) -> dict[str, str]:
     """Return the headers of a request that decide which part of an artifact the tracking server sends."""
+    if _asked_range(request) is None:
+        return {}
     return {name: request.headers[name] for name in ("Range", "If-Range") if name in request.headers}
 
 

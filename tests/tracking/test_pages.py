@@ -154,7 +154,12 @@ def test_a_run_shows_its_files_and_members_edit_note_and_tags(
     assert b"".join(file.streaming_content) == b"<script>alert(1)</script>"
     assert file["Content-Type"] == "application/octet-stream"
     assert file["Content-Disposition"] == 'attachment; filename="page.html"'
-    assert member.get(f"{at}file/?path=../../../../secret_key").status_code == 404
+    for path in ("../../../../secret_key", "report//page.html", "report/page.html%23", "report/", ""):
+        assert member.get(f"{at}file/?path={path}").status_code == 404, path
+    deep = "/".join(letter * 200 for letter in "abc")
+    tracking.client().log_text(runs[0], "deep", f"{deep}/{'f' * 255}")
+    assert "f" * 255 in member.get(f"{at}?path={deep}").content.decode()
+    assert member.get(f"{at}file/?path={deep}/{'f' * 255}").getvalue() == b"deep"
     for body in ({"note": "diverges\nat 400"}, {"tag": "h14", "value": "yes"}):
         assert member.post(f"{at}edit/", body).status_code == 302
     data = tracking.client().get_run(runs[0]).data

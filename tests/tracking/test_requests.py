@@ -203,6 +203,14 @@ def test_an_artifact_has_the_name_it_was_given_or_is_refused(tracking: TrackingW
     part = api.send("GET", f"{folder}/part.bin")
     assert (part.status_code, part.headers["Content-Range"]) == (206, "bytes 10-19/256")
     assert part.content == bytes(range(10, 20)) and part.headers["Content-Length"] == "10"
+    for validator, status in ((part.headers["ETag"], 206), ('"other"', 200)):
+        api.session.headers["If-Range"] = validator
+        assert api.send("GET", f"{folder}/part.bin").status_code == status
+    del api.session.headers["If-Range"]
+    for ignored in ("bytes=5-2", "bytes=0-1,5-6", "bytes=-", "lines=0-1"):
+        api.session.headers["Range"] = ignored
+        whole = api.send("GET", f"{folder}/part.bin")
+        assert (whole.status_code, whole.content) == (200, bytes(range(256))), ignored
     api.session.headers["Range"] = "bytes=256-"
     beyond = api.send("GET", f"{folder}/part.bin")
     assert (beyond.status_code, beyond.headers["Content-Range"]) == (416, "bytes */256")
