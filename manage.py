@@ -24,11 +24,15 @@ def main() -> None:
     from portal.config.data_paths import apply_data_dir_option
 
     apply_data_dir_option(argv)
+    from django.core.exceptions import ImproperlyConfigured
     from django.core.management import execute_from_command_line
 
     if len(argv) > 1:
         argv[1] = HYPHENATED_COMMANDS.get(argv[1], argv[1])
-    execute_from_command_line(argv)
+    try:
+        execute_from_command_line(argv)
+    except ImproperlyConfigured as error:
+        sys.exit(f"CommandError: {error}")
 
 
 if __name__ == "__main__":

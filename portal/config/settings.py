@@ -15,7 +15,19 @@ from portal.config import data_paths, production_checks
 # Most of what Django allocates needs no garbage collection: with Python's threshold of 700 objects the web process
 # takes a quarter longer to start. Full collections come after 250,000 objects, before after 70,000.
 gc.set_threshold(10_000, 5, 5)
-env = environ.Env()
+
+
+class _Environment(environ.Env):
+    """Names the variable whose value cannot be read."""
+
+    def get_value(self, var: Any, *args: Any, **options: Any) -> Any:
+        try:
+            return super().get_value(var, *args, **options)
+        except ValueError as error:
+            raise ImproperlyConfigured(f"{var} in the environment cannot be read: {error}.") from error
+
+
+env = _Environment()
 
 BASE_DIR = Path(__file__).resolve().parent.parent.parent
 DATA_DIR = data_paths.data_dir()

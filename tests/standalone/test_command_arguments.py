@@ -190,6 +190,18 @@ def test_a_private_folder_that_is_a_link_leads_to_a_private_folder(name: str, tm
     data.prepare()
 
 
+@pytest.mark.parametrize(
+    ("variable", "value"), [("FAIRWAY_MAX_ARTIFACT_MIB", "1 GiB"), ("FAIRWAY_DATABASE_POOL", "-1")]
+)
+def test_a_setting_that_cannot_be_read_is_named(variable: str, value: str, files: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "manage.py"), "backup", "new", "--data-dir", "empty"],
+        cwd=files, env=without_servers() | {variable: value}, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"CommandError: {variable} ") and done.stderr.count("\n") == 1, done.stderr
+
+
 @pytest.mark.parametrize("name", ["up", "restore"])
 def test_an_unreadable_data_folder_ends_in_one_sentence(name: str, files: Path) -> None:
     """The settings are read before the arguments."""
