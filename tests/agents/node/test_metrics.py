@@ -31,6 +31,13 @@ def read(folder: Path, content: bytes) -> list[tuple[float, float | None]]:
         (b"1 0.5\n2 0.25\n", [(1.0, 0.5), (2.0, 0.25)]),
         (b"1.5\t-3e-4 \n", [(1.5, -3e-4)]),
         (b"1 nan\n2 inf\n3 -inf\n4 1e300\n", [(1.0, None), (2.0, None), (3.0, None), (4.0, None)]),
+        (b"1 Infinity\n2 -NaN\n3 1200000000000000.0\n", [(1.0, None), (2.0, None), (3.0, None)]),
+        (b"1 %s\n2 1e-9999\n3 1e9999\n" % (b"9" * 400), [(1.0, None), (2.0, 0.0), (3.0, None)]),
+        (
+            b"1 .25\n2 -.5e1\n3 0.%s\n4 7.\n" % (b"3" * 40),
+            [(1.0, 0.25), (2.0, -5.0), (3.0, 1 / 3), (4.0, 7.0)],
+        ),
+        (b"1 .\n2 e5\n3 1e\n4 +\n5 infi\n", []),
         (b"1 0.5\n2 0.2", [(1.0, 0.5)]),  # the last line may still be written
         (b"x\n-1 2\n1\n1 2 3\n1 0x10\n2 7\n\xff\xfe\n", [(2.0, 7.0)]),
         (b"9" * 5000 + b"\n1 2\n", [(1.0, 2.0)]),
