@@ -17,7 +17,7 @@ from portal.config import data_paths, production_checks
 gc.set_threshold(10_000, 5, 5)
 
 
-class _Environment(environ.Env):
+class _Environment(environ.Env):  # type: ignore[misc]
     """Names the variable whose value cannot be read."""
 
     def get_value(self, var: Any, *args: Any, **options: Any) -> Any:
