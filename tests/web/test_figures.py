@@ -144,6 +144,21 @@ def test_the_chart_of_an_ended_job_has_no_minutes_after_its_gpus_were_free(datas
     series = read_job_series(job.owner, job, minute - dt.timedelta(minutes=5))
     assert series.gpus[0].utilisation_percent == [90.0] * 8
 
+    # a GPU that an elastic job releases earlier is another's from then on
+    held.filter(gpu=gpu).update(started_at=attempt.created_at + dt.timedelta(minutes=2))
+    released = held.exclude(gpu=gpu)
+    released.update(ended_at=attempt.created_at + dt.timedelta(minutes=3))
+    other = released.first().gpu
+    NodeMetricsMinute.objects.filter(node=task.node).update(
+        gpu_uuids=[gpu.uuid, other.uuid], utilisation_percent=[90, 50], energy_joules=[1, 1],
+        memory_used_mib=[1, 1], power_watts=[1, 1], temperature_c=[1, 1],
+    )  # fmt: skip
+    series = read_job_series(job.owner, job, minute - dt.timedelta(minutes=5))
+    found = {each.uuid: each.utilisation_percent for each in series.gpus}
+    assert found[gpu.uuid] == [None] * 2 + [90.0] * 6
+    assert found[other.uuid] == [50.0] * 2 + [None] * 6
+    assert series.energy_joules == 8
+
 
 def test_every_page_has_one_name_for_a_gpu_model(dataset, client_of) -> None:
     models = set(Gpu.objects.values_list("model", flat=True))

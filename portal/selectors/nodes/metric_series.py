@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,6 +57,7 @@ class MetricSeries:
         return sum(joules or 0.0 for gpu in self.gpus for joules in gpu.energy_joules)
 
 
+_MINUTE_S = 60.0
 _COLUMNS = ("utilisation_percent", "memory_used_mib", "power_watts", "temperature_c", "energy_joules")
 
 
@@ -81,8 +82,9 @@ def read_node_series(requester: Requester, node: Node) -> MetricSeries:
 
 
 def read_job_series(requester: Requester, job: Job, since: dt.datetime | None = None) -> MetricSeries:
-    """Return the minutes of a job's newest attempt: its GPUs while allocated, CPU and memory per rank.
+    """Return the minutes of a job's newest attempt: each GPU while it was held, CPU and memory per rank.
 
+    Minutes in which a GPU was held in part count only if there are no others.
     Of an attempt that has not run for long, the seconds if they are known.
     """
     require_permission(requester, Permission.VIEW, job)
@@ -113,10 +115,14 @@ def read_job_series(requester: Requester, job: Job, since: dt.datetime | None = 
     rows = NodeMetricsMinute.objects.filter(node__in=nodes, minute__gte=begin, minute__lte=end)
     for row in rows.select_related("node").order_by("minute"):
         by_minute.setdefault(int(row.minute.timestamp()), {})[row.node.public_id] = row
-    for minute_s, found in sorted(_held_minutes(by_minute, held, end).items()):
+    # the mean of a minute contains the time before and after, in which a GPU was free or another's
+    whole = {at_s for at_s in by_minute if any(_held_s(row, at_s, end) == _MINUTE_S for row in held)}
+    for minute_s in sorted(whole or by_minute):
+        found = by_minute[minute_s]
         series.times_s.append(minute_s)
-        for gpu in series.gpus:
-            of_node = found.get(gpu.node)
+        for gpu, row in zip(series.gpus, held, strict=True):
+            held_s = _held_s(row, minute_s, end)
+            of_node = found.get(gpu.node) if held_s and (held_s == _MINUTE_S or not whole) else None
             places = {uuid: place for place, uuid in enumerate(of_node.gpu_uuids)} if of_node else {}
             _append(gpu, of_node, places.get(gpu.uuid))
         for task in series.tasks:
@@ -126,20 +132,10 @@ def read_job_series(requester: Requester, job: Job, since: dt.datetime | None = 
     return series
 
 
-def _held_minutes(
-    by_minute: dict[int, dict[str, NodeMetricsMinute]], held: Sequence[Allocation], end: dt.datetime
-) -> dict[int, dict[str, NodeMetricsMinute]]:
-    """Return the minutes in which the GPUs were held all the time; those in part, if there are no others.
-
-    The mean of a minute contains the time before and after, in which the GPUs were free or another's.
-    """
-    begin_s = min((row.started_at.timestamp() for row in held), default=0.0)
-    whole = {
-        minute_s: found
-        for minute_s, found in by_minute.items()
-        if begin_s <= minute_s and minute_s + 60 <= end.timestamp()
-    }
-    return whole or by_minute
+def _held_s(row: Allocation, minute_s: int, end: dt.datetime) -> float:
+    """Return the seconds of a minute in which a GPU was held, 0 to 60."""
+    begins_s = max(float(minute_s), row.started_at.timestamp())
+    return max(0.0, min(minute_s + _MINUTE_S, (row.ended_at or end).timestamp()) - begins_s)
 
 
 def _read_seconds(job: str, attempt: Attempt) -> list[dict[str, Any]]:
