@@ -14,7 +14,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from portal.models import Allocation, Attempt, Checkpoint, Gpu, Job, Node, NodeMetricsMinute, Task
-from portal.selectors.nodes.metric_series import read_job_series
+from portal.selectors.nodes.metric_series import read_job_series, recent_gpu_use
 from portal.selectors.projects.report import ReportRow
 from portal.web.display.formatting import gpu_hours
 from portal.web.display.navigation import NAVIGATION
@@ -158,6 +158,22 @@ def test_the_chart_of_an_ended_job_has_no_minutes_after_its_gpus_were_free(datas
     assert found[gpu.uuid] == [None] * 2 + [90.0] * 6
     assert found[other.uuid] == [50.0] * 2 + [None] * 6
     assert series.energy_joules == 8
+
+
+def test_the_recent_use_of_a_job_is_not_that_of_the_holder_before(dataset) -> None:
+    attempt = dataset.jobs["vit-h-pretrain"].attempts.get()
+    held = Allocation.objects.filter(task__attempt=attempt, ended_at=None)
+    minute = timezone.now().replace(second=0, microsecond=0)
+    held.update(started_at=minute - dt.timedelta(minutes=6, seconds=30))
+    gpu = held.first().gpu
+    NodeMetricsMinute.objects.all().delete()
+    for passed, percent in ((8, 90), (7, 45), (6, 10), (5, 10)):
+        NodeMetricsMinute.objects.create(
+            node=gpu.node, minute=minute - dt.timedelta(minutes=passed), gpu_uuids=[gpu.uuid], samples=60,
+            utilisation_percent=[percent], memory_used_mib=[1], power_watts=[1], temperature_c=[1],
+            energy_joules=[1], tasks=[],
+        )  # fmt: skip
+    assert [percent for _, percent in recent_gpu_use([attempt])[attempt.pk].points] == [10, 10]
 
 
 def test_every_page_has_one_name_for_a_gpu_model(dataset, client_of) -> None:

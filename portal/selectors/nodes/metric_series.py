@@ -116,12 +116,12 @@ def read_job_series(requester: Requester, job: Job, since: dt.datetime | None = 
     for row in rows.select_related("node").order_by("minute"):
         by_minute.setdefault(int(row.minute.timestamp()), {})[row.node.public_id] = row
     # the mean of a minute contains the time before and after, in which a GPU was free or another's
-    whole = {at_s for at_s in by_minute if any(_held_s(row, at_s, end) == _MINUTE_S for row in held)}
+    whole = {at_s for at_s in by_minute if any(_held_s(each, at_s, end) == _MINUTE_S for each in held)}
     for minute_s in sorted(whole or by_minute):
         found = by_minute[minute_s]
         series.times_s.append(minute_s)
-        for gpu, row in zip(series.gpus, held, strict=True):
-            held_s = _held_s(row, minute_s, end)
+        for gpu, allocation in zip(series.gpus, held, strict=True):
+            held_s = _held_s(allocation, minute_s, end)
             of_node = found.get(gpu.node) if held_s and (held_s == _MINUTE_S or not whole) else None
             places = {uuid: place for place, uuid in enumerate(of_node.gpu_uuids)} if of_node else {}
             _append(gpu, of_node, places.get(gpu.uuid))
@@ -200,13 +200,14 @@ class RecentGpuUse:
 def recent_gpu_use(attempts: Iterable[Attempt]) -> dict[int, RecentGpuUse]:
     """Return the recent use of GPUs by attempt id, for those that hold GPUs, in two queries."""
     found: dict[int, RecentGpuUse] = {}
-    holder: dict[str, RecentGpuUse] = {}
+    holder: dict[str, tuple[RecentGpuUse, dt.datetime]] = {}
     nodes: set[int] = set()
     held = Allocation.objects.filter(task__attempt__in=list(attempts), ended_at__isnull=True)
-    for attempt, node, uuid, memory_mib in held.values_list(
-        "task__attempt_id", "gpu__node_id", "gpu__uuid", "gpu__memory_mib"
+    for attempt, node, uuid, memory_mib, started_at in held.values_list(
+        "task__attempt_id", "gpu__node_id", "gpu__uuid", "gpu__memory_mib", "started_at"
     ):
-        use = holder[uuid] = found.setdefault(attempt, RecentGpuUse())
+        use = found.setdefault(attempt, RecentGpuUse())
+        holder[uuid] = (use, started_at)
         use.gpus.add(uuid)
         use.memory_mib += memory_mib
         nodes.add(node)
@@ -217,7 +218,10 @@ def recent_gpu_use(attempts: Iterable[Attempt]) -> dict[int, RecentGpuUse]:
     for minute, uuids, utilisation, memory in rows.order_by("minute").values_list(*columns):
         used: dict[int, float] = {}
         for uuid, percent, used_mib in zip(uuids, utilisation, memory, strict=False):
-            if (of := holder.get(uuid)) is None:
+            if uuid not in holder:
+                continue
+            of, started_at = holder[uuid]
+            if minute < started_at:  # perhaps another job's
                 continue
             if percent is not None:
                 of.by_minute.setdefault(minute, []).append(percent)
