@@ -22,12 +22,12 @@ from tests.tracking.test_pages import browser, search
 NUMBERS = {
     0: "0", 1: "1", -3: "-3", 64: "64", 1234567: "1,234,567", 0.5: "0.5", 0.123456: "0.1235", 0.0001: "0.0001",
     12345.67: "12,346", -0.00001234: "-1.234e-5", 1e-300: "1e-300", 999999999999: "999,999,999,999", 1e12: "1e+12",
-    1.797e308: "1.797e+308", math.inf: "∞", -math.inf: "-∞", math.nan: "NaN", -0.0: "0", 5e-324: "4.941e-324",
+    1.797e308: "1.797e+308", math.inf: "∞", -math.inf: "-∞", math.nan: "NaN", 5e-324: "4.941e-324",
 }  # fmt: skip
 CURVE = [0.5, math.inf, 0.25, math.nan, -math.inf, 0.125]
 
 
-@pytest.mark.parametrize(("value", "text"), NUMBERS.items())
+@pytest.mark.parametrize(("value", "text"), [*NUMBERS.items(), (-0.0, "0")])
 def test_a_number_is_short(value: float, text: str) -> None:
     assert metric_value(value) == text and len(text) <= 15
 
