@@ -34,7 +34,10 @@ class UserManager(_BaseUserManager):
         Raise DoesNotExist.
         """
         typed = username or ""
-        rows = list(self.filter(username__iexact=normalize_username(typed)).order_by("pk")[:10])
+        name = normalize_username(typed)
+        found = self.filter(username__iexact=name).order_by("pk")[:10]
+        # in some locales a database takes "\u0131" and "i" for one letter, but attempts are counted by the name
+        rows = [row for row in found if normalize_username(row.username) == name]
         exact = [row for row in rows if row.username == typed.strip()]
         if not exact and len(rows) != 1:
             raise self.model.DoesNotExist

@@ -210,7 +210,7 @@ def record_saved(row: SavedImage, image_id: str, changed_mib: int) -> None:
         project = row.task.attempt.job.project
         try:
             if user.is_admin:
-                do_allow_environment(user, environment, project)
+                do_allow_environment(user, environment, project, requested_by=user)
             else:
                 do_request_environment(user, project, environment.name, reason=environment.description)
         except FairwayError as refusal:

@@ -101,10 +101,14 @@ def do_request_project_role(user: User, project_name: str, role: Role, *, reason
 def do_request_environment(
     user: User, project: Project, environment_name: str, *, reason: str
 ) -> UserRequest:
-    """Request that a project may use a restricted environment, which need not be visible to the user."""
+    """Request that a project may use a restricted environment, which need not be visible to the user.
+
+    Only its owner requests a private one.
+    """
     _require_member(user, project)
     _require_reason(reason)
-    environment = Environment.objects.filter(name=environment_name, enabled=True).first()
+    rows = Environment.objects.filter(Q(owner=None) | Q(owner=user), name=environment_name, enabled=True)
+    environment = rows.first()
     if environment is None:
         raise InvalidRequest(fields={"environment": _("There is no environment with this name.")})
     if is_available_to(environment, project):
@@ -331,7 +335,7 @@ def _approve_role(user: User, row: UserRequest, answer: str) -> None:
 def _approve_environment(user: User, row: UserRequest, answer: str) -> None:
     if row.environment is None:
         raise ValueError("this is no request for an environment")
-    do_allow_environment(user, row.environment, row.target_project)
+    do_allow_environment(user, row.environment, row.target_project, requested_by=row.requested_by)
 
 
 _APPROVALS: dict[RequestKind, Callable[[User, UserRequest, str], None]] = {

@@ -219,8 +219,14 @@ class TemplateForm(forms.Form):
         self, user: User, row: Template | None, data: QueryDict | None = None, **options: Any
     ) -> None:
         super().__init__(data, label_suffix="", **options)
-        own = row is not None and row.scope == TemplateScope.EVERYONE
-        scopes = [each for each in TemplateScope if each != TemplateScope.EVERYONE or user.is_admin or own]
+        allowed = {TemplateScope.PROJECT}
+        if row is None or row.owner_id == user.pk:
+            allowed.add(TemplateScope.SELF)  # others do not make a template private
+        if user.is_admin:
+            allowed.add(TemplateScope.EVERYONE)
+        scopes = [
+            each for each in TemplateScope if each in allowed or (row is not None and each == row.scope)
+        ]
         self.fields["scope"].choices = [(each.value, SCOPE_LABELS[each]) for each in scopes]  # type: ignore[attr-defined]
         self.fields["environment"].queryset = visible_environments(user).order_by("title")  # type: ignore[attr-defined]
         self.fields["project"].queryset = launchable_projects(user)  # type: ignore[attr-defined]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Hashable
+from dataclasses import replace
 
 from agents.engines.interface import (
     EngineEvent,
@@ -25,31 +26,31 @@ EVENTS_PER_S, EVENTS_BURST = 20.0, 100.0
 
 
 class PendingEvents:
-    """One event for each task, each fault of a GPU and each state of its health. Thread-safe."""
+    """One event for each task and each fault of a GPU, and the last of each state of its health. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._events: dict[Hashable, EngineEvent] = {}
+        self._events: dict[Hashable, list[EngineEvent]] = {}
         self._budget = TokenBucket(EVENTS_PER_S, EVENTS_BURST)
 
     def add(self, event: EngineEvent) -> bool:
-        """Keep an event, merged with an equal one; return True if there was none before."""
+        """Keep an event, merged with those of the same thing; return True if there was none before."""
         key = _key(event)
         if key is None:
             return False
         with self._lock:
             was_empty = not self._events
-            known = self._events.get(key)
-            if known is not None or len(self._events) < MAX_PENDING:
-                self._events[key] = event if known is None else _merge(known, event)
+            if key in self._events or len(self._events) < MAX_PENDING:
+                self._events[key] = _merge(self._events.get(key, []), event)
             return was_empty and bool(self._events)
 
     def take(self) -> list[EngineEvent]:
         """Return the oldest events that may be handled now; the others stay."""
         with self._lock:
             keys = list(self._events)[: self._budget.available()]
-            self._budget.take(len(keys))
-            return [self._events.pop(key) for key in keys]
+            taken = [event for key in keys for event in self._events.pop(key)]
+            self._budget.take(len(taken))
+            return taken
 
 
 def _key(event: EngineEvent) -> Hashable:
@@ -57,8 +58,7 @@ def _key(event: EngineEvent) -> Hashable:
         case TaskExited():
             return "exit", event.container.key
         case GpuHealthChanged():
-            # a GPU that was lost and responds again is another case than one that was never lost
-            return "health", event.uuid, event.health, event.fatal
+            return "health", event.uuid
         case GpuFaultReported():
             return "fault", event.uuid, event.xid
         case InvalidEventsReceived():
@@ -66,9 +66,19 @@ def _key(event: EngineEvent) -> Hashable:
     return None
 
 
-def _merge(known: EngineEvent, event: EngineEvent) -> EngineEvent:
-    if isinstance(known, GpuFaultReported) and isinstance(event, GpuFaultReported):
-        return GpuFaultReported(event.uuid, event.xid, known.count + event.count)
-    if isinstance(known, InvalidEventsReceived) and isinstance(event, InvalidEventsReceived):
-        return InvalidEventsReceived(known.count + event.count, event.error)
-    return event
+def _merge(known: list[EngineEvent], event: EngineEvent) -> list[EngineEvent]:
+    """Return the events of one key. States of a GPU keep their order, and a GPU that was lost and responds again is
+    another case than one that was never lost."""
+    match known, event:
+        case _, GpuHealthChanged():
+            others = [each for each in known if _state(each) != _state(event)]
+            return [*others, event]
+        case [GpuFaultReported(count=count)], GpuFaultReported():
+            return [replace(event, count=count + event.count)]
+        case [InvalidEventsReceived(count=count)], InvalidEventsReceived():
+            return [replace(event, count=count + event.count)]
+    return [event]
+
+
+def _state(event: EngineEvent) -> object:
+    return isinstance(event, GpuHealthChanged) and (event.health, event.fatal)

@@ -271,6 +271,10 @@ def test_private_environments_and_templates_are_changed_by_their_owner_alone(
     with pytest.raises(Forbidden, match="Only its owner"):
         do_save_template(admin, TemplateInput(**vars(changed) | wider), template)
     assert do_save_template(admin, TemplateInput(**vars(given) | wider), template).scope == "everyone"
+    template = do_save_template(admin, TemplateInput(**vars(changed) | wider), template)
+    with pytest.raises(Forbidden, match="Only its owner"):  # it would be private, with what others wrote
+        do_save_template(admin, changed, template)
+    assert do_save_template(owner, given, template).scope == "self"
 
 
 def test_a_changed_template_does_not_change_what_a_schedule_runs(fixture_data: FixtureData) -> None:

@@ -189,6 +189,8 @@ def test_with_all_slots_in_use_other_hashing_is_refused_and_changes_nothing(all_
     fields = {"code": code, "username": "ada-love", "password": factories.PASSWORD, "timezone": "UTC"}
     joined = Client().post("/invitation/", fields)
     assert (joined.status_code, joined["Retry-After"]) == (429, "1")
+    again = "Reload this page to send the form again."  # a link would lose what was typed, or answer 405
+    assert again in joined.content.decode() and "<a " not in joined.content.decode()
     assert Invitation.objects.get().used_at is None
     assert not User.objects.filter(username="ada-love").exists()
     client = Client()
@@ -199,6 +201,7 @@ def test_with_all_slots_in_use_other_hashing_is_refused_and_changes_nothing(all_
         )
         assert (changed.status_code, changed["Retry-After"]) == (429, "1")
         assert "Too many passwords are being checked" in changed.content.decode()
+        assert again in changed.content.decode() and "<a " not in changed.content.decode()
     with CaptureQueriesContext(connection) as seen:
         client.post(reverse("account-password"), {"old": "x", "password": "another long one"})
     texts = [query["sql"] for query in seen.captured_queries]

@@ -44,7 +44,7 @@ from scheduler.cycle import run_cycle
 from scheduler.nodes.engine_connect import EngineConnectError, open_engine
 from scheduler.nodes.node_actor import NodeActor
 from scheduler.nodes.node_connection import NodeConnection
-from scheduler.nodes.pending_events import EVENTS_BURST
+from scheduler.nodes.pending_events import EVENTS_BURST, PendingEvents
 from scheduler.nodes.reconcile import reconcile
 from tests import factories
 from tests.engine_harness import EngineHarness, InProcessEngine, engine_harness, wait_for
@@ -216,6 +216,17 @@ def test_the_work_that_events_cause_does_not_grow_with_their_number(django_asser
     assert "2500 events" in node.incidents.get(kind="malformed").message
     with django_assert_max_num_queries(20):
         actor._process_inbox()
+
+
+@pytest.mark.parametrize("states", ["OK LOST OK", "LOST OK LOST", "OK LOST OK LOST OK", "LOST LOST OK"])
+def test_merged_events_of_a_gpu_keep_the_order_of_its_last_states(states: str) -> None:
+    """As the actor, which is busy meanwhile, would have handled each."""
+    pending, health = PendingEvents(), [GpuHealth[name] for name in states.split()]
+    for number, each in enumerate(health):
+        pending.add(GpuHealthChanged("GPU-1", each, f"report {number}", each is GpuHealth.LOST))
+    kept = [event for event in pending.take() if isinstance(event, GpuHealthChanged)]
+    assert [event.health for event in kept][-2:] == health[-2:]
+    assert kept[-1].message == f"report {len(health) - 1}"
 
 
 # -- arbitrary frames --------------------------------------------------------------------------------

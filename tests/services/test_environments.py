@@ -58,7 +58,9 @@ def test_an_image_is_a_name_of_a_registry(dataset, image: str) -> None:
     "name", ["localhost/{}:latest", "{}", "docker.io/library/{}", "{}@sha256:" + "a" * 64]
 )
 def test_an_image_that_a_user_saved_is_not_reachable_by_its_name(dataset, name: str) -> None:
-    mine = factories.environment(owner=dataset["owner"], image="localhost/fairway-saved/abcdef:latest")
+    mine = factories.environment(
+        tool=False, owner=dataset["owner"], image="localhost/fairway-saved/abcdef:latest"
+    )
     with pytest.raises(InvalidRequest, match="that a user saved"):
         save(dataset, name="other", image=name.format("fairway-saved/abcdef"))
     save(dataset, name="mine", image=mine.image, title="New title", environment=mine)

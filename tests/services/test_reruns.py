@@ -126,7 +126,7 @@ def test_reported_environments_are_validated_and_truncated() -> None:
     task = Task.objects.create(attempt=attempt, rank=0, node=node)
     lines = [
         b'{"directory": "/home/ada/vit", "commit": "zzz", "branch": ["x"], "remote": "a\\u0000b"}',
-        b"[1]", b"{broken",
+        b"[1]", b"{broken", b"[" * 20_000, b'{"version": "\\ud800", "untracked": ["\\udfff.py"]}',
         b'{"packages": ["a==1", 5], "version": "3.11.7", "executable": 7, "diff_bytes": -1}', b'{"branch": "cut',
     ]  # fmt: skip
     save_record(task, b"\n".join(lines))
@@ -139,6 +139,7 @@ def test_reported_environments_are_validated_and_truncated() -> None:
         None,
     )
     assert "\x00" not in row.git_remote
+    assert row.untracked_files == ["\N{REPLACEMENT CHARACTER}.py"]
 
 
 def test_tags_and_note_are_searched_shown_and_audited(ended: Job) -> None:

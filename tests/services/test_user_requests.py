@@ -227,6 +227,24 @@ def test_a_restricted_environment_is_shared_and_an_open_one_stays_open(dataset) 
     assert AuditEntry.objects.get(action="environment.save").after["projects"] == ["another", "vision"]
 
 
+def test_only_its_owner_shares_a_private_environment(dataset) -> None:
+    """Its image has files of the owner, and administrators change what a shared one runs."""
+    environment, project = factories.environment("saved-by-max", owner=dataset["manager"]), dataset["project"]
+    environment.projects.set([project])
+    with pytest.raises(InvalidRequest, match="no environment with this name"):
+        do_request_environment(dataset["member"], project, "saved-by-max", reason="curious")
+    asked = do_request_environment(dataset["manager"], project, "saved-by-max", reason="for the team")
+    UserRequest.objects.filter(pk=asked.pk).update(requested_by=dataset["member"])  # as older requests may be
+    with pytest.raises(Conflict, match="only its owner can share it"):
+        do_answer_request(dataset["admin"], asked, approve=True)
+    environment.refresh_from_db()
+    assert environment.owner == dataset["manager"] and not is_available_to(environment, project)
+    UserRequest.objects.filter(pk=asked.pk).update(requested_by=dataset["manager"])
+    do_answer_request(dataset["admin"], asked, approve=True)
+    environment.refresh_from_db()
+    assert is_available_to(environment, project)
+
+
 def test_withdrawn_denied_and_expired_requests_change_nothing(dataset) -> None:
     withdrawn = ask(dataset)
     with pytest.raises(Forbidden):

@@ -215,10 +215,12 @@ def test_predicted_and_measured_rates_are_shown_side_by_side(dataset, profile, c
     job.save()
     (run,) = client.get(rest).json()["runs"]
     assert (run["schedule"], run["predicted_per_s"]) == ("pipedream", pytest.approx(32 / 0.009))
-    job.env |= {"PIPELINE_PLAN": "{}"}
-    job.save()
-    assert client.get(rest).json()["runs"][0]["predicted_per_s"] is None
-    assert "another division" in words(client.get(address))
+    huge = '{"micro_batches": 1e%s, "schedule": ""}'
+    for typed in ("[" * 20_000, huge % 400, huge % 300, "{}"):  # its variables are text of its owner
+        job.env |= {"PIPELINE_PLAN": typed}
+        job.save()
+        assert client.get(rest).json()["runs"][0]["predicted_per_s"] is None
+        assert "another division" in words(client.get(address))
     assert other.name not in words(client.get(address)) and "Measured:" not in words(client.get(address))
     served = Job.objects.create(
         project=profile.project, owner=owner, environment=environment, name="served", env=job.env,

@@ -101,9 +101,7 @@ class ImageCollector:
         for image in images:
             facts = find_usage(state, runtime.kind, image.image_id, image.names)
             mine = facts is not None and (facts.managed or policy.include_unmanaged)
-            needed = image.image_id in in_use or any(
-                normalize_image_name(name) in policy.protected for name in image.names
-            )
+            needed = image.image_id in in_use or bool(image.normalized_names & policy.protected)
             since_s = self._unused_since_s(runtime, image)
             if mine and not needed and since_s is not None and now_s - since_s >= policy.min_age_s:
                 found.append((since_s, image))
@@ -112,7 +110,7 @@ class ImageCollector:
     def _unused_since_s(self, runtime: Runtime, image: Image) -> Optional[float]:
         """Return since when no task needs the image; None while one does, or when unknown."""
         state = self._tasks.ledger.read()
-        names = {normalize_image_name(name) for name in image.names}
+        names = image.normalized_names
         for record in state["tasks"].values():
             wanted = record.get("image")  # older records lack it: their containers name the image
             if (

@@ -6,6 +6,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Se
 
 from agents.node.errors import INVALID_SPEC, AgentError
 from agents.node.gpus.mps import MpsShare
+from agents.node.spec.image_names import normalize_image_name
 from agents.node.spec.task_spec import TaskSpec
 
 REGISTRY_AUTH_FILE = "config.json"
@@ -65,6 +66,10 @@ class Image(NamedTuple):
     def names(self) -> List[str]:
         """Return all names that refer to the image."""
         return [self.image_id, *self.refs, *self.digests]
+
+    @property
+    def normalized_names(self) -> Set[str]:
+        return {normalize_image_name(name) for name in self.names}
 
 
 class WritablePaths(NamedTuple):

@@ -35,6 +35,7 @@ from agents.node.runtimes.seccomp import SeccompProfiles, has_vsock
 from agents.node.settings import RuntimeSettings, Settings
 from agents.node.spec import egress
 from agents.node.spec.environment import is_reserved
+from agents.node.spec.image_names import normalize_image_name
 from agents.node.spec.task_spec import FORBIDDEN_ENV
 from agents.node.storage import project_quota
 from agents.node.storage.volumes import find_mount
@@ -404,6 +405,9 @@ class ContainerRuntime(Runtime):
         if answer.code != 0:
             raise AgentError(errors.IMAGE_MISSING, f"The image {image} is not on this node.")
         row = json.loads(answer.stdout)[0]
+        if normalize_image_name(image) not in _parse_image(row).normalized_names:
+            # podman also finds images by the end of a name, the start of an id, or the digest of another name
+            raise AgentError(errors.IMAGE_MISSING, f"No image on this node has the name {image}.")
         names = tuple(each.split("=", 1)[0] for each in (row.get("Config") or {}).get("Env") or ())
         for name in names:
             if name in FORBIDDEN_ENV:

@@ -102,6 +102,6 @@ def _plan_run(plan: PipelinePlan, job: Job, attempt: Attempt | None) -> PlanRun:
             ):
                 known, predicted_per_s = choice, predicted_rate(chosen, micro_batches, schedule)
                 break
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         pass
     return PlanRun(job, known, micro_batches, schedule, predicted_per_s, progress.per_s if progress else None)

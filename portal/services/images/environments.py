@@ -15,7 +15,7 @@ from portal.access import require_admin, require_own_account
 from portal.domain.driver_versions import CUDA_VERSION, DRIVER_VERSION, NO_CUDA
 from portal.domain.project_tree import path_to_root
 from portal.domain.states import NodeState, RuntimeKind, compatible_runtimes
-from portal.errors import InvalidRequest
+from portal.errors import Conflict, InvalidRequest
 from portal.models import Environment, ImagePresence, Job, Node, Project, User
 from portal.models.public_id import name_error
 from portal.outbox import notify_node, trigger_cycle
@@ -102,11 +102,18 @@ def is_available_to(environment: Environment, project: Project) -> bool:
     return shared and (not allowed or not allowed.isdisjoint(each.pk for each in line))
 
 
-def do_allow_environment(actor: User, environment: Environment, project: Project) -> None:
-    """Let all users of a project use a restricted or private environment; an unrestricted one stays so."""
+def do_allow_environment(
+    actor: User, environment: Environment, project: Project, *, requested_by: User
+) -> None:
+    """Let all users of a project use a restricted or private environment; an unrestricted one stays so.
+
+    Raise Conflict for a private one unless its owner requested that: its image has files of the owner.
+    """
     require_admin(actor, "change environments")
     with transaction.atomic():
         row = Environment.objects.select_for_update(no_key=True).get(pk=environment.pk)
+        if row.owner not in (None, requested_by):
+            raise Conflict(_("This environment is private; only its owner can share it."), code="private")
         if is_available_to(row, project):
             return
         before = _audit_values(row)

@@ -17,7 +17,7 @@ MIN_RUN_S = 2.0
 MAX_PACKAGES = 3000
 _INTERPRETER = re.compile(r"(.*/)?python[0-9.]*")
 _COMMIT = re.compile(r"[0-9a-f]{40,64}")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
 
 
 def recording_wait_s(task: Task) -> float | None:
@@ -44,7 +44,7 @@ def save_record(task: Task, output: bytes, problem: str = "") -> None:
     for line in output.split(b"\n")[:-1]:  # an incomplete line was cut off
         try:
             found = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(found, dict):
             columns |= _columns(found)

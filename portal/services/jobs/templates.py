@@ -163,7 +163,8 @@ def _save(user: User, given: TemplateInput, row: Template | None, version: int |
         dict(given.sweep),
     )
     changed = row.version == 0 or old != [getattr(row, name) for name in CONTENT]
-    if changed and row.owner is not None and TemplateScope.SELF in (scope, row.scope):
+    becomes_private = row.scope == TemplateScope.SELF != scope  # with what others wrote meanwhile
+    if row.owner is not None and (becomes_private or (changed and scope == TemplateScope.SELF)):
         require_own_account(user, row.owner, _("Save a copy of this private template."))
     row.version += changed
     row.save()

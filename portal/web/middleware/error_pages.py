@@ -88,7 +88,9 @@ def render_error(request: HttpRequest, error: FairwayError) -> HttpResponseBase:
     if isinstance(error, Unauthenticated):
         return _redirect_to_sign_in(request)
     if isinstance(error, TooManyRequests):
-        return _static_page(_("Too many attempts"), error.message, error.status, error.retry_after_s or 1)
+        return _static_page(
+            request, _("Too many attempts"), error.message, error.status, error.retry_after_s or 1
+        )
     response = error_page(request, error.status, error.message, code=error.code, details=error.details)
     if error.retry_after_s is not None:
         response.headers["Retry-After"] = str(error.retry_after_s)
@@ -158,7 +160,7 @@ def server_error(request: HttpRequest) -> HttpResponse:
     that queries it can succeed.
     """
     if isinstance(sys.exc_info()[1], DatabaseAway | InterfaceError):
-        return _database_unavailable()
+        return _database_unavailable(request)
     number = f"err {secrets.token_hex(2)}-{secrets.token_hex(2)}"
     log.error("%s answers %r", number, request.path)
     try:
@@ -169,17 +171,22 @@ def server_error(request: HttpRequest) -> HttpResponse:
             code=number,
         )
     except DatabaseError:
-        return _database_unavailable()
+        return _database_unavailable(request)
 
 
-def _database_unavailable() -> HttpResponse:
+def _database_unavailable(request: HttpRequest) -> HttpResponse:
     message = _("The database does not answer. Running jobs continue. Try again in a moment.")
-    return _static_page(_("The portal cannot answer at the moment"), message, 503, 5)
+    return _static_page(request, _("The portal cannot answer at the moment"), message, 503, 5)
 
 
-def _static_page(title: str, message: str, status: int, retry_after_s: int) -> HttpResponse:
+def _static_page(
+    request: HttpRequest, title: str, message: str, status: int, retry_after_s: int
+) -> HttpResponse:
     """Render an error that passes without any query: at such a time connections to the database are scarce."""
-    page = static_error_page(title, message, link=("", _("Try again")), is_temporary=True)
+    link: tuple[str, str] | None = ("", _("Try again"))
+    if request.method == "POST":  # a link would ask for the address of the form, which may answer 405
+        link, message = None, f"{message} {_('Reload this page to send the form again.')}"
+    page = static_error_page(title, message, link=link, is_temporary=True)
     headers = {"Retry-After": str(retry_after_s), "Content-Security-Policy": CONTENT_SECURITY_POLICY}
     return HttpResponse(page, status=status, headers=headers)
 

@@ -364,11 +364,17 @@ def test_images_are_loaded_in_parts_and_checked(podman_node: LoneNode, tiny_imag
     image = link.request("load", timeout_s=60, upload="up1", last=True)["image"]
     assert image["image_id"].startswith("sha256:") and "localhost/evil:1" in image["refs"]
     control = node.open()
-    for wanted, code in (("localhost/evil:1", "invalid_spec"), ("localhost/none:1", "image_missing")):
+    identity, (digest, *_) = image["image_id"], image["digests"]
+    others = [f"other@{digest.partition('@')[2]}", identity[7:13], "saved/evil:1"]
+    assert node.podman("tag", "localhost/evil:1", "localhost/team/saved/evil:1").returncode == 0  # type: ignore[attr-defined]
+    for wanted, code in (
+        *(("localhost/evil:1", "invalid_spec"), (identity, "invalid_spec"), (digest, "invalid_spec")),
+        *((name, "image_missing") for name in ("localhost/none:1", *others)),
+    ):
         spec = node.spec("jimage", runtime="podman", image=wanted)
         with pytest.raises(AgentError) as caught:
             control.request("start", timeout_s=20, epoch=1, spec=spec)
-        assert caught.value.code == code
+        assert caught.value.code == code, wanted
     assert node.podman("network", "ls", "--quiet").stdout.count("fw-") == 0  # type: ignore[attr-defined]
     with pytest.raises(AgentError) as caught:
         link.request("pull", timeout_s=60, image="127.0.0.1:9/none/none:1")
