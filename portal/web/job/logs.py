@@ -53,7 +53,7 @@ def lines(request: HttpRequest, user: User, public_id: str) -> JsonResponse:
     return JsonResponse(
         {
             "lines": [_line_json(line) for line in found.lines if not line.is_overwritten],
-            "unfinished": [_line_json(line) for line in found.unfinished],
+            "unfinished": [_line_json(line) for line in found.unfinished if not line.is_overwritten],
             "from": found.start,
             "cursor": found.cursor,
             "size": found.size_bytes,
