@@ -136,6 +136,8 @@ class Fairway:
     ) -> Any:
         """Return the JSON of an answer, or its text for another type; ``path`` is relative to /api/v1/.
 
+        Bytes of a text that are not valid UTF-8 are kept as surrogates (``surrogateescape``).
+
         Without an answer, a GET is repeated, and so is a request that is ``repeatable`` or sent ``once`` (with this
         Idempotency-Key, or a new one). Raise Refused or Unreachable.
         """
@@ -150,9 +152,12 @@ class Fairway:
             pause_s = min(FIRST_PAUSE_S * 2 ** (number - 1), MAX_PAUSE_S) * random.uniform(0.5, 1.0)  # noqa: S311
             try:
                 with self._opener.open(request, timeout=self.timeout_s) as answer:
-                    text = answer.read().decode()
-                    is_json = answer.headers.get_content_type() == "application/json"
-                    return json.loads(text) if is_json else text
+                    content = answer.read()
+                    answer_type = answer.headers.get_content_type()
+                if answer_type == "text/html":
+                    raise FairwayError(f"{address} is a web page, not the REST API of a Fairway portal.")
+                is_json = answer_type == "application/json"
+                return _json(content, address) if is_json else content.decode("utf-8", "surrogateescape")
             except urllib.error.HTTPError as error:
                 refusal = _refusal(error)
                 again = error.code in REPEATED_STATUSES or refusal.code == "idempotency_in_flight"
@@ -304,6 +309,13 @@ def _refusal(error: urllib.error.HTTPError) -> Refused:
     except (OSError, ValueError, HTTPException):
         problem = None
     return Refused(error.code, problem if isinstance(problem, dict) else {})
+
+
+def _json(content: bytes, address: str) -> Any:
+    try:
+        return json.loads(content)
+    except ValueError as problem:
+        raise FairwayError(f"The answer of {address} is not JSON: {problem}") from problem
 
 
 def _with_query(path: str, query: dict[str, Any]) -> str:

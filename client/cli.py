@@ -38,15 +38,20 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     _prepare_streams()
+    code = OK  # if the reader of a pipe has ended
     try:
         try:
             code = _run(build_parser().parse_args(arguments))
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        code = _close_output()
+        _discard_output()
     except OSError as error:  # such as a full disk
-        code = _close_output() or _fail(REFUSED, error)
+        _discard_output()
+        code = _fail(REFUSED, error)
+    except KeyboardInterrupt:
+        _discard_output()
+        code = INTERRUPTED
     return code
 
 
@@ -64,15 +69,16 @@ def _run(given: argparse.Namespace) -> int:
         return _fail(REFUSED, error)
     except ValueError as error:
         return _fail(USAGE, error)
-    except KeyboardInterrupt:
-        return INTERRUPTED
 
 
 def _prepare_streams() -> None:
     """Let no character end the command: one that the encoding of an output lacks is written as an escape (\\xe9).
 
-    An output that is closed from the beginning is discarded. Input is UTF-8, whatever encoding the terminal has.
+    An output that is closed from the beginning is discarded, and such an input is empty. Input is UTF-8, whatever
+    encoding the terminal has.
     """
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - until the process ends
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -84,11 +90,10 @@ def _prepare_streams() -> None:
             sys.stdin.reconfigure(encoding="utf-8")
 
 
-def _close_output() -> int:
-    """Discard what is left to write, so that Python does not report it at exit. The reader has what it wanted."""
+def _discard_output() -> None:
+    """Discard what is left to write, so that Python does not report it at exit."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return OK
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -256,10 +261,11 @@ def run(server: Fairway, given: argparse.Namespace) -> int:
         job = server.submit(**fields)
     if given.logs:
         print(job.id, file=sys.stderr)
-        return _print_logs(job.log_bytes(follow=True)) or _result(job.wait())
+        return _write_bytes(job.log_bytes(follow=True)) or _result(job.wait())
     if given.wait:
         job.wait()
-    print(json.dumps(job.data, indent=1) if given.json else job.id)
+    with contextlib.suppress(BrokenPipeError):  # the exit code tells how the job ended, as in wait
+        print(json.dumps(job.data, indent=1) if given.json else job.id)
     return _result(job) if given.wait else OK
 
 
@@ -337,12 +343,13 @@ def stop(server: Fairway, given: argparse.Namespace) -> int:
 
 def show_logs(server: Fairway, given: argparse.Namespace) -> int:
     job = server.job(given.job)
-    return _print_logs(job.log_bytes(follow=given.follow, rank=given.rank, tail=given.tail))
+    return _write_bytes(job.log_bytes(follow=given.follow, rank=given.rank, tail=given.tail))
 
 
 def wait(server: Fairway, given: argparse.Namespace) -> int:
     job = server.job(given.job).wait(given.seconds)
-    _print_fields(given, job.data, {"id": job.id, "state": job.state, "message": job.data["message"]})
+    with contextlib.suppress(BrokenPipeError):
+        _print_fields(given, job.data, {"id": job.id, "state": job.state, "message": job.data["message"]})
     return _result(job)
 
 
@@ -412,12 +419,14 @@ def templates(server: Fairway, given: argparse.Namespace) -> int:
 def call_api(server: Fairway, given: argparse.Namespace) -> int:
     body = sys.stdin.read() if given.data == "-" else given.data
     found = server.call(given.method, given.path, body)
-    print(found if isinstance(found, str) else json.dumps(found, indent=1))
+    if isinstance(found, str):
+        return _write_bytes([found.encode("utf-8", "surrogateescape")])
+    print(json.dumps(found, indent=1))
     return OK
 
 
 def serve_mcp(server: Fairway, given: argparse.Namespace) -> int:
-    McpServer(server, read_only=given.read_only, simulate=given.simulate).serve()
+    McpServer(server, read_only=given.read_only, simulate=given.simulate).serve(sys.stdin, sys.stdout)
     return OK
 
 
@@ -428,8 +437,8 @@ def _result(job: Job) -> int:
     return OK if job.state == "COMPLETED" else JOB_FAILED
 
 
-def _print_logs(pieces: Iterable[bytes]) -> int:
-    """Write the bytes of the program unchanged; a stream that takes only text gets them as text."""
+def _write_bytes(pieces: Iterable[bytes]) -> int:
+    """Write bytes unchanged; a stream that takes only text gets them as text."""
     sink = getattr(sys.stdout, "buffer", None)
     sys.stdout.flush()
     for piece in pieces:
@@ -482,7 +491,9 @@ def _clean(value: object) -> str:
 
 
 def _fail(code: int, error: Exception) -> int:
-    print(f"fairway: {error}", file=sys.stderr)
+    lines = [_clean(line).rstrip() for line in f"fairway: {error}".split("\n")]
     if isinstance(error, Refused) and (nearest := error.details.get("nearest")):
-        print(f"  nearest possible request: {json.dumps(nearest)}", file=sys.stderr)
+        lines.append(f"  nearest possible request: {json.dumps(nearest)}")
+    with contextlib.suppress(OSError):  # the exit code remains
+        print("\n".join(lines), file=sys.stderr)
     return code

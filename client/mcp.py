@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TextIO
@@ -115,7 +114,7 @@ class McpServer:
         self._server, self._simulate = server, simulate
         self._tools = {name: tool for name, tool in TOOLS.items() if not (read_only and tool.changes)}
 
-    def serve(self, source: TextIO = sys.stdin, target: TextIO = sys.stdout) -> None:
+    def serve(self, source: TextIO, target: TextIO) -> None:
         """Answer each line of ``source`` until its end."""
         for line in source:
             try:

@@ -15,7 +15,8 @@ from portal.domain.python_exceptions import last_exception
 from portal.domain.reasons import EndReason
 
 CERTAIN, SPECIFIC, DEFAULT_PRIORITY, GENERAL, CONSEQUENCE, LAST = 90, 60, 50, 40, 30, 10
-"""Priorities. CONSEQUENCE: errors that other ranks often report after the failure that is the cause."""
+"""Priorities. CONSEQUENCE: errors that other ranks often report after the failure that is the cause; rules
+below GENERAL therefore do not replace the exception of a rank that failed earlier."""
 MAX_PRIORITY = 100
 MAX_PATTERN_LENGTH = 1000
 MAX_MATCHED_LINE_LENGTH = 4096
@@ -119,15 +120,23 @@ class FailureMatcher:
             if not found:
                 continue
             rule = self._by_pattern[min(found)]
-            if self._found is None or rule.priority > self._found.rule.priority:
+            if rule.priority > self._priority_for(rank):
                 self._found = FailureMatch(rule, rank, line.strip()[:MAX_STORED_LINE_LENGTH])
 
     def _add_exception(self, rank: int | None, streams: Iterable[Sequence[str]]) -> None:
         rule = self._by_exception
-        if rule is None or (self._found is not None and self._found.rule.priority >= rule.priority):
+        if rule is None or rule.priority <= self._priority_for(rank):
             return
         if text := next(filter(None, map(last_exception, streams)), ""):
             self._found = FailureMatch(rule, rank, text[:MAX_STORED_LINE_LENGTH])
+
+    def _priority_for(self, rank: int | None) -> int:
+        """Return the priority that a match on this rank must exceed."""
+        if self._found is None:
+            return -1
+        priority = self._found.rule.priority
+        is_earlier = self._found.rank != rank and self._found.rule.code == PYTHON_EXCEPTION
+        return max(priority, GENERAL - 1) if is_earlier else priority
 
     @property
     def best(self) -> FailureMatch | None:

@@ -28,5 +28,6 @@ def log_frame(attempt: int, rank: int, page: LogPage | None, *, more: bool = Fal
         "unfinished": [
             {"at": line.at, "stream": line.stream, "text": line.text, "cursor": line.cursor}
             for line in (page.unfinished if page else ())
+            if not line.is_overwritten
         ],
     }

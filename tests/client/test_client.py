@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import io
 import json
@@ -395,6 +396,7 @@ def test_no_command_ends_because_of_an_encoding(
         ["list", f"--owner={NAME}"], ["status", NAME], ["run", "--name", NAME],
         ["run", "-f", str(tmp_path / "job.yaml")],
         ["run", "-f", "-"], ["api", "GET", f"jobs/{job.id}/"], ["api", "GET", f"jobs/{job.id}/spec.yaml"],
+        ["api", "GET", f"jobs/{job.id}/logs/download/"],
         ["export", job.id, "--kubernetes"], ["list", "--json"], ["status", job.id, "--json"], ["ssh-config"],
         ["wait", job.id, "--for=0"],
     ]  # fmt: skip
@@ -407,24 +409,45 @@ def test_no_command_ends_because_of_an_encoding(
         code = fairway(*command)
         err.flush()
         assert code in cli.EXIT_CODES and "codec" not in err.buffer.getvalue().decode(encoding), command
-        if command[0] == "logs":
+        if command[0] == "logs" or "download" in command[-1]:
             assert out.buffer.getvalue() == LOG, "the bytes of the program"
         if command == ["list"]:
             listed = out.buffer.getvalue().decode(encoding)
             assert "Gr" in listed and "\\U0001f600" in listed
 
 
-@pytest.mark.parametrize("command", [["logs"], ["--help"]], ids=["logs", "help"])
-def test_a_closed_pipe_ends_the_command_silently(address, dataset, fields, command) -> None:
+@pytest.mark.parametrize(("command", "code"), [("logs {}", 0), ("--help", 0), ("wait {}", 4)])
+def test_a_closed_pipe_ends_the_command_silently(address, dataset, fields, command, code) -> None:
     job = Fairway().submit(**fields)
     run(dataset, Job.objects.get(public_id=job.id))
     write_log_bytes(job.id, 1, 0, "raw", 0, b"line\n" * 50_000)
     Task.objects.update(log_complete=True)
     reading, writing = os.pipe()
     os.close(reading)
-    words = [sys.executable, "-m", "client", *command, *([job.id] if command == ["logs"] else [])]
+    Job.objects.update(state="FAILED")
+    words = [sys.executable, "-m", "client", *command.format(job.id).split()]
     done = subprocess.run(
         words, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, timeout=60, check=False, text=True
     )
+    assert (done.returncode, done.stderr) == (code, "")
     os.close(writing)
-    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_closed_input_is_empty(address, monkeypatch) -> None:
+    for command in ("run -f -", "api POST jobs/ --data -", f"login {address}", "mcp"):
+        monkeypatch.setattr(sys, "stdin", None)
+        assert fairway(*command.split()) in cli.EXIT_CODES, command
+
+
+def test_errors_that_cannot_be_written_keep_the_exit_code(address, monkeypatch) -> None:
+    monkeypatch.setenv("FAIRWAY_URL", "http://127.0.0.1:1")
+    with contextlib.suppress(OSError), Path("/dev/full").open("w") as sink:  # closing writes what is left
+        monkeypatch.setattr(sys, "stderr", sink)
+        assert fairway("list") == cli.UNREACHABLE
+
+
+def test_errors_of_the_server_cannot_control_the_terminal(address, capsys) -> None:
+    assert fairway("status", "no\x1b[2J\x9b1m\rjob") == cli.REFUSED
+    error = cli.Refused(422, {"detail": "a\x1b]0;b\x07", "errors": [{"field": "c\x9b", "message": "d\re"}]})
+    assert cli._fail(cli.REFUSED, error) == cli.REFUSED
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", capsys.readouterr().err)

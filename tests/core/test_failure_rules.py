@@ -9,6 +9,7 @@ import pytest
 
 from agents.xid_catalog import XID_MEANINGS
 from portal.domain.failure_rules import (
+    PYTHON_EXCEPTION,
     FailureAction,
     FailureMatch,
     FailureMatcher,
@@ -99,6 +100,25 @@ def test_the_cause_wins_over_its_consequences_on_other_ranks() -> None:
     assert matcher.best is not None
     assert (matcher.best.rule.code, matcher.best.rank) == ("cuda_out_of_memory", 3)
     assert matcher.best.line.startswith("torch.OutOfMemoryError: CUDA out of memory.")
+
+
+def test_the_exception_of_the_first_rank_wins_over_its_consequences_on_other_ranks() -> None:
+    exception = [
+        "Traceback (most recent call last):",
+        '  File "a.py", line 1, in <module>',
+        "ValueError: bad",
+    ]
+    consequence = lines_of(DATA / "failure_logs" / "nccl_remote_error.log")
+    for first, second, code in (
+        (exception, consequence, PYTHON_EXCEPTION),
+        (consequence, exception, "nccl_remote_error"),
+    ):
+        matcher = FailureMatcher(RULES, EndReason.EXIT_CODE, 1)
+        matcher.add_lines(2, first)
+        matcher.add_lines(0, second)
+        assert matcher.best is not None and (matcher.best.rule.code, matcher.best.rank) == (code, 2)
+    matcher.add_lines(1, lines_of(DATA / "failure_logs" / "cuda_out_of_memory.log"))
+    assert matcher.best.rule.code == "cuda_out_of_memory"
 
 
 def test_the_earliest_line_wins_among_equal_priorities() -> None:

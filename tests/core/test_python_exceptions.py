@@ -29,6 +29,31 @@ GROUP = """  + Exception Group Traceback (most recent call last):
 """
 
 
+MPIRUN = f"""{RULE}
+Primary job  terminated normally, but 1 process returned
+a non-zero exit code. Per user-direction, the job has been aborted.
+{RULE}
+{RULE}
+mpirun detected that one or more processes exited with non-zero status, thus causing
+the job to be terminated. The first process to do so was:
+
+  Process name: [[123,1],0]
+  Exit code:    1
+{RULE}
+"""
+WANDB = "".join(f"wandb: {line}\n" for line in ("", "Run history:", *"abcdefgh", "Find logs at: ./wandb"))
+CELL = "ValueError                 Traceback (most recent call last)\nCell In[1], line 1\n----> 1 f()\n"
+IGNORED = "Exception ignored in: <function A.__del__ at 0x7f>\n" + HEAD + "AttributeError: closed\n"
+THREAD = "Exception in thread Thread-1 (f):\n" + HEAD + "OSError: of a thread\n"
+NEVER_RETRIEVED = (
+    "Task exception was never retrieved\nfuture: <Task finished name='Task-2' exception=KeyError('x')>\n"
+    + HEAD + "KeyError: 'x'\n"
+)  # fmt: skip
+LOGGING = (
+    "--- Logging error ---\n" + HEAD + "ValueError: I/O\nCall stack:\n  File \"a.py\", line 3\nMessage: 'x'\n"
+)
+
+
 def prefixed(prefix: str, text: str) -> str:
     return "".join(f"{prefix}{line}\n" for line in text.split("\n"))
 
@@ -63,6 +88,32 @@ CASES = {
     "output after": (HEAD + "ValueError: x\nwandb: Run summary\nwandb: loss 1", "ValueError: x"),
     "caught": (HEAD + "ValueError: caught\n" + "step\n" * 40, ""),
     "caught, then another": (HEAD + "ValueError: x\n" + "step\n" * 40 + HEAD + "KeyError: 'b'", "KeyError: 'b'"),
+    "at once": (HEAD + "ValueError: real\n" + HEAD + "subprocess.CalledProcessError: x", "ValueError: real"),
+    "the rank that failed first": (
+        prefixed("[rank1]: ", HEAD + "ValueError: real") + prefixed("[rank0]: ", HEAD + "OSError: peer closed"),
+        "ValueError: real",
+    ),
+    "local class": (HEAD + "main.<locals>.Fault: x\nwandb: Run summary", "main.<locals>.Fault: x"),
+    "no exception after the frames": (HEAD + "- 1\n- 2\n- 3\n- 4\n- 5\nloss: 3\n", ""),
+    "mpirun": (prefixed("[1,0]<stderr>:", HEAD + "ValueError: x") + MPIRUN, "ValueError: x"),
+    "Weights & Biases": (HEAD + "ValueError: x\n" + WANDB, "ValueError: x"),
+    "long indented message": (HEAD + "M: bad\n" + "\tsize\n" * 40, "M: bad" + " size" * 4),
+    "blocks of message": (HEAD + "M: 9 errors\n" + "name\n  missing\n    see x\n" * 9, "M: 9 errors"),
+    "Spark": (
+        HEAD + "py4j.Py4JJavaError: o1.\n: java.X: y\n" + "\tat a.b(c)\n" * 60 + "Caused by: z\n\t... 1 more\n",
+        "py4j.Py4JJavaError: o1.",
+    ),
+    "Java": ('Exception in thread "main" java.lang.X: y\n\tat a.B.main(B.java:3)\n', ""),
+    "notebook": (CELL + "\nValueError: x", "ValueError: x"),
+    "nbconvert": (
+        HEAD + "nbclient.CellExecutionError: cell:\n---\nf()\n---\n\n" + CELL + "\nValueError: x", "ValueError: x",
+    ),
+    "ignored": (HEAD + "ValueError: x\n" + IGNORED, "ValueError: x"),
+    "only ignored": (IGNORED, ""),
+    "logging": (HEAD + "ValueError: x\n" + LOGGING, "ValueError: x"),
+    "thread": (THREAD, "OSError: of a thread"),
+    "thread at the end": (HEAD + "ValueError: x\n" + THREAD, "ValueError: x"),
+    "asyncio": (HEAD + "ValueError: x\n" + NEVER_RETRIEVED, "ValueError: x"),
     "none": ("hello\nKeyError: no traceback", ""),
     "cut": (HEAD, ""),
 }  # fmt: skip

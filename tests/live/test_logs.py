@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import io
 import os
 import time
 from dataclasses import replace
@@ -10,7 +11,7 @@ from dataclasses import replace
 import pytest
 from django.test import RequestFactory, override_settings
 from django.utils import timezone
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from agents.node.task_log import STDERR, STDOUT, to_log_lines
@@ -445,6 +446,7 @@ def _pages(log: lines.LogFile, limit: int) -> tuple[list[LogLine], lines.LogPage
 
 @pytest.mark.parametrize("form", ["raw", "k8s"])
 @given(writes=_WRITES, every=st.integers(1, 90), limit=st.integers(1, 9))
+@example(writes=[(STDOUT, b"x" * 270), (STDOUT, b"\r" + b"y" * 150)], every=47, limit=1)
 @_drawn
 def test_pages_of_any_size_contain_each_byte_of_each_stream_once(
     _small_blocks, form, writes, every, limit, tmp_path_factory
@@ -483,8 +485,9 @@ def test_a_line_without_end_never_stops_page_search_and_tail(form):
     shown = [displayed_text(line) for line in found if not line.is_overwritten]
     present = "  29999/s " + "#" * 90
     assert shown == (["from stdout"] if form == "k8s" else []) + [present, "needle"]
-    assert [displayed_text(line) for line in last.unfinished] == [present]
-    assert [displayed_text(line) for line in lines.tail(log, 3).unfinished] == [present]
+    for page in (last, lines.tail(log, 3)):
+        shown = [displayed_text(line) for line in page.unfinished if not line.is_overwritten]
+        assert shown == [present]
     assert [displayed_text(line) for line in lines.tail(replace(log, complete=True), 2).lines] == [
         "needle",
         present,
@@ -497,6 +500,31 @@ def test_a_line_without_end_never_stops_page_search_and_tail(form):
     assert len(unfinished.matches) == 2 and unfinished.next is None
 
 
+def test_reading_begins_near_its_offset_whatever_the_length_of_a_line(monkeypatch):
+    log, read = _write(b"x" * (20 << 20) + b"\nend\n" + b"y" * (20 << 20) + b"\rz", "raw"), []
+
+    class Counting(io.FileIO):
+        def readinto(self, buffer):
+            read.append(super().readinto(buffer))
+            return read[-1]
+
+    def opened(log):
+        return io.BufferedReader(Counting(log.path))
+
+    for module in (lines, text):
+        monkeypatch.setattr(module, "open_log", opened)
+    for at in (0, 10 << 20, (20 << 20) + 3, 30 << 20, log.size_bytes):
+        lines.read_lines(log, at, 100)
+        text.read_chunk(log, at, 1 << 16)
+        assert sum(read) < 6 << 20, at
+        read.clear()
+    text.read_tail(log, 1)
+    assert sum(read) < 3 << 20
+    read.clear()
+    assert displayed_text(lines.tail(log, 100).unfinished[-1]).startswith("zyyy")
+    assert sum(read) < 3 * lines.MAX_TAIL_BYTES
+
+
 def test_a_search_finds_text_anywhere_in_a_long_line():
     data = bytearray(b"x" * (3 << 20))
     for number, at in enumerate(range(0, len(data) - 20, 65_536 // 2 + 1), start=100):
@@ -507,7 +535,8 @@ def test_a_search_finds_text_anywhere_in_a_long_line():
     texts = "".join(line.searched_text for line in _pages(log, 100)[0])
     assert texts.count("needle") == number - 99
     for each in range(100, number + 1):
-        assert len(search.search([log], LogSearchQuery(f"needle{each}")).matches) == 1, each
+        (match,) = search.search([log], LogSearchQuery(f"needle{each}")).matches
+        assert f"needle{each}" in match.line.text[: search.EXCERPT_CHARACTERS + 10]
     assert pieces_with_it and found.next is None
     assert _texts(search.search([log], LogSearchQuery("end"))) == ["end"]
 

@@ -374,6 +374,7 @@ def test_escape_sequences_are_removed_from_a_line_in_one_pass():
     coloured = "\x1b[31mred\x1b[0m \x1b]0;title\x07and \x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\ <b>"
     assert displayed_text(line(coloured)) == "red and link <b>"
     assert displayed_text(line("50 %\r100 %\r")) == "100 %"
+    assert displayed_text(line("50 %\x1b[1;3")) == "50 %"
     began = time.process_time()
     for _ in range(20):
         displayed_text(line("\x1b]" * 32_000))

@@ -9,6 +9,8 @@ from portal.selectors.logs.pieces import PIECE_BYTES, Piece, incomplete_suffix
 
 MAX_LINE_CHARACTERS = 16_384
 MAX_PRECEDING_CHARACTERS = 200
+CUT = "… (cut)"
+"""After what is shown of a longer text."""
 CONTEXT_BLOCKS = 4
 
 
@@ -124,5 +126,5 @@ def _line(stream: str, line: _OpenLine, data: bytes, end: int, *, is_overwritten
     shown, whole = text, ""
     if len(text) > MAX_LINE_CHARACTERS:
         last = text.find("\r", -MAX_LINE_CHARACTERS, -1) + 1
-        shown, whole = text[last:] if last else f"{text[:MAX_LINE_CHARACTERS]} … (cut)", text
+        shown, whole = text[last:] if last else f"{text[:MAX_LINE_CHARACTERS]} {CUT}", text
     return LogLine(line.at, stream, shown, line.start, end, whole, line.preceding, is_overwritten)

@@ -80,8 +80,8 @@ class LogFile:
 class LogPage:
     """Lines with start and next cursor, and whether the log is complete.
 
-    ``unfinished`` are the lines at the end of the log, at most one of each stream, that the program has not ended
-    yet, as they are now. They are behind the next cursor too, or partly, and are returned again with what follows.
+    ``unfinished`` are the lines at the end of the log that the program has not ended yet, as they are now, and parts
+    of them that are cut. They are behind the next cursor too, or partly, and are returned again with what follows.
     """
 
     lines: list[LogLine]
@@ -242,9 +242,8 @@ def _read(
     if log.complete and at >= size and at > start:
         lines.extend(assembler.unfinished())
         return LogPage([], start, at, size, complete=True)
-    if rest is not None:
-        assembler.add(rest)
-    unfinished = assembler.unfinished() if is_end else []
+    cut = assembler.add(rest) if rest is not None else []
+    unfinished = [*cut, *assembler.unfinished()] if is_end else []
     return LogPage([], start, at, size, log.complete and at >= size, unfinished)
 
 

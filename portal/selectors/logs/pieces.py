@@ -55,7 +55,8 @@ class Piece(NamedTuple):
 
 def read_pieces(file: BinaryIO, log_format: str, start: int, size: int) -> Iterator[Piece]:
     """Yield the pieces of the first ``size`` bytes of a file, from the one that contains byte ``start``."""
-    line = _line_start(file, start)
+    # Without headers, an earlier beginning changes nothing: the pieces of a long line end at multiples of an offset.
+    line = _line_start(file, start, 0 if log_format == "k8s" else start - 2 * PIECE_BYTES)
     at = line if start < _next_split(line, line) else start - start % PIECE_BYTES
     header, header_bytes = _NO_HEADER, 0
     if log_format == "k8s" and at > line:
@@ -113,16 +114,17 @@ def _next_split(line: int, at: int) -> int:
     return -(-max(line + PIECE_BYTES, at + 1) // PIECE_BYTES) * PIECE_BYTES
 
 
-def _line_start(file: BinaryIO, offset: int) -> int:
-    """Return where the line of the file begins that contains byte ``offset``."""
-    while offset > 0:
-        step = min(PIECE_BYTES, offset)
+def _line_start(file: BinaryIO, offset: int, lowest: int) -> int:
+    """Return where the line of the file begins that contains byte ``offset``, ``lowest`` if it begins before that."""
+    lowest = max(0, lowest)
+    while offset > lowest:
+        step = min(PIECE_BYTES, offset - lowest)
         file.seek(offset - step)
         newline = file.read(step).rfind(b"\n")
         if newline >= 0:
             return offset - step + newline + 1
         offset -= step
-    return 0
+    return lowest
 
 
 def _parse_header(data: bytes, index: int = 0) -> tuple[Header, int]:

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ MAX_SEARCH_BYTES = 32 * 1024 * 1024
 MAX_QUERY_LENGTH = 200
 MAX_MATCHED_LINE_LENGTH = 4096
 """Patterns see only this much of a line."""
+EXCERPT_CHARACTERS = 1000
+_BEFORE_CHARACTERS = 200
 MAX_MATCHES = 200
 MAX_CONCURRENT_PATTERNS = 3
 """Per process; each pattern search is a child process."""
@@ -52,6 +54,8 @@ class LogSearchQuery:
 
 @dataclass(frozen=True)
 class Match:
+    """``line`` has the text around the match if the line is long and the match is not near its beginning."""
+
     rank: int
     line: LogLine
     label: str
@@ -142,7 +146,7 @@ def search(
                 hits = [lines[place] for place in places]
                 hits = [line for line in hits if not query.stream or line.stream in ("", query.stream)]
                 taken = _fitting(hits, limit - len(found), is_first=not found)
-                found += [Match(log.rank, line, log.label) for line in hits[:taken]]
+                found += [Match(log.rank, _excerpt(line, query), log.label) for line in hits[:taken]]
                 if taken < len(hits):
                     beyond = page.cursor if is_end else hits[taken].end_cursor
                     return SearchResult(found, SearchCursor(log.rank, beyond), gaps)
@@ -153,6 +157,18 @@ def search(
                     _gap(log, "long_lines", _LONG_LINES, lines=cut, characters=MAX_MATCHED_LINE_LENGTH)
                 )
     return SearchResult(found, None, gaps)
+
+
+def _excerpt(line: LogLine, query: LogSearchQuery) -> LogLine:
+    whole = line.preceding + line.searched_text
+    if query.is_regex or len(whole) <= MAX_MATCHED_LINE_LENGTH:
+        return line
+    at = _folded(whole, query).find(_folded(query.text, query))
+    if at < EXCERPT_CHARACTERS and "\r" not in whole:
+        return line
+    start = max(whole.rfind("\r", 0, at) + 1, at - _BEFORE_CHARACTERS)
+    state = whole[start : start + EXCERPT_CHARACTERS].split("\r", 1)[0]
+    return replace(line, text=f"… {state}")
 
 
 def _fitting(hits: Sequence[LogLine], space: int, *, is_first: bool) -> int:

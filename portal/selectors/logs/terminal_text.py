@@ -10,6 +10,7 @@ MAX_COLUMNS = 16_384
 _IGNORED = re.compile(
     r"(?:\x1b\[[0-?]*[ -/]*[@ABH-IL-OQ-WY-_a-~]"
     r"|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)"
+    r"|\x1b\[[0-?]*[ -/]*\Z"  # the beginning of a sequence, whose rest is not written yet
     r"|\x1b[ -/]+[0-~]|\x1b(?!\[)[0-~]|\x1b(?!\[[0-?]*[ -/]*[C-GJKPX`])"
     r"|[\x00-\x07\x0e-\x1a\x1c-\x1f\x7f\x80-\x84\x86-\x9f])+"
 )

@@ -41,7 +41,9 @@ def record_failure_cause(attempt: Attempt, cause: str) -> None:
     is_newest = job.attempt_count == attempt.number
     if is_newest and end and end in job.message and job.kind != JobKind.WORKSPACE.value:
         before = job.message
-        job.message = before.replace(end, f"{end} {cause[:MAX_CAUSE_CHARACTERS]}", 1)[:1000]
+        if len(cause) > MAX_CAUSE_CHARACTERS:
+            cause = f"{cause[: MAX_CAUSE_CHARACTERS - 1]}…"
+        job.message = before.replace(end, f"{end} {cause}", 1)[:1000]
         job.save(update_fields=["message"])
         notices = Notice.objects.filter(job=job, kind__in=_END_NOTICES, created_at__gte=attempt.ended_at)
         notices.filter(message=before).update(message=job.message)

@@ -15,7 +15,7 @@ from portal.models import Attempt, User
 from portal.selectors.jobs.jobs import get_job
 from portal.selectors.logs import lines as log_lines
 from portal.selectors.logs import search as log_search
-from portal.selectors.logs.line_assembly import LogLine
+from portal.selectors.logs.line_assembly import CUT, LogLine
 from portal.selectors.logs.lines import LogFile, displayed_text
 from portal.selectors.logs.search import LogSearchQuery, SearchCursor
 from portal.stored_texts import translate_stored
@@ -53,7 +53,7 @@ def lines(request: HttpRequest, user: User, public_id: str) -> JsonResponse:
     return JsonResponse(
         {
             "lines": [_line_json(line) for line in found.lines if not line.is_overwritten],
-            "unfinished": [_line_json(line) for line in found.unfinished],
+            "unfinished": [_line_json(line) for line in found.unfinished if not line.is_overwritten],
             "from": found.start,
             "cursor": found.cursor,
             "size": found.size_bytes,
@@ -101,7 +101,10 @@ def search(request: HttpRequest, user: User, public_id: str) -> JsonResponse:
 
 def _line_json(line: LogLine) -> list[Any]:
     """Return time, text, and whether it is an error message, as the page reads them."""
-    return [line.at or "", displayed_text(line)[:MAX_LINE_CHARACTERS], line.stream == "stderr"]
+    text = displayed_text(line)
+    if len(text) > MAX_LINE_CHARACTERS:
+        text = f"{text[:MAX_LINE_CHARACTERS]} {CUT}"
+    return [line.at or "", text, line.stream == "stderr"]
 
 
 def _ranks(request: HttpRequest) -> list[int] | None:
