@@ -103,6 +103,7 @@ def test_a_viewer_gets_nothing_that_is_valid_without_the_gateway(testbed, lab, o
     job, cookie, port = lab
     secret = decrypt_attempt_secret(attempt_of(job))
     (tmp_path / "home" / "hello.ipynb").write_text(NOTEBOOK)
+    (tmp_path / "home" / "link").symlink_to(_secrets(tmp_path) / "token")
     guest = factories.user()
     job.project.memberships.create(user=guest, role="member")
     share = do_share_workspace(owner, job, guest, "view", 3600)
@@ -163,6 +164,7 @@ _PATHS = """
 /lab/api/workspaces /lab/api/translations /lab/api/themes /lab/api/extensions /lab/api/listings/@x /lsp/status
 /api/contents/.local/share/jupyter/runtime /files/.local/share/jupyter/runtime/ /api/contents/.jupyter
 /files/%2e%2e/secrets/token /api/contents/..%2fsecrets%2ftoken /files/..%2f..%2fproc/self/environ
+/files/link /view/link /api/contents/link?format=text /api/contents/link?type=file&format=base64
 /terminals/1 /custom/custom.css /static/favicons/favicon.ico /lab?reset /kernelspecs/python3/logo-64x64.png
 """
 READ_PATHS = _PATHS.split()

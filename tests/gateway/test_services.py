@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import datetime as dt
 import html
@@ -109,6 +110,8 @@ X-Fairway-User X-Fairway-User-Id X-FAIRWAY_ADMIN X-Forwarded-User X-Forwarded-Em
 X-Forwarded-Groups X-Forwarded X-Forwarded-Client-Cert Forwarded X-Real-IP X-Authenticated-User X-Authentik-Username
 X-User X-User-Id X-Goog-Authenticated-User-Email Cf-Access-Authenticated-User-Email X-Ms-Client-Principal-Name
 Impersonate-User Client-Cert X-SSL-Client-Verify X-Client-Cert Tailscale-User-Login True-Client-IP X-Consumer-Username
+Via Ssl-Client-Subject-Dn X-ARR-ClientCert X-Userinfo X-User-Principal Kubeflow-Userid X-Auth-Subject X-OIDC-Email
+X-Real_IP X-Appengine-User-Email X-Azure-ClientIP WL-Proxy-Client-IP X-Original-Forwarded-For X-Envoy-External-Address
 """
 IDENTITY_HEADERS = _NAMES.split()
 """Headers in which servers behind a proxy expect who sends a request."""
@@ -269,6 +272,10 @@ def test_a_service_replaces_a_killed_replica_is_updated_under_load_and_scales_to
         assert entered.status_code == 303
         cookie = {"Cookie": entered.headers["set-cookie"].partition(";")[0]}
         assert browser.get("/page", headers=cookie).text.endswith("GET /page 0 None None")
+        password = base64.b64encode(f"ada:{cluster.token}".encode()).decode()
+        for sent in (f"Token {cluster.token}", f"Bearer\t{cluster.token}", f"Basic {password}", "Basic eDp5"):
+            seen = dict(browser.get("/headers", headers=cookie | {"Authorization": sent}).json())
+            assert seen.get("authorization") == ("Basic eDp5" if sent == "Basic eDp5" else None)
         assert browser.post("/page", headers=cookie | {"Origin": "http://evil.example"}).status_code == 403
         assert browser.post("/.fairway/enter", data={"ticket": ticket}, headers=portal).status_code == 403
 

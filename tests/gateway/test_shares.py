@@ -12,8 +12,9 @@ from django.test import Client
 from django.utils import timezone
 
 from portal.errors import Conflict, Forbidden, InvalidRequest, NotFound
-from portal.models import AuditEntry, Environment, Job, User, WorkspaceShare
+from portal.models import AuditEntry, Environment, Job, Node, User, WorkspaceShare
 from portal.services.workspaces.access import do_open_workspace
+from portal.services.workspaces.secret_replacement import due_replacements, unreplaced_secret
 from portal.services.workspaces.shares import (
     do_revoke_share,
     do_share_workspace,
@@ -21,6 +22,7 @@ from portal.services.workspaces.shares import (
     list_shares,
     list_visitors,
     project_members,
+    remaining_risk,
 )
 from tests import factories
 from tests.gateway.gateway_harness import Testbed, running_workspace, sign_in
@@ -135,6 +137,31 @@ def test_a_share_ends_at_its_limit_and_with_the_membership(
     time.sleep(1.6)
     with testbed.browser(workspace) as browser:
         assert browser.get("/", headers=headers).status_code == 403
+
+
+def test_the_secret_of_an_editor_is_replaced_even_if_they_get_a_new_share_first(
+    testbed: Testbed, owner: User, workspace: Job, guest: User
+) -> None:
+    do_revoke_share(owner, do_share_workspace(owner, workspace, guest, "edit", HOUR_S))
+    assert due_replacements() == [] and unreplaced_secret(workspace) == "", "nobody was inside"
+    share = do_share_workspace(owner, workspace, guest, "edit", HOUR_S)
+    enter(testbed, guest, workspace)
+    do_revoke_share(owner, share)
+    assert list_visitors(workspace) == []
+    view = do_share_workspace(owner, workspace, guest, "view", HOUR_S)
+    (due,) = due_replacements()
+    assert due.task.attempt.job == workspace and unreplaced_secret(workspace) == ""
+    # a node that does not answer, and a tool that reads its secret once, are shown until it is done
+    Node.objects.update(reachable=False)
+    mine = Client()
+    mine.force_login(owner)
+    shown = mine.get(f"/jobs/{workspace.public_id}/shares/").content.decode()
+    assert f"{due.task.node.name} does not answer" in shown
+    do_revoke_share(owner, view)
+    assert f"{due.task.node.name} does not answer" in remaining_risk(view)
+    Environment.objects.filter(pk=workspace.environment_id).update(tool="code-server")
+    workspace.refresh_from_db()
+    assert unreplaced_secret(workspace).startswith("code-server reads its secret only when it starts")
 
 
 def test_shares_are_for_members_and_by_the_owner(workspace: Job, owner: User, guest: User) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from yarl import URL
 
 from portal.domain.reasons import EndReason
-from portal.gateway.protocol.redaction import Redaction
+from portal.gateway.protocol.redaction import Redaction, base64_forms
 from portal.models import Environment, Membership
 from portal.services.lifecycle import job_control
 from portal.services.workspaces.access import decrypt_attempt_secret, digest, do_open_workspace
@@ -96,6 +97,15 @@ def test_redaction_finds_a_secret_wherever_the_body_is_cut(drawn):
     assert len(sent) == len(body)
     assert not any(secret in sent for secret in secrets)
     assert all(new in (old, ord("*")) for new, old in zip(sent, body, strict=True))
+
+
+@given(st.binary(max_size=10), st.binary(max_size=10))
+def test_a_secret_inside_base64_is_redacted(before, after):
+    secret = b"r-" + b"aZ09_-" * 7 + b"x"
+    redaction = Redaction(base64_forms(secret))
+    for encode in (base64.b64encode, base64.urlsafe_b64encode):
+        sent = redaction.feed(encode(before + secret + after), is_last=True)
+        assert sent.count(b"*") >= len(secret)
 
 
 def test_a_visitor_gets_no_part_of_the_secret(testbed, owner, workspace):

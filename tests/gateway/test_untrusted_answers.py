@@ -22,8 +22,8 @@ from portal.gateway.protocol.cookies import (
     tool_headers,
 )
 from portal.gateway.protocol.locations import rewrite_location, rewrite_refresh
-from portal.services.workspaces.access import do_open_workspace
-from tests.gateway.gateway_harness import running_workspace
+from portal.services.workspaces.access import decrypt_attempt_secret, do_open_workspace
+from tests.gateway.gateway_harness import attempt_of, running_workspace
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n"
 
@@ -48,9 +48,10 @@ def answering(testbed, owner, session) -> Iterator[Callable[..., httpx.Response]
         servers.append(listener)
         seen: list[bytes] = []
         port = listener.getsockname()[1]
-        raw = raw.replace(b"{port}", str(port).encode())
-        threading.Thread(target=serve, args=(listener, raw, seen), daemon=True).start()
         workspace = running_workspace(owner, port=port)
+        raw = raw.replace(b"{port}", str(port).encode())
+        raw = raw.replace(b"{secret}", decrypt_attempt_secret(attempt_of(workspace)).encode())
+        threading.Thread(target=serve, args=(listener, raw, seen), daemon=True).start()
         _, ticket = do_open_workspace(owner, workspace, session)
         own = testbed.enter(workspace, ticket).headers["set-cookie"].partition(";")[0]
         with testbed.browser(workspace) as browser:
@@ -161,9 +162,30 @@ def test_an_address_that_no_redirect_names_is_only_dropped(answering):
     assert not {"location", "content-location"} & set(got.headers)
 
 
+def test_a_page_about_a_dropped_redirect_does_not_show_the_secret(answering, owner):
+    address = b"http://127.0.0.1:631/?token={secret}"
+    got = answering(REDIRECT + address + b"\r\n\r\n")
+    assert got.status_code == 502 and "?token=***" in got.text
+
+
+def test_addresses_that_a_browser_loads_are_not_on_the_users_machine(answering):
+    got = answering(
+        OK
+        + b"Link: </style.css>; rel=preload, <http://127.0.0.1:8888/a>; rel=preload\r\n"
+        + b"Link: <https://example.org/>; rel=next, <http://127.1:631/>; rel=preconnect\r\n"
+        + b"Content-Security-Policy: default-src *; Report-URI http://[::1]/ /x; img-src *, report-to a\r\n"
+        + b"Link: <http:localhost\r\nSourceMap: http://[::1]/x\r\nX-SourceMap: /own.map\r\n\r\nok"
+    )
+    assert got.headers.get_list("link") == ["</style.css>; rel=preload, </a>; rel=preload"]
+    policies = got.headers.get_list("content-security-policy")
+    assert policies == ["default-src *;; img-src *,", "frame-ancestors 'self'"]
+    assert "sourcemap" not in got.headers and got.headers["x-sourcemap"] == "/own.map"
+
+
 def test_instructions_for_a_front_server_are_dropped(answering):
     names = "X-Accel-Redirect X-Accel-Buffering X-Sendfile X-SENDFILE2 X-Send-File X-LIGHTTPD-send-file"
     names += " X-Reproxy-URL Surrogate-Control CDN-Cache-Control X-Fairway-User Set-Cookie2 NEL"
+    names += " Report-To Edge-Control X-LiteSpeed-Location Reporting-Endpoints Speculation-Rules"
     sent = b"".join(f"{name}: /etc/passwd\r\n".encode() for name in names.split())
     got = answering(OK + sent + b"X-Own: 1\r\n\r\nok")
     assert got.headers["x-own"] == "1"
@@ -180,6 +202,32 @@ ENDS = {
     "with an invalid chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nok\r\n",
     "with an invalid status": b"HTTP/9.9 banana\r\n\r\n",
 }
+INVALID = {
+    "status 999": b"HTTP/1.1 999 X\r\nContent-Length: 2\r\n\r\nok",
+    "status 600": b"HTTP/1.1 600 X\r\nContent-Length: 2\r\n\r\nok",
+    "status 099": b"HTTP/1.1 099 X\r\nContent-Length: 2\r\n\r\nok",
+    "status 000": b"HTTP/1.1 000 X\r\nContent-Length: 2\r\n\r\nok",
+    "another protocol": b"HTTP/1.1 101 X\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\nok",
+    "no final response": b"HTTP/1.1 101 X\r\n\r\n",
+    "transfer encoding": b"HTTP/1.1 200 X\r\nTransfer-Encoding: gzip, chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
+    "two transfer encodings": b"HTTP/1.1 200 X\r\nTransfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b"2\r\nok\r\n0\r\n\r\n",
+    "two lengths": b"HTTP/1.1 200 X\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nok",
+    "a length and chunks": b"HTTP/1.1 200 X\r\nTransfer-Encoding: chunked\r\nContent-Length: 2\r\n\r\nok",
+    "a folded header": b"HTTP/1.1 302 X\r\nX-A: 1\r\n Location: /a\r\n\r\n",
+    "a header that ends with CR": b"HTTP/1.1 302 X\r\nLocation: /a\rSet-Cookie: b=1\r\n\r\n",
+    "a name with a space": b"HTTP/1.1 302 X\r\nLocation : /a\r\n\r\n",
+    "a name outside ASCII": "HTTP/1.1 200 X\r\nü: /a\r\n\r\n".encode(),
+    "a head of 70 KiB": b"HTTP/1.1 200 X\r\nX-A: " + b"a" * 70_000,
+}
+
+
+def test_an_invalid_response_becomes_a_page_of_the_gateway(answering, caplog):
+    for what, raw in INVALID.items():
+        got = answering(raw)
+        assert got.status_code == 502 and "The workspace does not respond" in got.text, what
+        assert not {"location", "set-cookie"} & set(got.headers), what
+    assert [each for each in caplog.records if each.levelname in ("ERROR", "CRITICAL")] == []
 
 
 def test_an_upstream_that_closes_early_is_no_error_of_the_gateway(answering, caplog):
@@ -205,6 +253,9 @@ PORTS = {8888, 31000}
         ("http://ws-abc.localhost:8001/lab", None),
         ("http://a.localhost/", None),
         ("http://a.b.LocalHost../", None),
+        ("http://ip6-localhost:631/", None),
+        ("http://LOCALHOST.localdomain./", None),
+        ("http://ip6-loopback:8888/lab", "/lab"),
         ("http://localhost.evil.example/", "http://localhost.evil.example/"),
         ("http://a.localhost:8888/lab", "/lab"),
         ("http://127.0.0.1%00.evil/", None),

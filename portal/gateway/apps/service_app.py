@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import logging
 from collections import Counter
@@ -165,8 +166,9 @@ class ServiceApp(OriginApp):
     def _proxied_request(
         self, scope: Scope, service: str, credential: str, route: ServiceRoute, pool: ReplicaPool
     ) -> ProxiedRequest:
-        # Fairway's token is for the gateway; any other value is for the service itself
-        drop = (b"authorization",) if _bearer_token(scope) else ()
+        # Fairway's token is for the gateway, however it is written; any other value is for the service itself
+        sent = rules.single_header(scope["headers"], b"authorization") or b""
+        drop = (b"authorization",) if _contains_token(sent) else ()
         passed = cookies.tool_headers(rules.upstream_request_headers(scope["headers"], drop=drop))
         host = rules.single_header(scope["headers"], b"host") or b""
         passed += rules.forwarded_headers(None, public_scheme(), host)
@@ -210,6 +212,14 @@ def _unreachable_error() -> GatewayError:
         _("None of its replicas answered. Try again in a moment."),
         retry_after_s=RETRY_AFTER_S,
     )
+
+
+def _contains_token(authorization: bytes) -> bool:
+    """Return whether the value contains a token of Fairway under any scheme, also as a password (RFC 7617)."""
+    texts = [authorization]
+    with contextlib.suppress(ValueError):
+        texts.append(base64.b64decode(authorization.partition(b" ")[2]))
+    return any(TOKEN_PATTERN.search(text.decode("latin-1")) for text in texts)
 
 
 def _bearer_token(scope: Scope) -> str:

@@ -26,6 +26,7 @@ from portal.gateway.asgi_types import Receive, Scope, Send
 from portal.gateway.protocol import cookies
 from portal.gateway.protocol import headers as rules
 from portal.gateway.protocol.error_responses import GatewayError
+from portal.gateway.protocol.redaction import base64_forms
 from portal.gateway.proxy.http_client import NoResponseError
 from portal.gateway.proxy.http_proxy import PermissionEndedError, ProxiedRequest, proxy_http
 from portal.gateway.proxy.upstreams import Upstreams
@@ -118,7 +119,7 @@ class WorkspaceApp(OriginApp):
                 readable=target.is_shared,
             ),
             max_body_bytes=self._max_upload_bytes,
-            secrets=target.secrets,
+            secrets=_unsent(target),
             retries=1,  # a tunnel may end during a request, and a page does not request its files again
             watch=partial(self._monitor.watch, ActiveGrant(job, cookie, target)),
         )
@@ -144,6 +145,14 @@ _REFUSALS = {
         _("Its server does not respond yet. The portal shows its progress."),
     ),
 }
+
+
+def _unsent(target: Target) -> list[bytes]:
+    """Return what no response may contain. Jupyter returns any file in base64, so a visitor gets that neither."""
+    found = list(target.secrets)
+    if target.is_shared:
+        found += [form for secret in target.secrets for form in base64_forms(secret)]
+    return found
 
 
 def _unreachable_error() -> GatewayError:

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from portal.gateway.asgi_types import Headers
 from portal.gateway.protocol.cookies import ToolCookies
-from portal.gateway.protocol.locations import rewrite_address, rewrite_refresh
+from portal.gateway.protocol.locations import rewrite_address, rewrite_links, rewrite_refresh
 
 HOP_BY_HOP = frozenset(
     {
@@ -30,12 +30,14 @@ PROXY_HEADERS = frozenset(
 )
 """Headers that only the gateway may set or that affect careless servers, besides those below."""
 _SET_BY_PROXIES = re.compile(
-    rb"x-forwarded(?:-.*)?|x-fairway-.*|(?:x-)?remote-.*|x-auth-(?:request-.*|user.*|name|email|groups?|roles?)"
-    rb"|x-webauth-.*|x-authenticated-.*|x-(?:authentik|pomerium|vouch|shib|sso|saml|consumer|tailscale)-.*"
-    rb"|(?:shib|oidc|tailscale-user|impersonate)-.*|x-(?:goog-authenticated-user|goog-iap|amzn-oidc)-.*"
-    rb"|x-ms-client-principal.*|cf-access-.*|(?:x-)?(?:ssl-)?client-(?:cert|dn|verify|ip).*|x-ssl-.*"
-    rb"|(?:x-)?(?:real|proxy|logged-in)-(?:user|ip)|x-user(?:name|-?id|-?name|-email|-groups?|-roles?)?"
-    rb"|(?:x-)?(?:cluster-client|true-client|originating|cf-connecting|fastly-client)-ip|cf-connecting-ip"
+    rb"x-forwarded(?:-.*)?|x-original-.*|x-fairway-.*|(?:x-)?remote-.*|x-webauth-.*|x-authenticated-.*|x-user(?!-agent).*"
+    rb"|x-auth-(?:request-.*|user.*|name|given-name|family-name|email|groups?|roles?|subject)"
+    rb"|(?:x-)?(?:shib|oidc|saml|sso|appengine|tailscale-user|kubeflow)-.*|impersonate-.*"
+    rb"|x-(?:authentik|pomerium|vouch|consumer|credential|tailscale)-.*"
+    rb"|x-(?:goog-authenticated-user|goog-iap|amzn-oidc|envoy-external)-.*"
+    rb"|x-ms-client-principal.*|cf-access-.*|(?:x-)?ssl-.*|(?:x-)?(?:arr-)?client-?(?:cert|dn|verify|ip).*"
+    rb"|(?:x-)?(?:real|proxy|logged-in)-?(?:user|ip)|(?:wl-)?proxy-client-ip|cf-connecting-ip"
+    rb"|(?:x-)?(?:cluster-client|true-client|originating|cf-connecting|fastly-client|azure-client)-?ip"
 )
 """Names, with ``-`` for every other separator, in which proxies report who sends a request and from where.
 
@@ -65,12 +67,20 @@ _BLOCKED_TOOL_HEADERS = frozenset(
         b"date",
         b"clear-site-data",  # it would clear cookies of the whole registrable domain, not only of this host
         b"nel",
+        b"report-to",  # browsers would send reports to addresses that nobody checks
+        b"reporting-endpoints",
+        b"speculation-rules",
     }
 )
 _SERVER_INSTRUCTIONS = re.compile(
-    rb"x-accel-.*|x-(?:lighttpd-)?send-?file.*|x-reproxy-.*|x-fairway-.*|surrogate-.*|(?:.+-)?cdn-cache-control"
+    rb"x-accel-.*|x-send-?file.*|x-(?:lighttpd|litespeed|reproxy)-.*|x-fairway-.*|surrogate-.*"
+    rb"|(?:.+-)?cdn-cache-control|edge-control"
 )
 """Headers that a front server or cache obeys: with them a tool could read files of the portal's machine."""
+
+
+_REPORTING = re.compile(rb"(^|[;,])\s*report-(?:uri|to)\b[^;,]*", re.I)
+"""Directives of a Content-Security-Policy with which a browser sends reports to any address."""
 
 
 class RedirectDroppedError(Exception):
@@ -173,15 +183,16 @@ def tool_response_headers(
             if cookie is not None:
                 kept.append((name, cookie))
             continue
-        if name in (b"content-location", b"refresh"):
-            address = (rewrite_refresh if name == b"refresh" else rewrite_address)(value, ports)
+        if (rewrite := _REWRITTEN.get(name)) is not None:
+            address = rewrite(value, ports)
             if address is not None:
                 kept.append((name, address))
             continue
         if readable and name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
             raise EncodedResponseError(value.decode("latin-1"))
-        if name == b"content-security-policy" and b"frame-ancestors" in value.lower():
-            policy = True
+        if name.startswith(b"content-security-policy"):
+            value = _REPORTING.sub(rb"\1", value)
+            policy = policy or (name == b"content-security-policy" and b"frame-ancestors" in value.lower())
         kept.append((name, value))
     kept += _location(pairs, status, ports)
     if not policy:
@@ -211,4 +222,12 @@ _SECURITY_HEADERS: Headers = [
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"cross-origin-opener-policy", b"same-origin"),
 ]
+_REWRITTEN = {
+    b"content-location": rewrite_address,
+    b"link": rewrite_links,  # browsers load targets of preload and others
+    b"refresh": rewrite_refresh,
+    b"sourcemap": rewrite_address,
+    b"x-sourcemap": rewrite_address,
+}
+"""Headers with addresses that a browser requests; Location has a rule of its own."""
 _DROPPED_TOOL_HEADERS = _BLOCKED_TOOL_HEADERS | {b"location"} | {name for name, _ in _SECURITY_HEADERS}

@@ -26,6 +26,20 @@ _TRIMMED_BY_BROWSERS = "".join(map(chr, range(0x21)))
 _FORBIDDEN_IN_DOMAINS = re.compile(r"[\x00-\x20\"#%/:<>?@\[\\\]^`{|}\x7f]")
 _NUMBER = re.compile(r"0x[0-9a-f]*|[0-9]+")
 _IGNORED_IN_DOMAINS = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0]")
+_LOOPBACK_NAMES = frozenset(
+    {
+        "localhost",
+        "localhost.localdomain",
+        "localhost4",
+        "localhost4.localdomain4",
+        "localhost6",
+        "localhost6.localdomain6",
+        "ip6-localhost",
+        "ip6-loopback",
+    }
+)
+"""``localhost``, and what the hosts files of Linux distributions call it."""
+_LINK_TARGET = re.compile(rb"<([^>]*)>?")
 _THIS_HOST = ipaddress.IPv4Network("0.0.0.0/8")
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
@@ -87,6 +101,20 @@ def rewrite_refresh(value: bytes, ports: Collection[int]) -> bytes | None:
     if "=" not in separator and plain[:3].lower() == "url":
         separator = "; url="
     return (match["time"] + separator + plain).encode(encoding)
+
+
+def rewrite_links(value: bytes, ports: Collection[int]) -> bytes | None:
+    """As ``rewrite_address``, for each target of a Link header; None if one of them is dropped."""
+    dropped = False
+
+    def rewritten(target: re.Match[bytes]) -> bytes:
+        nonlocal dropped
+        address = rewrite_address(target[1], ports)
+        dropped = dropped or address is None
+        return b"<%b>" % (address or b"")
+
+    links = _LINK_TARGET.sub(rewritten, value)
+    return None if dropped else links
 
 
 def _decode(value: bytes) -> tuple[str, str]:
@@ -191,7 +219,7 @@ def _parse_number(part: str) -> int:
 def _is_loopback(host: str | ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
     if isinstance(host, str):
         name = host.rstrip(".")
-        return name == "localhost" or name.endswith(".localhost")
+        return name in _LOOPBACK_NAMES or name.endswith(".localhost")
     if isinstance(host, ipaddress.IPv6Address):
         embedded = int(host) & 0xFFFF_FFFF
         if host.ipv4_mapped is not None or host in _NAT64 or (int(host) >> 32 == 0 and embedded > 1):

@@ -20,6 +20,7 @@ HIGH_WATER_BYTES = 256 * 1024
 MAX_HEAD_BYTES = 64 * 1024
 MAX_IDLE = 64
 _BODILESS = frozenset({204, 304})
+_STATUSES = range(100, 600)  # RFC 9110, 15: others are invalid
 
 Connect = Callable[[Callable[[], asyncio.Protocol]], Awaitable[tuple[asyncio.Transport, asyncio.Protocol]]]
 
@@ -178,6 +179,10 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
+        encodings = {value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"}
+        if status not in _STATUSES or encodings - {b"chunked"}:
+            self._fail(ConnectionError("upstream's status or transfer encoding is not supported"))
+            return
         if 100 <= status < 200:
             self._is_interim = True
             self.headers = []

@@ -157,10 +157,10 @@ async def _exchange(
                     retries_left -= 1
                 # Else the server closed the idle connection while it was reused.
                 is_retry = True
-        headers = proxied.response_headers(connection.headers, connection.status)
         redaction = Redaction(proxied.secrets) if proxied.secrets else None
-        if redaction is not None:
-            headers = redaction.headers(headers)
+        # before the filter, whose errors quote headers
+        received = redaction.headers(connection.headers) if redaction is not None else connection.headers
+        headers = proxied.response_headers(received, connection.status)
         watchdog.response_started = True
         if connection.status in (204, 304):
             headers = [pair for pair in headers if pair[0] != b"content-length"]

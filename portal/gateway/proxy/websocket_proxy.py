@@ -111,7 +111,7 @@ async def proxy_websocket(proxied: ProxiedRequest, scope: Scope) -> bool:
         except TimeoutError:
             raise NoResponseError("no handshake response in time") from None
         if status != 101:
-            raise HandshakeRejectedError(status)
+            raise HandshakeRejectedError(status if 400 <= status < 600 else 502)
         reported = [pair for pair in headers if pair[0] in _RESPONSE_HEADERS]
         wanted = base64.b64encode(hashlib.sha1(key + _MAGIC).digest())  # noqa: S324  (RFC 6455 names it)
         if (b"sec-websocket-accept", wanted) not in reported:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import secrets
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from django.db import transaction
-from django.db.models import F
+from django.db.models import F, QuerySet
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from portal.access import Permission, can
 from portal.domain.shares import REPLACEABLE_SECRET_TOOLS
@@ -42,26 +43,57 @@ class Replacement:
 
 def due_replacements(node: Node | None = None) -> list[Replacement]:
     """Return the running workspaces, on one node or all, in which the right of a visitor has ended."""
-    rows = WorkspaceSession.objects.filter(
-        attempt__state=AttemptState.RUNNING.value,
+    rows = _visits().filter(
         attempt__stop_requested_at__isnull=True,
-        attempt__job__kind=JobKind.WORKSPACE.value,
         attempt__job__environment__tool__in=REPLACEABLE_SECRET_TOOLS,
-    ).exclude(user=F("attempt__job__owner"))
+    )
     if node is not None:
-        rows = rows.filter(attempt__task_rows__node=node)
+        rows = rows.filter(attempt__task_rows__node=node, attempt__task_rows__rank=0)
     ended: dict[int, list[int]] = defaultdict(list)
-    now = timezone.now()
-    for row in rows.select_related("user", "attempt__job__project", "attempt__job__owner").distinct():
+    for row in _ended_visits(rows):
         assert row.attempt is not None  # noqa: S101  (the filter)
-        if row.expires_at <= now or not can(row.user, Permission.VISIT, row.attempt.job):
-            ended[row.attempt.pk].append(row.pk)
+        ended[row.attempt.pk].append(row.pk)
     tasks = Task.objects.select_related("node", "attempt__job__environment").filter(
         attempt__in=ended, rank=0, state=AttemptState.RUNNING.value
     )
     return [
         Replacement(task, ended[task.attempt_id]) for task in tasks if has_replaceable_secret(task.attempt)
     ]
+
+
+def unreplaced_secret(job: Job) -> str:
+    """Return why the secret that a former visitor may know is not replaced within seconds; "" if it is."""
+    visit = next(_ended_visits(_visits().filter(attempt__job=job)), None)
+    if visit is None or (attempt := visit.attempt) is None:
+        return ""
+    if not has_replaceable_secret(attempt):
+        return _(
+            "{tool} reads its secret only when it starts. Stop and start the workspace to replace the secret."
+        ).format(tool=job.environment.tool)
+    task = Task.objects.filter(attempt=attempt, rank=0).select_related("node").first()
+    if task is None or task.node.reachable:
+        return ""
+    return _("{node} does not answer. The secret of the workspace is replaced when it answers again.").format(
+        node=task.node.name
+    )
+
+
+def _visits() -> QuerySet[WorkspaceSession]:
+    """Return the sessions of visitors in running workspaces."""
+    rows = WorkspaceSession.objects.filter(
+        attempt__state=AttemptState.RUNNING.value, attempt__job__kind=JobKind.WORKSPACE.value
+    )
+    return rows.exclude(user=F("attempt__job__owner"))
+
+
+def _ended_visits(rows: QuerySet[WorkspaceSession]) -> Iterator[WorkspaceSession]:
+    """Yield those whose user has no right any more."""
+    now = timezone.now()
+    related = ("user", "attempt__job__project", "attempt__job__owner", "attempt__job__environment")
+    for row in rows.select_related(*related):
+        assert row.attempt is not None  # noqa: S101  (callers filter by it)
+        if row.expires_at <= now or not can(row.user, Permission.VISIT, row.attempt.job):
+            yield row
 
 
 def has_replaceable_secret(attempt: Attempt) -> bool:

@@ -29,9 +29,9 @@ from portal.domain.states import (
 )
 from portal.domain.stored_texts import stored_text
 from portal.errors import Conflict, Forbidden, InvalidRequest, NotFound
-from portal.models import Attempt, Job, JobEvent, Membership, Task, User, WorkspaceSession, WorkspaceShare
+from portal.models import Job, JobEvent, Membership, Task, User, WorkspaceSession, WorkspaceShare
 from portal.services.audit import record_action
-from portal.services.workspaces.secret_replacement import has_replaceable_secret, request_replacement
+from portal.services.workspaces.secret_replacement import request_replacement, unreplaced_secret
 
 VISIT_INTERVAL = dt.timedelta(seconds=30)
 INSIDE_FOR = 3 * VISIT_INTERVAL
@@ -75,10 +75,12 @@ def project_members(job: Job) -> list[User]:
 
 def list_visitors(job: Job) -> list[Visitor]:
     """Return the users who use the workspace at the moment, its owner included."""
+    now = timezone.now()
     rows = WorkspaceSession.objects.filter(
         attempt__job=job,
+        expires_at__gt=now,
         attempt__state__in=[state.value for state in LIVE_ATTEMPT_STATES],
-        last_used_at__gt=timezone.now() - INSIDE_FOR,
+        last_used_at__gt=now - INSIDE_FOR,
     )
     found: dict[int, Visitor] = {}
     for row in rows.select_related("user").order_by("last_used_at"):
@@ -131,9 +133,7 @@ def do_share_workspace(user: User, job: Job, guest: User, access: str, duration_
         now = timezone.now()
         replaced = WorkspaceShare.objects.filter(job=job, user=guest, revoked_at=None)
         if access == ShareAccess.VIEW and replaced.filter(access=ShareAccess.EDIT).exists():
-            # the visit ends, since its user may know the secret
-            WorkspaceSession.objects.filter(user=guest, attempt__job=job).update(expires_at=now)
-            request_replacement(job)
+            _end_visits(guest, job)
         replaced.update(revoked_at=now)
         share = WorkspaceShare.objects.create(
             job=job,
@@ -150,6 +150,12 @@ def do_share_workspace(user: User, job: Job, guest: User, access: str, duration_
         )
         JobEvent.objects.create(job=job, kind="shared", actor=user.username, message=message)
     return share
+
+
+def _end_visits(guest: User, job: Job) -> None:
+    """End the sessions of a visitor, who may know the secret: it is replaced even if they get a new share before."""
+    WorkspaceSession.objects.filter(user=guest, attempt__job=job).update(expires_at=timezone.now())
+    request_replacement(job)
 
 
 def open_port_warning(job: Job) -> str:
@@ -172,12 +178,7 @@ def remaining_risk(share: WorkspaceShare) -> str:
         return _(
             "Programs that {display_name} started in it still run as its owner. Stop and start it to end them."
         ).format(display_name=share.user.display_name)
-    attempt = Attempt.objects.filter(job=share.job).select_related("job__environment").latest("number")
-    if has_replaceable_secret(attempt):
-        return ""
-    return _(
-        "{tool} reads its secret only when it starts. Stop and start the workspace to replace the secret."
-    ).format(tool=share.job.environment.tool)
+    return unreplaced_secret(share.job)
 
 
 def do_revoke_share(user: User, share: WorkspaceShare) -> WorkspaceShare:
@@ -191,6 +192,6 @@ def do_revoke_share(user: User, share: WorkspaceShare) -> WorkspaceShare:
             record_action(user, "workspace.unshare", share.job, before=before)
             message = stored_text(f"No longer shared with {share.user.username}.")
             JobEvent.objects.create(job=share.job, kind="shared", actor=user.username, message=message)
-            request_replacement(share.job)
+            _end_visits(share.user, share.job)
     share.refresh_from_db()
     return share

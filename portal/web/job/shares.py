@@ -13,6 +13,7 @@ from portal.errors import InvalidRequest
 from portal.models import User
 from portal.selectors.jobs.jobs import get_job
 from portal.selectors.lookup import get_first
+from portal.services.workspaces.secret_replacement import unreplaced_secret
 from portal.services.workspaces.shares import (
     do_revoke_share,
     do_share_workspace,
@@ -40,6 +41,7 @@ def shares(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
         "members": project_members(job) if may_share else [],
         "durations": DURATIONS_S,
         "warning": open_port_warning(job) if may_share else "",
+        "risk": unreplaced_secret(job),
         "may_view": job.environment.tool in VIEWABLE_TOOLS,
     }
     return render(request, "job/shares.html", job_page_context(user, job) | context)
