@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 
@@ -13,8 +13,16 @@ from scheduler.core.decide import decide
 from scheduler.core.model.apply_plan import complete_evictions
 from scheduler.core.model.plan import EvictionReason, Plan
 from scheduler.core.model.policy import Policy
-from scheduler.core.model.snapshot import NodeRow, PendingRow, ProjectRow, RunningRow, Snapshot
-from tests.core.cluster_builder import NOW_S, cluster, node, project, quota, runs, waits
+from scheduler.core.model.snapshot import (
+    NodeRow,
+    PendingRow,
+    PoolId,
+    PoolRow,
+    ProjectRow,
+    RunningRow,
+    Snapshot,
+)
+from tests.core.cluster_builder import MAIN, NOW_S, cluster, node, project, quota, runs, waits
 from tests.core.plan_rules import check_plan
 
 POLICY = Policy()
@@ -108,6 +116,81 @@ def test_a_victim_that_could_evict_in_turn_is_moved_there_by_the_same_plan() -> 
     assert len(evictions(snapshot)) == 1
 
 
+def test_a_job_whose_start_was_undone_moves_another_in_the_same_plan() -> None:
+    """`mine` starts on two free GPUs, loses them to `reclaims`, and fits on n1 once `small` has moved."""
+    snapshot = cluster(
+        [node("n0", 4), node("n1", 2)],
+        [project("a"), project("b")],
+        [quota("b", 4, 6, weight=2.0)],
+        running=[
+            runs("large", "a", ("n0", [0, 1]), priority=90, started_s=NOW_S - 100),
+            runs("small", "a", ("n1", [0]), priority=10, started_s=NOW_S - 100),
+        ],
+        pending=[waits("mine", "a", 2, priority=100), waits("reclaims", "b", 3), waits("later", "b", 3)],
+    )
+    assert evictions(snapshot) == [{"large", "small"}]
+
+
+def test_a_job_nominated_by_the_plan_keeps_its_place_when_a_victim_is_settled() -> None:
+    """`mid-2` may evict `low`; that `last` is nominated for a GPU that another victim releases does not matter."""
+    snapshot = cluster(
+        [node("n0", 4), node("n1", 4)],
+        [project("p")],
+        running=[
+            runs("high", "p", ("n0", [0, 1]), priority=95, started_s=NOW_S - 5_000),
+            runs("low", "p", ("n0", [2, 3]), priority=10),
+            runs("mid-1", "p", ("n1", [0, 1]), priority=50, started_s=NOW_S - 100),
+            runs("mid-2", "p", ("n1", [2, 3]), priority=90, started_s=NOW_S - 100),
+        ],
+        pending=[waits("top", "p", 3, priority=100), waits("last", "p", 1, priority=10)],
+    )
+    assert len(evictions(snapshot)) == 1
+
+
+def two_pools(*pending: PendingRow, running: Sequence[RunningRow] = (), counts: Sequence[int]) -> Snapshot:
+    both = (MAIN, PoolId("second"))
+    nodes = [
+        node(f"n{i}", count, pool=pool) for i, (count, pool) in enumerate(zip(counts, both, strict=True))
+    ]
+    rows = [row if row.job == "main-only" else replace(row, pools=both) for row in pending]
+    pools = [PoolRow(pool, pool) for pool in both]
+    projects = [project("a"), project("b")]
+    return cluster(nodes, projects, [quota("b", 2)], running=running, pending=rows, pools=pools)
+
+
+@pytest.mark.parametrize("counts", [(1, 3), (2, 2), (4, 1), (1, 0)])
+@pytest.mark.parametrize("full", [False, True])
+def test_an_elastic_job_grows_only_in_the_pool_where_it_starts(counts: tuple[int, int], full: bool) -> None:
+    """Also if the second pool has free GPUs, or jobs that it may evict, and also in later decisions."""
+    held = [
+        runs(f"low-{i}", "a", (f"n{i}", [0]), pool=pool, priority=10)
+        for i, pool in enumerate((MAIN, PoolId("second")))
+        if full and counts[i]
+    ]
+    elastic = waits("elastic", "a", 1, tasks=3, min_tasks=1, priority=90)
+    snapshot = two_pools(elastic, running=held, counts=counts)
+    for _ in range(4):
+        plan = decide(snapshot, POLICY)
+        check_plan(snapshot, plan)
+        snapshot = complete_evictions(snapshot, plan)
+    (row,) = (row for row in snapshot.running if row.job == "elastic")
+    where = {each.id: each.pool for each in snapshot.nodes}
+    assert {where[task.node] for task in row.tasks} == {row.pool}
+
+
+def test_a_job_whose_start_was_undone_starts_in_its_other_pool() -> None:
+    snapshot = two_pools(
+        waits("either", "a", 1),
+        waits("main-only", "b", 2),
+        running=[runs("r", "a", ("n0", [0]))],
+        counts=(2, 1),
+    )
+    plan = decide(snapshot, POLICY)
+    check_plan(snapshot, plan)
+    assert {(start.job, start.pool) for start in plan.starts} == {("either", "second")}
+    assert evictions(snapshot) == [{"r"}]
+
+
 # -- at random ---------------------------------------------------------------------------------------------
 
 
@@ -187,7 +270,7 @@ class Drawn:
 def test_no_eviction_creates_a_preemptor_that_evicts_again() -> None:
     """Decisions after the evictions of the first one are complete evict nobody more."""
     evicting = 0
-    for seed in range(350):
+    for seed in (*range(350), 1_699, 4_380):
         drawn = Drawn(seed)
         plan = decide(drawn.snapshot, drawn.policy)
         check_plan(drawn.snapshot, plan)

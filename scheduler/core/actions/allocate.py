@@ -62,7 +62,7 @@ class AllocateAction:
         amounts = total_demand(task for task, _ in places)
         if pool_state.is_quota_blocked(gang, amounts, AssumeReleased.ALL):
             return
-        pool_state.gangs[gang.job] = gang
+        self._session.join_pool(gang, pool_state.pool.id)
         statement = Statement(pool_state)
         if not gang.running_row and not pool_state.is_quota_blocked(gang, amounts):
             for task, place in places:
@@ -200,7 +200,7 @@ class AllocateAction:
         found: list[Gang] = []
         tried = False
         for group in groups:
-            first = group[0] if self._has_pending(group[0]) else next(filter(self._has_pending, group), None)
+            first = next((gang for gang in group if self._has_pending(pool_state, gang)), None)
             if first is None:
                 continue
             if not tried and self._fits_nowhere(
@@ -209,12 +209,12 @@ class AllocateAction:
                 return None
             tried = True
             if not self._quota_blocked(pool_state, first):
-                found += [gang for gang in group if self._has_pending(gang)]
+                found += [gang for gang in group if self._has_pending(pool_state, gang)]
         return found
 
-    def _has_pending(self, gang: Gang) -> bool:
-        """Return True if the gang has tasks to place; one that waits for nominated slots does not grow."""
-        if not gang.next_tasks:
+    def _has_pending(self, pool_state: PoolState, gang: Gang) -> bool:
+        """Return True if the gang has tasks to place here; one that waits for nominated slots does not grow."""
+        if not gang.next_tasks or self._session.is_elsewhere(gang, pool_state.pool.id):
             return False
         promised = gang.dirty and gang.job in self._session.nominated_jobs
         return not (promised and any(task.state is GangTaskState.NOMINATED for task in gang.tasks))

@@ -453,7 +453,13 @@ class EvictAction:
                         continue
                     first = first_placeable(group)
                     if first is not None and not cannot_help(first):
-                        mine += [gang for gang in group if gang.next_tasks and self._may_preempt(gang)]
+                        mine += [
+                            gang
+                            for gang in group
+                            if gang.next_tasks
+                            and not self._session.is_elsewhere(gang, pool)
+                            and self._may_preempt(gang)
+                        ]
             queue = JobQueue(pool_state, mine, cannot_help)
             while (gang := queue.pop()) is not None:
                 milli = gang.next_demand.gpu_milli

@@ -123,13 +123,26 @@ class SchedulingSession:
     def placed(self, gang: Gang, pool: PoolId) -> None:
         """Record that tasks of ``gang`` were placed in ``pool``."""
         self.unprocessed.discard(gang.job)
-        self.pool_states[pool].gangs[gang.job] = gang
-        self.pool_of[gang.job] = pool
+        self.join_pool(gang, pool)
         if gang.homogeneous and gang.next_tasks and gang.class_id >= 0:
             # what is left is placed task by task, while its class waits for a whole minimum
             number = self.cache.class_ids.setdefault((gang.job,), len(self.cache.class_ids))
             gang.shape_id = gang.quota_class_id = gang.class_id = -2 - number
             self._indexed = False
+
+    def join_pool(self, gang: Gang, pool: PoolId) -> None:
+        """Make a gang one of ``pool`` only: an earlier placement in another pool was undone."""
+        before = self.pool_of.get(gang.job)
+        if before is not None and before != pool:
+            del self.pool_states[before].gangs[gang.job]
+        self.pool_states[pool].gangs[gang.job] = gang
+        self.pool_of[gang.job] = pool
+
+    def is_elsewhere(self, gang: Gang, pool: PoolId) -> bool:
+        """Return True if tasks of a gang have places in another pool, so that no others may join from ``pool``."""
+        return self.pool_of.get(gang.job, pool) != pool and any(
+            task.state is not GangTaskState.PENDING for task in gang.tasks
+        )
 
     def _new_gang(self, row: PendingRow, runs_in: PoolId | None) -> Gang:
         pool = runs_in or next((pool for pool in row.pools if pool in self.pool_states), None)

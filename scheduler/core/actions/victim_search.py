@@ -67,7 +67,7 @@ class VictimSearch:
         self._costs: dict[tuple[object, ...], NodeEvictionCosts] = {}
         self._victim_groups: dict[tuple[object, ...], NodeVictims] = {}
         self._allocated_before: dict[GangTask, HeldSlots] = {}
-        """Where an evicted task was to start in this plan."""
+        """Where a task that this search evicted was to start in this plan."""
         self._nominated_before: dict[GangTask, HeldSlots] = {}
         """Or where an evicted rank of a running job was nominated."""
         self._rejected_by_rules = False  # the last search by cost failed for rules, not eviction_set
@@ -82,6 +82,8 @@ class VictimSearch:
 
     def find(self, request: SearchRequest) -> EvictionSet | None:
         """Evict candidates step by step until the gang fits and the rules allow the result."""
+        self._allocated_before.clear()
+        self._nominated_before.clear()
         statement = Statement(self._pool_state)
         eviction_set = self._find(request, statement)
         if eviction_set is None or request.dry_run:
@@ -327,7 +329,8 @@ class VictimSearch:
             statement.rollback(mark)
             return None
         if self._policy.semantics.migrates_to_idle_slots and not (
-            self._is_idle_already(moved) and all(map(_migrates_whole_gang, moved))
+            self._is_idle_already([task for task in moved if task.held])
+            and all(map(_migrates_whole_gang, moved))
         ):
             statement.rollback(mark)
             return None
