@@ -29,8 +29,18 @@ SERVERLESS = (
     Path("tests/planner"),
     Path("tests/recipes"),
 )  # a run of these folders alone starts no server
+SHARED_FOLDER = Path("/srv/tmp")
+"""Of temporary files, for root: the jobs of an agent that runs as root have a /tmp and a /var/tmp of their own, and
+tests share folders with them."""
 _guardian: subprocess.Popen[str] | None = None
 _root: Path | None = None
+
+
+def _use_shared_folder() -> None:
+    SHARED_FOLDER.mkdir(exist_ok=True)
+    SHARED_FOLDER.chmod(0o1777)
+    os.environ["TMPDIR"] = str(SHARED_FOLDER)
+    tempfile.tempdir = None  # read again
 
 
 def _needs_servers(arguments: list[str]) -> bool:
@@ -87,6 +97,8 @@ def _use_own_redis_database(lane: str) -> None:
         os.environ["REDIS_URL"] = f"{shared}?db={int(lane.removeprefix('gw')) + 1}"
 
 
+if os.geteuid() == 0:
+    _use_shared_folder()
 if "PYTEST_XDIST_WORKER" not in os.environ:
     _start_services()
 else:

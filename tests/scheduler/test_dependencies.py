@@ -120,7 +120,7 @@ def test_a_submit_that_races_an_end_is_refused_or_cancelled(dataset) -> None:
 
 
 def test_a_dependent_job_has_no_forecast(dataset) -> None:
-    busy = submit(dataset, "busy", gpus_per_task=4)
+    busy = submit(dataset, "busy", gpus_per_task=4, time_limit_s=3600)
     cycle()
     waits, chained = submit(dataset, "waits"), submit(dataset, "chained", dependencies=[busy])
     cycle()

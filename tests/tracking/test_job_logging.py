@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
@@ -107,8 +106,7 @@ def test_the_timeline_of_horovod_is_downloaded_from_the_run_of_its_job(
     tracking: TrackingWorld, harness: EngineHarness, job_with: Callable[..., Job], logs_itself: bool
 ) -> None:
     command = [str(_world_readable_python()), "-c", SCRIPT] if logs_itself else ["true"]
-    # a job that root starts has a /tmp of its own
-    with TemporaryDirectory(dir="/opt" if os.geteuid() == 0 else "/tmp") as folder:
+    with TemporaryDirectory() as folder:
         program = Path(folder) / "horovodrun"
         program.write_text(HOROVODRUN)
         for path in (program.parent, program):
