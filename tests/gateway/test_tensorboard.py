@@ -72,10 +72,12 @@ def board(prefix: Path) -> Environment:
 
 
 @pytest.fixture
-def run(harness: EngineHarness, owner: User, project: Project) -> Iterator[Callable[..., Job]]:
+def run(harness: EngineHarness, owner: User, project: Project, prefix: Path) -> Iterator[Callable[..., Job]]:
     """Runs a job on this machine until it has ended; the engine goes on working beside the test."""
     harness.mark_enrolled(harness.create_node(name=f"n{time.monotonic_ns()}"))
     environment = factories.environment(runtime="process", tool=False)
+    Environment.objects.filter(pk=environment.pk).update(prefix=str(prefix))
+    environment.refresh_from_db()
     over = threading.Event()
     work = partial(in_thread, lambda: InProcessEngine().run_until(over.is_set, 300.0))
     engine = threading.Thread(target=work, daemon=True)
