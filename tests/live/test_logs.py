@@ -290,6 +290,9 @@ def test_a_range_is_that_part_of_the_whole(stamps, first, last, tmp_path_factory
         )
         whole = b"".join(_ranged(log, None, stamps=stamps).streaming_content)
         answer = _ranged(log, f"bytes={first}-{'' if last is None else last}", stamps=stamps)
+        if last is not None and last < first:  # no range by RFC 9110, so it is ignored
+            assert answer.status_code == 200
+            return
         wanted = whole[first:] if last is None else whole[first : last + 1]
         if not wanted:
             assert (answer.status_code, answer["Content-Range"]) == (416, f"bytes */{len(whole)}")
@@ -305,10 +308,10 @@ def test_byte_ranges_and_whole_files():
     assert b"".join(_ranged(growing, "bytes=-3").streaming_content) == text[-3:]
     assert "ETag" not in _ranged(growing, "bytes=0-1"), "there is more to come"
     assert _ranged(growing, "bytes=0-1", if_range='"x"').status_code == 200
-    for all_of_it in (None, "bytes=0-1,4-5", "lines=0-1", "bytes=-", "bytes=a-b"):
+    for all_of_it in (None, "bytes=0-1,4-5", "lines=0-1", "bytes=-", "bytes=a-b", "bytes=5-4"):
         answer = _ranged(growing, all_of_it)
         assert (answer.status_code, b"".join(answer.streaming_content)) == (200, text), all_of_it
-    for nothing in ("bytes=99999999-", "bytes=-0", "bytes=5-4"):
+    for nothing in ("bytes=99999999-", "bytes=-0"):
         assert _ranged(growing, nothing).status_code == 416
     log = lines.log_file("abc", 1, 0, complete=True)
     tag = _ranged(log, None)["ETag"]
