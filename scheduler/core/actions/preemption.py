@@ -40,7 +40,7 @@ EVICTION_REASONS = {
 """The reason that each action gives its evictions, least disruptive first."""
 
 MAX_STEPS_AGAIN = 1_000
-"""Steps of a search for those whom a victim could evict in turn."""
+"""Steps of a search for the jobs that a victim could evict in turn."""
 
 
 class PreemptionPlanner:

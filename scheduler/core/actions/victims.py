@@ -271,7 +271,7 @@ class NodeEvictionCosts:
         """Nodes excluded from the current search."""
 
     def cheapest_nodes(self, victim_projects: Collection[ProjectId]) -> Iterator[tuple[int, list[Gang]]]:
-        """Yield nodes, and whom of ``victim_projects`` to evict there for one more task, cheapest first.
+        """Yield nodes, and the jobs of ``victim_projects`` to evict there for one more task, cheapest first.
 
         A node comes again while it can free more.
         """
