@@ -36,6 +36,13 @@ _MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
+def embedded_ipv4(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    """Return the IPv4 address to which an IPv4-mapped address or one of NAT64's well-known prefix leads."""
+    if address in _MAPPED or address in _NAT64:
+        return ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
+    return None
+
+
 def reach_of(address: IpAddress) -> Reach:
     """Return where an address leads.
 
@@ -44,11 +51,9 @@ def reach_of(address: IpAddress) -> Reach:
     """
     if isinstance(address, ipaddress.IPv6Address):
         address = ipaddress.IPv6Address(int(address))  # without a zone
-        if address in _MAPPED:
-            return reach_of(ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF))
-        if address in _NAT64:
-            inner = reach_of(ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF))
-            return inner if inner is Reach.PUBLIC else Reach.NEVER
+        if (inner := embedded_ipv4(address)) is not None:
+            reach = reach_of(inner)
+            return reach if reach is Reach.PUBLIC or address in _MAPPED else Reach.NEVER
     if any(address in each for each in _METADATA):
         return Reach.NEVER
     if any(address in each for each in _PRIVATE):

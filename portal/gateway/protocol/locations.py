@@ -13,6 +13,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
+from portal.domain.special_addresses import embedded_ipv4
 from portal.gateway.addresses import is_public_address, public_scheme
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):", re.I)
@@ -41,7 +42,6 @@ _LOOPBACK_NAMES = frozenset(
 """``localhost``, and what the hosts files of Linux distributions call it."""
 _LINK_TARGET = re.compile(rb"<([^>]*)>?")
 _THIS_HOST = ipaddress.IPv4Network("0.0.0.0/8")
-_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 class UnreadableAddressError(ValueError):
@@ -221,7 +221,6 @@ def _is_loopback(host: str | ipaddress.IPv4Address | ipaddress.IPv6Address) -> b
         name = host.rstrip(".")
         return name in _LOOPBACK_NAMES or name.endswith(".localhost")
     if isinstance(host, ipaddress.IPv6Address):
-        embedded = int(host) & 0xFFFF_FFFF
-        if host.ipv4_mapped is not None or host in _NAT64 or (int(host) >> 32 == 0 and embedded > 1):
-            host = ipaddress.IPv4Address(embedded)
+        compatible = ipaddress.IPv4Address(int(host)) if 1 < int(host) < 2**32 else None
+        host = compatible or embedded_ipv4(host) or host
     return host.is_loopback or host in _THIS_HOST or host.is_unspecified
