@@ -33,6 +33,11 @@ def main() -> None:
         execute_from_command_line(argv)
     except ImproperlyConfigured as error:
         sys.exit(f"CommandError: {error}")
+    except ModuleNotFoundError as error:
+        settings = os.environ["DJANGO_SETTINGS_MODULE"]
+        if error.name is None or not f"{settings}.".startswith(f"{error.name}."):
+            raise
+        sys.exit(f"CommandError: There are no settings {settings}.")
 
 
 if __name__ == "__main__":

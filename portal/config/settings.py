@@ -6,6 +6,7 @@ import gc
 import os
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import environ
 from django.core.exceptions import ImproperlyConfigured
@@ -26,6 +27,26 @@ class _Environment(environ.Env):  # type: ignore[misc]
         except ValueError as error:
             raise ImproperlyConfigured(f"{var} in the environment cannot be read: {error}.") from error
 
+    def server_url(self, var: str, default: str, *schemes: str) -> str:
+        """Return the URL of a server, for example postgres://user:password@host:5432/name; blank if it is the default.
+
+        Raises ImproperlyConfigured, without the URL, which may contain a password.
+        """
+        text: str = self.str(var, "") or default
+        try:
+            parts = urlsplit(text)
+            readable = not text or (parts.scheme in schemes and parts.port != 0)
+        except ValueError:
+            readable = False
+        if not readable:
+            raise ImproperlyConfigured(
+                f"{var} in the environment cannot be read: it is not a URL that begins with "
+                f"{' or '.join(f'{scheme}://' for scheme in schemes)}."
+            )
+        return text
+
+
+POSTGRES_SCHEMES = ("postgres", "postgresql")
 
 env = _Environment()
 
@@ -111,7 +132,11 @@ TEMPLATES: list[dict[str, Any]] = [
     },
 ]
 
-DATABASES = {"default": env.db_url("DATABASE_URL", default=data_paths.database_url(DATA_DIR))}
+DATABASES = {
+    "default": env.db_url_config(
+        env.server_url("DATABASE_URL", data_paths.database_url(DATA_DIR), *POSTGRES_SCHEMES)
+    )
+}
 DATABASES["default"]["ENGINE"] = "portal.database"
 DATABASES["default"].setdefault("OPTIONS", {})
 DATABASES["default"]["OPTIONS"].update(
@@ -136,7 +161,7 @@ DATABASE_OWNER: dict[str, Any] = {}
 
 Empty if DATABASE_URL names the only role.
 """
-_owner_url = env.str("DATABASE_OWNER_URL", "")
+_owner_url = env.server_url("DATABASE_OWNER_URL", "", *POSTGRES_SCHEMES)
 if not _owner_url and not env.str("DATABASE_URL", ""):
     _owner_url = data_paths.database_url(DATA_DIR, data_paths.OWNER_ROLE)
 if _owner_url:
@@ -145,7 +170,7 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 BUNDLED_SERVERS = env.bool("FAIRWAY_BUNDLED_SERVERS", False)
 """`up` runs the bundled PostgreSQL and Valkey: for evaluation and small teams. The admin page says so."""
-REDIS_URL = env.str("REDIS_URL", data_paths.redis_url(DATA_DIR))
+REDIS_URL = env.server_url("REDIS_URL", data_paths.redis_url(DATA_DIR), "redis", "rediss", "unix")
 
 SAME_SITE_WARNING = ""
 """Set if pages of workspaces could set cookies for the portal."""
@@ -285,7 +310,7 @@ SUPPORT_ADDRESS = env.str("FAIRWAY_SUPPORT_ADDRESS", "")
 LOG_RETENTION_DAYS = env.int("FAIRWAY_LOG_RETENTION_DAYS", 0)
 """Logs of jobs that ended more days ago are removed; 0 keeps them forever."""
 
-SMTP_URL = env.str("FAIRWAY_SMTP_URL", "")
+SMTP_URL = env.server_url("FAIRWAY_SMTP_URL", "", "smtp", "smtp+tls", "smtp+ssl")
 """smtp://, smtp+tls:// (STARTTLS) or smtp+ssl://, with user, password, host and port; blank: no e-mail is sent."""
 if SMTP_URL:
     _smtp = env.email_url_config(SMTP_URL)

@@ -191,7 +191,18 @@ def test_a_private_folder_that_is_a_link_leads_to_a_private_folder(name: str, tm
 
 
 @pytest.mark.parametrize(
-    ("variable", "value"), [("FAIRWAY_MAX_ARTIFACT_MIB", "1 GiB"), ("FAIRWAY_DATABASE_POOL", "-1")]
+    ("variable", "value"),
+    [
+        ("FAIRWAY_MAX_ARTIFACT_MIB", "1 GiB"),
+        ("FAIRWAY_DATABASE_POOL", "-1"),
+        ("DATABASE_URL", "nonsense"),
+        ("DATABASE_URL", "postgres://u:secret@host:abc/fairway"),
+        ("DATABASE_OWNER_URL", "postgres://u:secret@[::1/fairway"),
+        ("DATABASE_OWNER_URL", "mysql://u:secret@host/fairway"),
+        ("REDIS_URL", "localhost:6379"),
+        ("REDIS_URL", "redis://:secret@host:99999/0"),
+        ("FAIRWAY_SMTP_URL", "mail.example.org"),
+    ],
 )
 def test_a_setting_that_cannot_be_read_is_named(variable: str, value: str, files: Path) -> None:
     done = subprocess.run(
@@ -200,6 +211,16 @@ def test_a_setting_that_cannot_be_read_is_named(variable: str, value: str, files
     )  # fmt: skip
     assert done.returncode == 1
     assert done.stderr.startswith(f"CommandError: {variable} ") and done.stderr.count("\n") == 1, done.stderr
+    assert "secret" not in done.stderr
+
+
+@pytest.mark.parametrize("settings", ["nowhere", "nowhere.settings", "portal.config.nowhere"])
+def test_settings_that_do_not_exist_are_named(settings: str, files: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "manage.py"), "check", "--settings", settings],
+        cwd=files, env=without_servers(), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (1, f"CommandError: There are no settings {settings}.\n")
 
 
 @pytest.mark.parametrize("name", ["up", "restore"])
