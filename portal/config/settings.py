@@ -28,9 +28,9 @@ class _Environment(environ.Env):  # type: ignore[misc]
             raise ImproperlyConfigured(f"{var} in the environment cannot be read: {error}.") from error
 
     def server_url(self, var: str, default: str, *schemes: str) -> str:
-        """Return the URL of a server, for example postgres://user:password@host:5432/name; blank if it is the default.
+        """Return the URL of a server, for example postgres://user:password@host:5432/name.
 
-        Raises ImproperlyConfigured, without the URL, which may contain a password.
+        Raises ImproperlyConfigured without the URL, which may contain a password.
         """
         text: str = self.str(var, "") or default
         try:

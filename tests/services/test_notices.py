@@ -22,7 +22,7 @@ from django.utils import timezone
 
 from portal.domain.notices import Channel, NoticeKind
 from portal.domain.reasons import EndReason
-from portal.domain.states import NodeState
+from portal.domain.states import JobState, NodeState
 from portal.errors import Conflict, InvalidRequest, NotFound
 from portal.models import (
     Membership,
@@ -31,13 +31,17 @@ from portal.models import (
     NoticeDelivery,
     NoticeWebhook,
     OutboxMessage,
+    Task,
     User,
 )
 from portal.selectors.notices import list_notices
 from portal.services.cluster.policy_settings import do_change_policy
 from portal.services.cluster.reservations import do_cancel_reservation, do_save_reservation
+from portal.services.jobs.failures import identify_failures
+from portal.services.jobs.logs import write_log_bytes
 from portal.services.lifecycle import job_control
 from portal.services.lifecycle.job_control import StopRequest, TaskEnd
+from portal.services.lifecycle.transitions import transition_job
 from portal.services.nodes.nodes import do_set_node_state
 from portal.services.notices import delivery, webhook_client
 from portal.services.notices.delivery import deliver_notices
@@ -58,6 +62,7 @@ from tests.services.test_reservations import words
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
+TRACEBACK = b'Traceback (most recent call last):\n  File "t.py", line 1, in f\n    g()\nValueError: bad config\n'
 NO_TIMES: dict[str, Any] = {"quiet_start": None, "quiet_end": None, "digest_at": dt.time(8)}
 
 
@@ -284,7 +289,11 @@ def test_an_inactive_user_gets_none(dataset):
 def test_a_failure_is_mailed_once(dataset, mailbox):
     job = submit(dataset, name="vit-h", retry_on=[])
     (task,) = run(place(dataset, job))
+    write_log_bytes(job.public_id, 1, 0, "raw", 0, TRACEBACK)
     job_control.record_tasks_ended([TaskEnd(task, EndReason.EXIT_CODE, 3)])
+    assert deliver_notices() == 0 and mailbox.received == []  # the log is not searched yet
+    Task.objects.update(log_complete=True)
+    identify_failures()
     assert OutboxMessage.objects.filter(name="scheduler.deliver_notices").exists()
     assert deliver_notices() == 1
     assert deliver_notices() == 0
@@ -292,8 +301,29 @@ def test_a_failure_is_mailed_once(dataset, mailbox):
     row = NoticeDelivery.objects.get()
     assert (mail["Subject"], mail["To"]) == ("vit-h failed", "owner@example.org")
     assert f"/jobs/{job.public_id}/" in mail.get_payload()
+    assert "exit code 3. ValueError: bad config" in mail.get_payload()
     assert mail["Message-ID"] == f"<{row.public_id}@localhost>"
     assert (row.state, row.attempt_count, row.last_error) == ("sent", 1, "")
+
+
+def test_a_failure_whose_log_is_not_searched_is_sent_after_90_s(dataset, receiver, mailbox, private_allowed):
+    do_save_webhook(dataset["owner"], dataset["owner"], Channel.WEBHOOK, receiver.url)
+    choose(dataset["owner"], Channel.EMAIL, Channel.WEBHOOK)
+    job = submit(dataset, name="vit-h", retry_on=[])
+    (task,) = run(place(dataset, job))
+    job_control.record_tasks_ended([TaskEnd(task, EndReason.EXIT_CODE, 3)])
+    held = [row.due_at - job.attempts.get().ended_at for row in NoticeDelivery.objects.all()]
+    assert len(held) == 2 and all(90 <= each.total_seconds() < 100 for each in held)
+    assert deliver_notices() == 0
+    make_due()
+    assert deliver_notices() == 2
+
+
+def test_a_failure_without_an_attempt_is_sent_at_once(dataset, mailbox):
+    job = submit(dataset, name="vit-h")
+    with transaction.atomic():
+        transition_job(job, JobState.FAILED, reason="invalid", message="Its image does not exist.")
+    assert deliver_notices() == 1
 
 
 def test_a_mail_server_that_is_down_loses_nothing(dataset, mail_port):

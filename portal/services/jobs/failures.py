@@ -23,7 +23,7 @@ from portal.models.alerts import AlertKind
 from portal.selectors.failure_rules import enabled_failure_rules
 from portal.selectors.logs.lines import displayed_text, log_file, tail
 from portal.services.jobs.retries import apply_failure_action
-from portal.services.lifecycle.failure_cause import record_failure_cause
+from portal.services.lifecycle.failure_cause import record_failure_cause, send_failure_notices
 from portal.services.lifecycle.state_events import record_event
 
 log = logging.getLogger(__name__)
@@ -76,6 +76,7 @@ def identify_failure(attempt: Attempt, rules: Sequence[FailureRule]) -> None:
         if attempt.job.apply_failure_actions:
             attempt.refresh_from_db(fields=["failure_rank"])
             apply_failure_action(attempt, match.rule if match else None)
+        send_failure_notices(attempt)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from django.db.models import QuerySet
+
 from portal.domain.exit_codes import describe_exit
 from portal.domain.formatting import format_memory
 from portal.domain.notices import NoticeKind
@@ -13,7 +15,9 @@ from portal.domain.stored_texts import stored_text
 from portal.live_events import publish_all_on_commit
 from portal.models import Attempt, Job, Notice, Task
 from portal.selectors.jobs.signals import sent_signal
+from portal.services.lifecycle.job_notices import CAUSE_WAIT
 from portal.services.lifecycle.state_events import job_topic_events
+from portal.services.notices.write import send_held
 
 MAX_CAUSE_CHARACTERS = 300
 _END_NOTICES = (NoticeKind.JOB_FAILED.value, NoticeKind.JOB_PREEMPTED.value)
@@ -31,10 +35,9 @@ def task_end_message(attempt: Attempt, task: Task, reason: EndReason, details: M
 
 
 def record_failure_cause(attempt: Attempt, cause: str) -> None:
-    """Add a text to what an attempt's end wrote. Must run in a transaction.
+    """Add a text to what an attempt's end wrote. Must run in a transaction, before ``send_failure_notices``.
 
-    Notices that were sent before stay as they are outside the portal. The log of a workspace is its owner's, but all
-    members see its message: it stays unchanged.
+    The log of a workspace is its owner's, but all members see its message: it stays unchanged.
     """
     job = Job.objects.select_for_update(no_key=True).get(pk=attempt.job_id)
     end = attempt.message
@@ -45,6 +48,16 @@ def record_failure_cause(attempt: Attempt, cause: str) -> None:
             cause = f"{cause[: MAX_CAUSE_CHARACTERS - 1]}…"
         job.message = before.replace(end, f"{end} {cause}", 1)[:1000]
         job.save(update_fields=["message"])
-        notices = Notice.objects.filter(job=job, kind__in=_END_NOTICES, created_at__gte=attempt.ended_at)
-        notices.filter(message=before).update(message=job.message)
+        _end_notices(attempt).filter(message=before).update(message=job.message)
         publish_all_on_commit(job_topic_events(job))
+
+
+def send_failure_notices(attempt: Attempt) -> None:
+    """Send the mails and webhooks about an attempt's end that wait for its cause. Must run in a transaction."""
+    send_held(_end_notices(attempt), CAUSE_WAIT)
+
+
+def _end_notices(attempt: Attempt) -> QuerySet[Notice]:
+    return Notice.objects.filter(
+        job=attempt.job_id, kind__in=_END_NOTICES, created_at__gte=attempt.ended_at or attempt.created_at
+    )

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Iterable
 
 from portal.domain.end_states import PREEMPTION_REASONS
 from portal.domain.formatting import format_duration
 from portal.domain.notices import NoticeKind
 from portal.domain.reasons import EndReason
-from portal.domain.states import JobKind, JobState
+from portal.domain.states import FAILED_ATTEMPT_STATES, JobKind, JobState
 from portal.domain.stored_texts import stored_text
 from portal.models import Attempt, Job
 from portal.services.notices.write import NoticeDraft, write_notices
 
+CAUSE_WAIT = dt.timedelta(seconds=90)
+"""After this time mails and webhooks about a failed attempt are sent even if its log was not searched.
+
+It is searched 60 s after the end at latest, unless worker-nodes is down or behind.
+"""
 _END_TITLES = {
     JobState.COMPLETED: (NoticeKind.JOB_ENDED, stored_text("{job_name} completed")),
     JobState.CANCELLED: (NoticeKind.JOB_ENDED, stored_text("{job_name} was stopped")),
@@ -38,8 +44,11 @@ def start_notice(attempt: Attempt) -> list[NoticeDraft]:
     return [NoticeDraft(NoticeKind.JOB_STARTED, job.owner_id, title, message, job=job)]
 
 
-def state_notice(job: Job, before: JobState, actor: str) -> list[NoticeDraft]:
-    """Return the notice of a job that moved to its present state, unless its owner did it."""
+def state_notice(job: Job, before: JobState, actor: str, attempt: Attempt | None = None) -> list[NoticeDraft]:
+    """Return the notice of a job that moved to its present state, unless its owner did it.
+
+    If ``attempt``, whose end moved it, failed, messages outside of the portal wait for the cause.
+    """
     state = JobState(job.state)
     by_owner = bool(actor) and actor == job.owner.username and state is not JobState.FAILED
     if state in _END_TITLES:
@@ -55,7 +64,9 @@ def state_notice(job: Job, before: JobState, actor: str) -> list[NoticeDraft]:
     if _is_managed(job) and kind is not NoticeKind.JOB_FAILED:
         return []
     recipient = None if by_owner else job.owner_id  # webhooks of the project get it all the same
-    return [NoticeDraft(kind, recipient, title.format(job_name=job.name), job.message, job=job)]
+    searched_later = attempt is not None and attempt.state in FAILED_ATTEMPT_STATES
+    hold = CAUSE_WAIT if searched_later and job.kind != JobKind.WORKSPACE.value else dt.timedelta(0)
+    return [NoticeDraft(kind, recipient, title.format(job_name=job.name), job.message, job=job, hold=hold)]
 
 
 def warn_of_reclaim(stops: Iterable[tuple[Attempt, str, str]]) -> None:

@@ -127,7 +127,7 @@ def transition_jobs(changes: Sequence[JobChange]) -> None:
             job.pending_since = now
         events.append(job_event(job, old, each.attempt, each.actor))
         news += job_topic_events(job)
-        notices += state_notice(job, old, each.actor)
+        notices += state_notice(job, old, each.actor, each.attempt)
     for state in dict.fromkeys(each.to for each in changes):
         fields = (*_JOB_FIELDS, *_FIELDS_BY_JOB_STATE.get(state, ()))
         save_fields([each.job for each in changes if each.to is state], *fields)

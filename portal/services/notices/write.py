@@ -18,6 +18,7 @@ from portal.domain.notices import (
     JOB_EVENTS,
     MAIL_CHANNELS,
     Channel,
+    DeliveryState,
     NoticeKind,
     QuietHours,
     delivery_time,
@@ -41,7 +42,10 @@ from portal.outbox import enqueue_task
 
 @dataclass(frozen=True)
 class NoticeDraft:
-    """A notice to a user (primary key). ``times`` replace their names in braces, in the user's time zone."""
+    """A notice to a user (primary key). ``times`` replace their names in braces, in the user's time zone.
+
+    ``hold``: outside of the portal it is sent after this time, or when ``send_held`` is called.
+    """
 
     kind: NoticeKind
     recipient: int | None
@@ -51,6 +55,7 @@ class NoticeDraft:
     node: Node | None = None
     project: Project | None = None
     times: Mapping[str, dt.datetime] = field(default_factory=dict)
+    hold: dt.timedelta = dt.timedelta(0)
 
 
 def write_notices(drafts: Sequence[NoticeDraft], only: Channel | None = None) -> list[Notice]:
@@ -74,7 +79,11 @@ def write_notices(drafts: Sequence[NoticeDraft], only: Channel | None = None) ->
             continue
         notice = _notice(draft, user, in_inbox=Channel.INBOX in channels or only is not None)
         notices.append(notice)
-        due = {channel: _due_at(channel, draft.kind, user, now) for channel in channels if channel}
+        due = {
+            channel: max(_due_at(channel, draft.kind, user, now), now + draft.hold)
+            for channel in channels
+            if channel
+        }
         deliveries += [
             NoticeDelivery(notice=notice, channel=channel.value, due_at=due[channel])
             for channel in sorted(MAIL_CHANNELS & due.keys())
@@ -94,10 +103,11 @@ def write_notices(drafts: Sequence[NoticeDraft], only: Channel | None = None) ->
             "message": notice.message,
         }
         news.append((f"inbox.{user.public_id}", frame | {"desktop": on_desktop}))
-    for notice, hooks in _webhook_notices(drafts):
+    for draft, notice, hooks in _webhook_notices(drafts):
         notices.append(notice)
         deliveries += [
-            NoticeDelivery(notice=notice, channel=hook.channel, due_at=now, webhook=hook) for hook in hooks
+            NoticeDelivery(notice=notice, channel=hook.channel, due_at=now + draft.hold, webhook=hook)
+            for hook in hooks
         ]
     Notice.objects.bulk_create(notices)
     NoticeDelivery.objects.bulk_create(deliveries)
@@ -105,6 +115,20 @@ def write_notices(drafts: Sequence[NoticeDraft], only: Channel | None = None) ->
     if any(delivery.due_at <= now for delivery in deliveries):
         enqueue_task("scheduler.deliver_notices", [], "nodes")
     return notices
+
+
+def send_held(notices: QuerySet[Notice], hold: dt.timedelta) -> None:
+    """Send what still waits of notices that were written with ``hold``. Must run in a transaction."""
+    now = timezone.now()
+    waiting = NoticeDelivery.objects.filter(
+        notice__in=notices,
+        state=DeliveryState.PENDING.value,
+        attempt_count=0,
+        due_at__gt=now,
+        due_at__lte=now + hold,
+    )
+    if waiting.update(due_at=now):
+        enqueue_task("scheduler.deliver_notices", [], "nodes")
 
 
 def notify_job_owner(
@@ -176,7 +200,9 @@ def _channels(user: User, draft: NoticeDraft) -> set[Channel]:
     return job_channels(draft.kind, chosen, notify) & available_channels(user)
 
 
-def _webhook_notices(drafts: Sequence[NoticeDraft]) -> Iterator[tuple[Notice, list[NoticeWebhook]]]:
+def _webhook_notices(
+    drafts: Sequence[NoticeDraft],
+) -> Iterator[tuple[NoticeDraft, Notice, list[NoticeWebhook]]]:
     """Return a notice of each event that webhooks of the project, of one above it, or of the cluster get."""
     hooks = list(NoticeWebhook.objects.filter(user=None, events__has_any_keys=[d.kind.value for d in drafts]))
     if not hooks:
@@ -195,7 +221,7 @@ def _webhook_notices(drafts: Sequence[NoticeDraft]) -> Iterator[tuple[Notice, li
         line = {None, *path_to_root(project, parents.get)}
         mine = [hook for hook in hooks if draft.kind in hook.events and hook.project_id in line]
         if mine:
-            yield _notice(draft, None, in_inbox=False), mine
+            yield draft, _notice(draft, None, in_inbox=False), mine
 
 
 def _due_at(channel: Channel, kind: NoticeKind, user: User, now: dt.datetime) -> dt.datetime:
