@@ -32,7 +32,7 @@ def dataset(monkeypatch):
     waiter, holder = factories.project("waiter", member=owner), factories.project("holder", member=other)
     Quota.objects.create(project=holder, pool=pool, guaranteed_milli=4000)
     batch = factories.environment("batch", tool=False)
-    factories.job(other, holder, batch, name="runs", gpus_per_task=4)
+    factories.job(other, holder, batch, name="runs", gpus_per_task=4, time_limit_s=3600)
     run_cycle("test", "me")
     factories.job(owner, waiter, batch, name="waits", gpus_per_task=2)
 

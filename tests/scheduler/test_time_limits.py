@@ -165,7 +165,8 @@ def test_the_delay_impact_comes_from_a_worker_and_is_for_managers(dataset) -> No
         wait_for("a worker answers", lambda: store.exists(HEARTBEAT_KEY), 30)
         free = wait_for("an answer", lambda: _known(dataset, job), 20)
         assert free.state == "approved" and now(job).time_limit_s == 9 * HOUR
-        mine = factories.job(dataset["owner"], dataset["project"], dataset["environment"], gpus_per_task=4)
+        waiting = {"gpus_per_task": 4, "time_limit_s": HOUR}
+        mine = factories.job(dataset["owner"], dataset["project"], dataset["environment"], **waiting)
         time.sleep(1.1)  # answers may come from a snapshot of a second ago
         asked = wait_for("an answer", lambda: _known(dataset, job, delayed=1), 20)
         assert [one["job"] for one in asked.delays] == [mine.public_id]
@@ -179,7 +180,7 @@ def test_the_delay_impact_comes_from_a_worker_and_is_for_managers(dataset) -> No
             do_answer_request(dataset["owner"], asked, approve=True)
         do_answer_request(dataset["manager"], asked, approve=False, answer="they are next")
         assert now(job).time_limit_s == 9 * HOUR
-        factories.job(dataset["owner"], elsewhere, dataset["environment"], gpus_per_task=4)
+        factories.job(dataset["owner"], elsewhere, dataset["environment"], **waiting)
         asked = wait_for("an answer", lambda: _known(dataset, job, delayed=2), 20)
         assert asked.affects_other_projects
         with pytest.raises(Forbidden, match="Only administrators"):

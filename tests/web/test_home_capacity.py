@@ -179,7 +179,8 @@ def test_a_workspace_card_shows_recent_use_and_extends_in_place(lab):
     run_cycle("test", "me")
     attempt = job.attempts.get()
     now = timezone.now().replace(second=0, microsecond=0)
-    Attempt.objects.update(state="RUNNING", running_at=now, ready_at=now)
+    began = now - dt.timedelta(minutes=3)
+    Attempt.objects.update(state="RUNNING", running_at=began, ready_at=began)
     Job.objects.filter(pk=job.pk).update(state="RUNNING")
     held = list(Gpu.objects.filter(allocations__task__attempt=attempt).order_by("index"))
     for age, percent in ((2, 20.0), (1, 60.0)):

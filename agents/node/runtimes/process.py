@@ -113,6 +113,7 @@ class ProcessRuntime(Runtime):
             sys.prefix,
             sys.base_prefix,
             *(mount.target for mount in spec.mounts),
+            config.mps_share.pipe_dir if config.mps_share else None,
         ]
         write_json(
             path,
