@@ -27,6 +27,8 @@ from tests import described_answers, table_flush, table_owner
 from tests.changed_settings import change_settings
 
 TEMPLATE_DATABASE = "test_template"
+UMASK = os.umask(0o022)
+os.umask(UMASK)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -124,7 +126,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown() -> None:
-    """Fail a test that was connected as another role than the services'."""
+    """Fail a test that was connected as another role than the services', and restore the umask.
+
+    Commands of an installation set it for their process; jobs could not enter the folders of later tests' nodes.
+    """
+    os.umask(UMASK)
     if connection.connection is not None:
         assert connection.connection.info.user == connection.settings_dict["USER"]
 

@@ -32,7 +32,7 @@ def as_account(node: RigNode, *command: str, check: bool = True) -> subprocess.C
 
 def _account(node: RigNode) -> list[str]:
     variables = (f"HOME={HOME}", f"XDG_RUNTIME_DIR={_runtime_folder(node)}", f"PATH={SEARCH_PATH}")
-    words = ("setpriv", "--reuid", ACCOUNT, "--regid", ACCOUNT, "--init-groups", "env", "-C", HOME)
+    words = ("setpriv", "--reuid", ACCOUNT, "--regid", ACCOUNT, "--init-groups", "env", "-i", "-C", HOME)
     return [*words, *variables]
 
 

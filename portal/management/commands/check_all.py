@@ -16,7 +16,7 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
-CHECK_TIMEOUT_S = 300
+CHECK_TIMEOUT_S = 900
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from agents.link import AgentError, Link, OutcomeUnknownError
 from tests.agents.node.conftest import GPUS, LoneNode
 
 CRASHING = Path(__file__).with_name("crashing_agent.py")
-MOST_STEPS = 80
+MOST_STEPS = 160
 
 
 def crash(node: LoneNode, verb: str, at: int, **fields: Any) -> bool:
