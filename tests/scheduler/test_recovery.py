@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from django.db import connection, connections, transaction
 
-from portal.database.roles import as_owner
+from portal.database.roles import as_owner, grant_service_privileges
 from portal.domain.states import JobState
 from portal.models import AuditEntry, ClusterSettings, Gpu, Job, Node, OrphanContainer, Task
 from portal.services.cluster.recovery import begin_recovery, do_adopt_orphan, do_stop_orphan
@@ -46,6 +46,7 @@ def restore(of: Path) -> None:
     how = ("--clean", "--if-exists", "--no-owner", "--exit-on-error", "--single-transaction")
     with as_owner():
         backup._postgres_tool("pg_restore", server, *how, "--dbname", name, str(of))
+        grant_service_privileges()  # as `migrate` does; the tables of the tracking server are the services' again
     with transaction.atomic():
         begin_recovery()
 

@@ -44,7 +44,7 @@ def tracking_server(django_db_setup: None, tmp_path_factory: pytest.TempPathFact
         time.sleep(0.1)
     yield folder
     server.terminate()
-    server.wait(20)
+    server.wait(START_LIMIT_S)
 
 
 class TrackingWorld:

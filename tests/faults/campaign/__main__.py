@@ -45,12 +45,12 @@ def main() -> int:
         "FAIRWAY_SECRET_KEY": secrets.token_urlsafe(48),
         "FAIRWAY_LOG_LEVEL": "ERROR",
     }
-    (root / "data").mkdir(mode=0o755)
     until_s = time.monotonic() + wanted.within
     bad = done = jobs = starts = versions = 0
     longest_s = 0.0
     try:
         with servers(root) as (postgres, valkey):
+            (root / "data").mkdir(mode=0o755)
             import django
             from django.core.management import call_command
 
