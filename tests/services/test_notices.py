@@ -62,7 +62,9 @@ from tests.services.test_reservations import words
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-TRACEBACK = b'Traceback (most recent call last):\n  File "t.py", line 1, in f\n    g()\nValueError: bad config\n'
+TRACEBACK = (
+    b'Traceback (most recent call last):\n  File "t.py", line 1, in f\n    g()\nValueError: bad config\n'
+)
 NO_TIMES: dict[str, Any] = {"quiet_start": None, "quiet_end": None, "digest_at": dt.time(8)}
 
 
