@@ -72,6 +72,21 @@ def test_protection_does_not_apply_against_the_guarantee_holder() -> None:
     assert {eviction.for_job for eviction in decide(soon, SPARING).evictions} == {"mine"}
 
 
+def test_a_near_end_protects_a_job_beyond_its_minimum_and_after_it() -> None:
+    """The verdict names the time at which the same rules let the job be evicted."""
+    policy = replace(POLICY, near_end_protection_s=900)
+
+    def borrowed(predicted_end_s: float) -> Snapshot:
+        snapshot = owner_and_borrower(3_000, 3_000, predicted_end_s=predicted_end_s)
+        return replace(snapshot, quotas=(quota("borrower", weight=0.0),))
+
+    for ends_in_s, expected_s in ((300, 600), (600, 600), (1_000, 1_000), (1_499, 1_499), (1_501, 600)):
+        snapshot = borrowed(NOW_S + ends_in_s)
+        assert opening_s(snapshot, policy) == NOW_S + expected_s
+        then = decide(replace(snapshot, now_s=NOW_S + expected_s + 1), policy)
+        assert {eviction.for_job for eviction in then.evictions} == {"mine"}
+
+
 def test_inside_a_project_too() -> None:
     snapshot = cluster(
         [node("n0", 1)],
@@ -199,3 +214,25 @@ def test_a_move_counts_each_job_that_is_moved_as_if_it_were_reclaimed() -> None:
 
     assert moved_for(3, guaranteed=2) == {"n1-0"}
     assert moved_for(3, guaranteed=3) == set()
+
+
+def test_jobs_near_their_end_are_moved_only_if_all_of_them_could_be_evicted() -> None:
+    """Also where any job may be moved: whoever may evict one of them may not disturb two."""
+
+    def moved_for(guaranteed: int) -> set[str]:
+        ends = {"predicted_end_s": NOW_S + 60, "started_s": NOW_S - 100}
+        running = [runs(f"ends-{i}", "lab", ("n0", [i]), **ends) for i in range(2)]
+        stays = runs("stays", "lab", ("n1", [0]), preemptible=False)
+        return moved(
+            cluster(
+                [node("n0", 3), node("n1", 3)],
+                [project("lab"), project("other")],
+                [quota("lab", guaranteed, weight=0.0), quota("other", 3)],
+                running=[*running, stays],
+                pending=[waits("wide", "other", 3)],
+            ),
+            ANY_JOB,
+        )
+
+    assert moved_for(guaranteed=1) == {"ends-0", "ends-1"}
+    assert moved_for(guaranteed=2) == set()

@@ -345,6 +345,8 @@ class PreemptionPlanner:
             else None
         )
         movers: dict[ProjectId, list[Gang]] = {}
+        near_end: set[Gang] = set()
+        """Those that only the right to evict them allows to move."""
         for each in sorted(self.candidates.by_project()):
             if each == leaf:
                 mine = self.candidates.movable_in_project(each, "preempt", None if any_job else gang.priority)
@@ -353,7 +355,12 @@ class PreemptionPlanner:
                 if right is not None and right.may_have_reclaimable(each):
                     # a near end does not protect those that it could evict
                     more = self.candidates.movable_in_project(each, right.kind)
-                    mine = [other for other in more if other in mine or right.covers(other.evictable_tasks)]
+                    near_end.update(other for other in more if other not in mine)
+                    mine = [
+                        other
+                        for other in more
+                        if other not in near_end or right.covers(other.evictable_tasks)
+                    ]
             elif right is not None and right.may_have_reclaimable(each):
                 mine = self.candidates.movable_in_project(each, right.kind)
             else:
@@ -364,7 +371,9 @@ class PreemptionPlanner:
             if gone:
                 return False
             others = [task for task in moved if task.gang.leaf_project != leaf]
-            return any_job or not others or (right is not None and right.covers(others))
+            if any_job:
+                others = [task for task in others if task.gang in near_end]
+            return not others or (right is not None and right.covers(others))
 
         return self._search.find(
             SearchRequest(gang, movers, EvictionReason.MIGRATED, allowed, budget_steps, self._dry_run)
