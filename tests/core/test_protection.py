@@ -10,7 +10,7 @@ import pytest
 from portal.domain.reasons import VerdictCode
 from scheduler.core.decide import decide
 from scheduler.core.model.policy import Policy, SchedulingSemantics
-from scheduler.core.model.snapshot import Snapshot
+from scheduler.core.model.snapshot import NodeId, ProjectId, ReservationRow, Snapshot
 from tests.core.cluster_builder import NOW_S, cluster, node, project, quota, runs, waits
 
 MINIMUM_S = 3_600.0
@@ -236,3 +236,23 @@ def test_jobs_near_their_end_are_moved_only_if_all_of_them_could_be_evicted() ->
 
     assert moved_for(guaranteed=1) == {"ends-0", "ends-1"}
     assert moved_for(guaranteed=2) == set()
+
+
+@pytest.mark.parametrize("actions", [("allocate", "reclaim"), SchedulingSemantics().actions])
+def test_a_reclaim_moves_no_job_that_it_may_not_evict(actions: tuple[str, ...]) -> None:
+    """The running job holds what its project is guaranteed, and could continue on the node reserved for it."""
+    theirs = ReservationRow("res", "theirs", (NodeId("n1"),), (ProjectId("lab"),), NOW_S, NOW_S + 7_200)
+    snapshot = cluster(
+        [node("n0", 2), node("n1", 2)],
+        [project("lab"), project("other")],
+        [quota("lab", 2), quota("other", 2)],
+        running=[runs("stays", "lab", ("n0", [0, 1]), started_s=NOW_S - 100)],
+        pending=[waits("wide", "other", 2)],
+    )
+    snapshot = replace(snapshot, reservations=(theirs,))
+    rules = replace(Policy(), semantics=SchedulingSemantics(actions=actions))
+    assert decide(snapshot, rules).evictions == ()
+    any_job = decide(snapshot, replace(rules, movable_jobs="any"))
+    assert {eviction.job for eviction in any_job.evictions} == {"stays"}
+    less = replace(snapshot, quotas=(quota("lab", 1, weight=0.0), quota("other", 2)))
+    assert {eviction.job for eviction in decide(less, rules).evictions} == {"stays"}

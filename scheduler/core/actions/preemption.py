@@ -159,8 +159,22 @@ class PreemptionPlanner:
             if right.may_have_reclaimable(each) and (mine := self.candidates.in_project_now(each, right.kind))
         }
         return self._could_fit(
-            gang, wanted, EvictionReason.RECLAIMED, others, lambda gone, moved: right.covers(gone)
+            gang,
+            wanted,
+            EvictionReason.RECLAIMED,
+            others,
+            lambda gone, moved: right.covers([*gone, *self._disturbed(moved)]),
         )
+
+    def _disturbed(self, moved: Sequence[GangTask]) -> list[GangTask]:
+        """Return the running tasks among those that a reclaim moves which it must be allowed to evict, too.
+
+        With ``movable_jobs`` any these are only tasks that no move may disturb.
+        """
+        running = [task for task in moved if task.held]
+        if self._pool_state.policy.movable_jobs == "any":
+            return [task for task in running if self.candidates.is_protected(task.gang, "reclaim")]
+        return running
 
     def may_evict_for(self, gang: Gang, wanted: Sequence[GangTask], reason: EvictionReason) -> bool:
         """Return False if the rules certainly forbid these evictions for evicted tasks of a gang."""
@@ -206,7 +220,7 @@ class PreemptionPlanner:
         }
 
         def allowed(gone: Sequence[GangTask], moved: Sequence[GangTask]) -> bool:
-            return right.covers(gone)
+            return right.covers([*gone, *self._disturbed(moved)])
 
         return self._find(
             SearchRequest(

@@ -91,7 +91,7 @@ class VictimCandidates:
             for gang in self._all_in_project(leaf)
             if gang.evictable_tasks
             and (below is None or gang.priority < below)
-            and not self._is_protected(gang, kind)
+            and not self.is_protected(gang, kind)
         ]
 
     def _all_in_project(self, leaf: ProjectId) -> list[Gang]:
@@ -162,7 +162,8 @@ class VictimCandidates:
         most = self._policy.max_migration_loss_gpu_s
         return [gang for gang in self.in_project(leaf, kind, below) if self.lost_gpu_seconds(gang) <= most]
 
-    def _is_protected(self, gang: Gang, kind: str) -> bool:
+    def is_protected(self, gang: Gang, kind: str) -> bool:
+        """Return True if ``in_project`` of this kind leaves out the gang."""
         until_s = self.protected_until_s(gang, kind)
         return until_s is not None and self._evict_at_s < until_s
 
