@@ -58,7 +58,7 @@ class AlternativeSearch:
         self._cached_variants = cached_variants
         self._user_limited_projects = projects_with_user_limits(pool_states.values())
         self._known: dict[tuple[object, ...], Alternative | None] = {}
-        self._probes: dict[tuple[tuple[object, ...], frozenset[tuple[str, Any]]], bool] = {}
+        self._probes: dict[tuple[object, ...], bool] = {}
         self.steps_used = 0
 
     def cheapest(self, job: PendingRow) -> Alternative | None:
@@ -300,15 +300,18 @@ class AlternativeSearch:
         return (*request_key(job), job.pools, job.user if counts else None)
 
 
-def shorter_limit(now_s: float, until_s: float, name: str) -> Alternative | None:
-    """Return the change to a time limit that ends before ``until_s``, when a reservation begins; None if too short.
+def limit_before(now_s: float, until_s: float) -> int | None:
+    """Return a time limit in seconds that ends before ``until_s``; None if too short.
 
     A tenth is left for the time until the change is made.
     """
     limit_s = int(0.9 * (until_s - now_s))
     limit_s -= limit_s % (1_800 if limit_s >= 7_200 else 60)
-    if limit_s < MIN_LIMIT_S:
-        return None
+    return None if limit_s < MIN_LIMIT_S else limit_s
+
+
+def shorter_limit(limit_s: int, name: str) -> Alternative:
+    """Return the change to a time limit that ends before ``name`` begins."""
     how = stored_text(f"with a time limit of {format_duration(limit_s)}, which ends before {name}")
     return Alternative(AlternativeKind.SHORTER_LIMIT, how, {"time_limit_s": limit_s})
 

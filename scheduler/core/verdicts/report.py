@@ -14,7 +14,7 @@ from scheduler.core.model.snapshot import HeldSlots, JobId, PendingRow, PoolId, 
 from scheduler.core.session.gang import Gang, GangTaskState
 from scheduler.core.session.job_queue import sort_fairly
 from scheduler.core.verdicts import formatting
-from scheduler.core.verdicts.alternatives import shorter_limit
+from scheduler.core.verdicts.alternatives import limit_before, shorter_limit
 from scheduler.core.verdicts.explain import ClassReason, Explainer
 
 _CAPACITY_CODES = frozenset({VerdictCode.INSUFFICIENT_RESOURCES, VerdictCode.OVER_FAIR_SHARE})
@@ -186,8 +186,9 @@ class VerdictReport:
         ``job`` is restricted by admin reservations.
         """
         session = self.session
-        asked = session.admin_reservations.original_row(job) or job
+        asked, pools = session.admin_reservations.original_row(job) or job, tuple(pools)
         key = (
+            pools,
             self.explainer.alternative_search.reason_key(asked),
             asked.time_limit_s,
             asked.predicted_duration_s,
@@ -210,17 +211,16 @@ class VerdictReport:
         """Yield the limits before these times with which a job would start now, longest first."""
         session, search = self.session, self.explainer.alternative_search
         for start_s in sorted(begins, reverse=True):
-            change = shorter_limit(session.snapshot.now_s, start_s, begins[start_s])
-            if change is None:
+            limit_s = limit_before(session.snapshot.now_s, start_s)
+            if limit_s is None:
                 return
-            limit_s = change.fields["time_limit_s"]
             if asked.time_limit_s is not None and limit_s >= asked.time_limit_s:
                 continue
             search.steps_used += 1
             closed = session.admin_reservations.excluded_nodes(asked.project, limit_s)
             row = replace(asked, time_limit_s=limit_s, avoid_nodes=(*asked.avoid_nodes, *closed))
             if any(search.fits_on_open_nodes(row, pool) for pool in pools):
-                yield change
+                yield shorter_limit(limit_s, begins[start_s])
 
     def _fits_now(self, pool: PoolId, gang: Gang) -> bool:
         if gang.class_id not in self._fits:
