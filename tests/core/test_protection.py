@@ -256,3 +256,20 @@ def test_a_reclaim_moves_no_job_that_it_may_not_evict(actions: tuple[str, ...]) 
     assert {eviction.job for eviction in any_job.evictions} == {"stays"}
     less = replace(snapshot, quotas=(quota("lab", 1, weight=0.0), quota("other", 2)))
     assert {eviction.job for eviction in decide(less, rules).evictions} == {"stays"}
+
+
+def test_a_job_that_takes_the_place_of_another_has_to_have_the_right_to_its_victims() -> None:
+    """The job of the lab is evicted for another of the lab, and not for a project from which it is protected."""
+    protected = replace(quota("lab", weight=0.0), reclaim_min_runtime_s=MINIMUM_S)
+    snapshot = cluster(
+        [node("n0", 4)],
+        [project("lab"), project("other")],
+        [protected, quota("other", 4)],
+        running=[runs("low", "lab", ("n0", range(4)), priority=25)],
+        pending=[waits("high", "lab", 4, priority=90), waits("theirs", "other", 4)],
+    )
+    (eviction,) = decide(snapshot, Policy()).evictions
+    assert (eviction.job, eviction.for_job) == ("low", "high")
+    unprotected = replace(snapshot, quotas=(quota("lab", weight=0.0), quota("other", 4)))
+    (eviction,) = decide(unprotected, Policy()).evictions
+    assert (eviction.job, eviction.for_job) == ("low", "theirs")

@@ -10,7 +10,7 @@ restored if it is not needed, or migrated if another placement exists.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -46,9 +46,20 @@ MAX_STEPS_AGAIN = 1_000
 class PreemptionPlanner:
     """Plans the evictions of one pool."""
 
-    def __init__(self, pool_state: PoolState, now_s: float, *, simulate_at_s: float | None = None) -> None:
-        """With ``simulate_at_s`` change nothing, and treat jobs protected until that time as evictable."""
+    def __init__(
+        self,
+        pool_state: PoolState,
+        now_s: float,
+        evictions: Mapping[GangTask, OrderedEviction],
+        *,
+        simulate_at_s: float | None = None,
+    ) -> None:
+        """``evictions`` are those that this plan has ordered so far.
+
+        With ``simulate_at_s`` change nothing, and treat jobs protected until that time as evictable.
+        """
         self._pool_state = pool_state
+        self._evictions = evictions
         self._now_s = now_s
         self._dry_run = simulate_at_s is not None
         self.candidates = VictimCandidates(pool_state, now_s, simulate_at_s)
@@ -90,7 +101,7 @@ class PreemptionPlanner:
         within_share = self._keeps_to_share(gang)
 
         def allowed(gone: Sequence[GangTask], moved: Sequence[GangTask]) -> bool:
-            return within_share()
+            return within_share() and self._may_succeed(gang, gone, None)
 
         return self._find(
             SearchRequest(
@@ -166,6 +177,25 @@ class PreemptionPlanner:
             lambda gone, moved: right.covers([*gone, *self._disturbed(moved)]),
         )
 
+    def _may_succeed(self, gang: Gang, gone: Sequence[GangTask], right: _ReclaimRight | None) -> bool:
+        """Return False if this plan evicts jobs for one of ``gone``, and ``gang`` may not evict them.
+
+        They would be evicted for ``gang`` then.
+        """
+        displaced = {task.gang.job for task in gone if not task.held}
+        victims = {
+            task.gang
+            for task, ordered in (self._evictions.items() if displaced else ())
+            if ordered.for_job in displaced and task.held and task.state is not GangTaskState.RUNNING
+        }
+        for victim in victims:
+            if victim.leaf_project == gang.leaf_project:
+                if victim.priority >= gang.priority or self.candidates.is_protected(victim, "preempt"):
+                    return False
+            elif right is None or self.candidates.is_protected(victim, right.kind):
+                return False
+        return True
+
     def _disturbed(self, moved: Sequence[GangTask]) -> list[GangTask]:
         """Return the running tasks among those that a reclaim moves which it must be allowed to evict, too.
 
@@ -220,7 +250,7 @@ class PreemptionPlanner:
         }
 
         def allowed(gone: Sequence[GangTask], moved: Sequence[GangTask]) -> bool:
-            return right.covers([*gone, *self._disturbed(moved)])
+            return right.covers([*gone, *self._disturbed(moved)]) and self._may_succeed(gang, gone, right)
 
         return self._find(
             SearchRequest(
@@ -260,7 +290,7 @@ class PreemptionPlanner:
         then = self._dry_run_planners.get(at_s)
         if then is None:
             then = self._dry_run_planners[at_s] = PreemptionPlanner(
-                self._pool_state, self._now_s, simulate_at_s=at_s
+                self._pool_state, self._now_s, self._evictions, simulate_at_s=at_s
             )
         before, actions = then.steps_used, self._pool_state.policy.semantics.actions
         eviction_set = then.consolidate(gang, before + budget_steps) if "consolidate" in actions else None
@@ -437,7 +467,7 @@ class EvictAction:
     def __init__(self, session: SchedulingSession) -> None:
         self._session = session
         self._planners = {
-            pool: PreemptionPlanner(pool_state, session.snapshot.now_s)
+            pool: PreemptionPlanner(pool_state, session.snapshot.now_s, session.evictions)
             for pool, pool_state in session.pool_states.items()
         }
 
