@@ -273,3 +273,15 @@ def test_a_job_that_takes_the_place_of_another_has_to_have_the_right_to_its_vict
     unprotected = replace(snapshot, quotas=(quota("lab", weight=0.0), quota("other", 4)))
     (eviction,) = decide(unprotected, Policy()).evictions
     assert (eviction.job, eviction.for_job) == ("low", "theirs")
+
+
+def test_a_job_that_takes_the_place_of_another_disturbs_no_work_within_a_guarantee() -> None:
+    """The lab may move its own job for a more important one; another project may reclaim only the latter."""
+    snapshot = cluster(
+        [node("n0", 2, model="H100"), node("n1", 4)],
+        [project("lab"), project("other")],
+        [quota("lab", 2, weight=0.0), quota("other", 4)],
+        running=[runs("low", "lab", ("n1", [0]), started_s=NOW_S - 100)],
+        pending=[waits("high", "lab", 4, priority=90), waits("theirs", "other", 4)],
+    )
+    assert {eviction.for_job for eviction in decide(snapshot, Policy()).evictions} <= {"high"}

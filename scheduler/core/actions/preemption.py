@@ -101,7 +101,7 @@ class PreemptionPlanner:
         within_share = self._keeps_to_share(gang)
 
         def allowed(gone: Sequence[GangTask], moved: Sequence[GangTask]) -> bool:
-            return within_share() and self._may_succeed(gang, gone, None)
+            return within_share() and self._may_preempt_all(gang, self._victims_of(gone))
 
         return self._find(
             SearchRequest(
@@ -177,24 +177,37 @@ class PreemptionPlanner:
             lambda gone, moved: right.covers([*gone, *self._disturbed(moved)]),
         )
 
-    def _may_succeed(self, gang: Gang, gone: Sequence[GangTask], right: _ReclaimRight | None) -> bool:
-        """Return False if this plan evicts jobs for one of ``gone``, and ``gang`` may not evict them.
-
-        They would be evicted for ``gang`` then.
-        """
+    def _victims_of(self, gone: Sequence[GangTask]) -> list[GangTask]:
+        """Return the running tasks that this plan evicts for jobs of ``gone``, then for the job in their place."""
         displaced = {task.gang.job for task in gone if not task.held}
-        victims = {
-            task.gang
+        return [
+            task
             for task, ordered in (self._evictions.items() if displaced else ())
             if ordered.for_job in displaced and task.held and task.state is not GangTaskState.RUNNING
-        }
-        for victim in victims:
-            if victim.leaf_project == gang.leaf_project:
-                if victim.priority >= gang.priority or self.candidates.is_protected(victim, "preempt"):
-                    return False
-            elif right is None or self.candidates.is_protected(victim, right.kind):
-                return False
-        return True
+        ]
+
+    def _may_preempt_all(self, gang: Gang, tasks: Sequence[GangTask]) -> bool:
+        """Return True if all these tasks are of jobs in the gang's project that it may preempt."""
+        return all(
+            task.gang.leaf_project == gang.leaf_project
+            and task.gang.priority < gang.priority
+            and not self.candidates.is_protected(task.gang, "preempt")
+            for task in tasks
+        )
+
+    def _may_reclaim_all(
+        self, gang: Gang, right: _ReclaimRight, gone: Sequence[GangTask], moved: Sequence[GangTask]
+    ) -> bool:
+        """Return True if ``gang`` may evict these tasks, and those evicted for jobs whose place it takes."""
+        victims = self._victims_of(gone)
+        others = [task for task in victims if task.gang.leaf_project != gang.leaf_project]
+        if not self._may_preempt_all(gang, [task for task in victims if task not in others]):
+            return False
+        if any(self.candidates.is_protected(task.gang, right.kind) for task in others):
+            return False
+        stays = [task for task in others if task.state is GangTaskState.NOMINATED]
+        released = [task for task in others if task.state is GangTaskState.RELEASING]
+        return right.covers([*gone, *self._disturbed([*moved, *stays])], released)
 
     def _disturbed(self, moved: Sequence[GangTask]) -> list[GangTask]:
         """Return the running tasks among those that a reclaim moves which it must be allowed to evict, too.
@@ -250,7 +263,7 @@ class PreemptionPlanner:
         }
 
         def allowed(gone: Sequence[GangTask], moved: Sequence[GangTask]) -> bool:
-            return right.covers([*gone, *self._disturbed(moved)]) and self._may_succeed(gang, gone, right)
+            return self._may_reclaim_all(gang, right, gone, moved)
 
         return self._find(
             SearchRequest(
@@ -450,10 +463,19 @@ class _ReclaimRight:
         """Return False if certainly no work of ``leaf`` can be reclaimed."""
         return leaf != self._leaf and self._first_check.may_have_reclaimable(leaf)
 
-    def covers(self, tasks: Sequence[GangTask]) -> bool:
-        """Return True if the rules allow to reclaim what all these tasks hold, one after the other."""
+    def covers(self, tasks: Sequence[GangTask], released: Sequence[GangTask] = ()) -> bool:
+        """Return True if the rules allow to reclaim what all these tasks hold, one after the other.
+
+        What the ``released`` ones hold no longer counts as held.
+        """
         reclaim_check = self._new_check()
-        for victim, lost in _by_gang(tasks):
+        if released:
+            held = dict(reclaim_check.held)
+            for task in released:
+                for level in reclaim_check.paths[task.gang.leaf_project]:
+                    held[level] = held[level].add(task.amounts)
+            reclaim_check.held = held
+        for victim, lost in _by_gang([*tasks, *released]):
             for amounts in _pieces(victim, lost):
                 if not reclaim_check.allows(victim.leaf_project):
                     return False
