@@ -164,8 +164,9 @@ def build_request_row(
         else None,
     }
     pools = tuple(pool.id for pool in inputs.snapshot.pools)
+    avoided = [] if replaced is None else _avoided_for_a_while(replaced)
     row = replace(
-        build_placeable_row(columns, pools, inputs.ineligible, [], inputs.home_nodes),
+        build_placeable_row(columns, pools, inputs.ineligible, avoided, inputs.home_nodes),
         dependencies=unfinished_jobs(body.get("dependencies") or ()),
         ignore_dependency_failure=bool(columns["ignore_dependency_failure"]),
     )
@@ -175,6 +176,12 @@ def build_request_row(
         if side is None
         else exclude_nodes(row, isolation_excluded_nodes(side, row.project, inputs.isolated_workloads))
     )
+
+
+def _avoided_for_a_while(row: PendingRow) -> list[str]:
+    """Return the nodes that a job avoids because of an earlier failure, whatever it requests."""
+    other_reasons = {*row.ineligible_nodes, *row.isolation_excluded_nodes}
+    return [node for node in row.avoid_nodes if node not in other_reasons]
 
 
 def _delays(body: dict[str, Any], inputs: DecisionInput) -> dict[str, Any]:

@@ -90,10 +90,8 @@ def preview_request(
 def _alternatives_of_reserved(
     verdict: Verdict, alternatives: tuple[Alternative, ...]
 ) -> tuple[Alternative, ...]:
-    """Return the shorter limit first. Other changes take no account of GPUs that are reserved for a gang."""
+    """Return the shorter limit first."""
     change = verdict.suggestion
-    if "reserved_until_s" not in verdict.details:
-        return () if change is None else (change,)
     is_limit = change is not None and change.kind is AlternativeKind.SHORTER_LIMIT
     return (change, *alternatives) if change is not None and is_limit else alternatives
 
@@ -105,7 +103,13 @@ class _Decision:
         self._session = session = SchedulingSession(
             snapshot, policy, DecisionCache() if cache is None else cache
         )
-        self.explainer = Explainer(session.snapshot, policy, session.pool_states, session.cache.variants)
+        self.explainer = Explainer(
+            session.snapshot,
+            policy,
+            session.pool_states,
+            session.backfill_reservations,
+            session.cache.variants,
+        )
         self._allocate_action = AllocateAction(self._session)
         self._evict_action = EvictAction(self._session)
 

@@ -46,6 +46,7 @@ from scheduler.snapshot.rights import RightsCache, denial_verdict, read_denials
 from scheduler.snapshot.row_cache import DerivedCache, RowCache
 from scheduler.snapshot.running import (
     LiveAttempt,
+    read_avoided_nodes,
     read_home_nodes,
     read_live_attempts,
     read_nominations,
@@ -93,6 +94,7 @@ class SnapshotCache:
         self.rights = RightsCache()
         self.running_isolated = DerivedCache[RunningRow, RunningRow]()
         self.pending_isolated = DerivedCache[PendingRow, PendingRow]()
+        self.scale_ups_isolated = DerivedCache[PendingRow, PendingRow]()
 
 
 def take_snapshot(settings: ClusterSettings, cache: SnapshotCache | None = None) -> DecisionInput:
@@ -126,15 +128,21 @@ def take_snapshot(settings: ClusterSettings, cache: SnapshotCache | None = None)
         )
         home_nodes = read_home_nodes()
         isolated_workloads = read_isolated_workloads(pools, attempts.values())
-        running = read_running(attempts, ineligible, home_nodes, cache.running)
-        pending, rows = read_pending(pools, ineligible, home_nodes, cache.pending_columns, cache.pending)
+        avoided = read_avoided_nodes()
+        running = read_running(attempts, ineligible, avoided, home_nodes, cache.running)
+        pending, rows = read_pending(
+            pools, ineligible, avoided, home_nodes, cache.pending_columns, cache.pending
+        )
+        scale_ups, growing = read_scale_ups(attempts, ineligible, avoided, cache.scale_ups)
         if isolated_workloads:
             columns = {id_: attempt.row for id_, attempt in attempts.items()}
             running = exclude_isolated_nodes(
                 running, columns, "job__", isolated_workloads, cache.running_isolated
             )
             pending = exclude_isolated_nodes(pending, rows, "", isolated_workloads, cache.pending_isolated)
-        scale_ups = read_scale_ups(attempts, ineligible, cache.scale_ups)
+            scale_ups = exclude_isolated_nodes(
+                scale_ups, growing, "", isolated_workloads, cache.scale_ups_isolated
+            )
         nominations = read_nominations()
         denials = read_denials(rows, [job.job for job in scale_ups], cache.rights)
     waiting = (*pending, *scale_ups)

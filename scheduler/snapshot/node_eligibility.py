@@ -23,6 +23,7 @@ from portal.selectors.nodes.network_policy import restricted_pools
 from portal.services.projects.volumes import node_restricted_volumes, nodes_by_volume
 from scheduler.core.model.snapshot import WHOLE_MILLI, NodeId
 from scheduler.core.model.validation import Fault, RowKind
+from scheduler.snapshot.job_columns import gang_launcher, spans_nodes
 
 NodeIds = tuple[NodeId, ...]
 
@@ -81,24 +82,25 @@ class IneligibleNodes:
         """Return the CUDA version that a task requires; blank when any or when it has no GPU."""
         return self.environments[environment].cuda if gpus else ""
 
-    def for_job(
-        self, row: Mapping[str, Any], prefix: str = "", *, gang: bool = False, needs_rendezvous: bool = False
-    ) -> NodeIds:
+    def for_job(self, row: Mapping[str, Any], prefix: str = "") -> NodeIds:
         """Return the ineligible nodes for the tasks of a job; a task without GPUs needs no driver.
 
-        ``row`` contains the job's columns, whose names begin with ``prefix``. ``gang``: it has several tasks and
-        is not elastic, so they may be on several nodes. ``needs_rendezvous``: its tasks must reach each other.
+        ``row`` contains the job's columns, whose names begin with ``prefix``. They are the same whether the job
+        waits, runs or grows, so that a job is moved only to nodes where it can start again.
         """
+        tasks, launcher = row[f"{prefix}tasks"], row[f"{prefix}launcher"]
+        gang = spans_nodes(tasks, row[f"{prefix}min_tasks"], launcher)
+        needs_rendezvous = gang_launcher(tasks, launcher) is not None
         gpus, project = row[f"{prefix}gpus_per_task"], row[f"{prefix}project__public_id"]
         environment = self.environments[row[f"{prefix}environment_id"]]
         cannot = environment.with_gpus if gpus else environment.without_gpus
         names = [each["volume"] for each in row[f"{prefix}volumes"]]
         more = [self.without_volume[name] for name in names if name in self.without_volume]
         if project in self.without_egress_policy:
-            spans_nodes = gang or needs_rendezvous
-            more.append(
-                (self.without_gang_egress_policy if spans_nodes else self.without_egress_policy)[project]
+            policies = (
+                self.without_gang_egress_policy if gang or needs_rendezvous else self.without_egress_policy
             )
+            more.append(policies[project])
         if gpus and row[f"{prefix}milli_per_gpu"] < WHOLE_MILLI:
             more.append(self.without_gpu_shares)
         if needs_rendezvous:

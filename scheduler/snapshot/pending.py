@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
-
-from django.db.models import QuerySet
 
 from portal.domain.end_states import BACKOFF_REASONS, backoff_s
 from portal.domain.states import DesiredState, JobState
@@ -34,7 +31,6 @@ from scheduler.snapshot.job_columns import (
     pending_values,
     rank_amounts,
     role_requests,
-    spans_nodes,
 )
 from scheduler.snapshot.node_eligibility import IneligibleNodes
 from scheduler.snapshot.row_cache import INVALID_DATA, DerivedCache, RowCache, row_version_blocks
@@ -46,16 +42,16 @@ _PENDING = Job.objects.filter(state=JobState.PENDING.value, desired_state=Desire
 def read_pending(
     pools: tuple[PoolRow, ...],
     ineligible: IneligibleNodes,
+    avoided: Mapping[int, list[str]],
     home_nodes: dict[str, NodeId],
     columns_cache: RowCache[dict[str, Any]],
     rows_cache: DerivedCache[dict[str, Any], PendingRow],
 ) -> tuple[tuple[PendingRow, ...], dict[int, dict[str, Any]]]:
     """Return the rows of pending jobs, and their columns by primary key in the same order.
 
-    Nodes that can never run a job are among those it avoids.
+    Nodes that can never run a job are among those it avoids; ``avoided`` are others, by primary key of the job.
     """
     all_pools = tuple(pool.id for pool in pools)
-    excluded = _read_avoided_nodes(_PENDING)
     waiting = columns_cache.refresh_blocks(
         row_version_blocks(
             "portal_job",
@@ -67,25 +63,16 @@ def read_pending(
     )
 
     def make(id_: int, row: dict[str, Any]) -> PendingRow:
-        return build_placeable_row(row, all_pools, ineligible, excluded.get(id_, []), home_nodes)
+        return build_placeable_row(row, all_pools, ineligible, avoided.get(id_, []), home_nodes)
 
     def fallback(_: int, row: dict[str, Any]) -> PendingRow:
         return build_pending_row(_without_json(row), all_pools, (), [], None)
 
-    pending = rows_cache.map(waiting, (all_pools, ineligible, home_nodes, dict(excluded)), make, fallback)
+    pending = rows_cache.map(waiting, (all_pools, ineligible, home_nodes, avoided), make, fallback)
     if dependencies := read_dependencies(_PENDING):
         pairs = zip(waiting, pending, strict=True)
         pending = tuple(dependencies[id_].apply(row) if id_ in dependencies else row for id_, row in pairs)
     return pending, waiting
-
-
-def _read_avoided_nodes(jobs: QuerySet[Job] | Collection[int]) -> defaultdict[int, list[str]]:
-    """Return the nodes (public ids) that each of ``jobs`` avoids for a while."""
-    avoided: defaultdict[int, list[str]] = defaultdict(list)
-    rows = Job.avoid_nodes.through.objects.filter(job__in=jobs)
-    for job, node in rows.values_list("job_id", "node__public_id"):
-        avoided[job].append(node)
-    return avoided
 
 
 def _without_json(row: dict[str, Any]) -> dict[str, Any]:
@@ -141,11 +128,7 @@ def build_placeable_row(
     home_nodes: dict[str, NodeId],
 ) -> PendingRow:
     """Return the snapshot row of a job with the nodes that can never run it, and its home node."""
-    ineligible_nodes = ineligible.for_job(
-        row,
-        gang=spans_nodes(row["tasks"], row["min_tasks"], row["launcher"]),
-        needs_rendezvous=bool(gang_launcher(row["tasks"], row["launcher"])),
-    )
+    ineligible_nodes = ineligible.for_job(row)
     home = home_node(row["kind"], row["owner__public_id"], home_nodes)
     cuda = ineligible.required_cuda(row["environment_id"], row["gpus_per_task"])
     return build_pending_row(row, all_pools, ineligible_nodes, excluded_nodes, home, cuda)
@@ -211,30 +194,31 @@ ScaleUpSource = tuple[dict[str, Any], LiveAttempt, tuple[NodeId, ...], list[str]
 def read_scale_ups(
     attempts: Mapping[int, LiveAttempt],
     ineligible: IneligibleNodes,
+    avoided: Mapping[int, list[str]],
     cache: DerivedCache[ScaleUpSource, PendingRow],
-) -> tuple[PendingRow, ...]:
-    """Return a pending row with the missing ranks of each running job that may grow.
+) -> tuple[tuple[PendingRow, ...], dict[int, dict[str, Any]]]:
+    """Return a pending row with the missing ranks of each running job that may grow, and the columns of these jobs.
 
-    Two queries, or none when no job may grow.
+    One query, or none when no job may grow.
     """
     growing = {attempt.row["job_id"]: attempt for attempt in attempts.values() if attempt.missing_ranks}
     if not growing:
-        return cache.map({}, None, _build_row)
-    excluded = _read_avoided_nodes(growing)
+        return cache.map({}, None, _build_row), {}
     sources = {}
     for id_, row in fetch_columns(list(growing)):
         if row["held"]:
             continue
         try:
-            sources[id_] = (row, growing[id_], ineligible.for_job(row), sorted(excluded[id_]))
+            sources[id_] = (row, growing[id_], ineligible.for_job(row), avoided.get(id_, []))
         except INVALID_DATA:
             continue  # ``read_running`` reports the same job
-    return cache.map(
+    rows = cache.map(
         sources,
         None,
         _build_row,
         lambda id_, source: _build_row(id_, (_without_json(source[0]), *source[1:])),
     )
+    return rows, {id_: columns for id_, (columns, *_) in sources.items()}
 
 
 def _build_row(_: int, source: ScaleUpSource) -> PendingRow:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -194,21 +194,35 @@ def _elastic_size(row: dict[str, Any], tasks: Sequence[Any]) -> tuple[int | None
     return row["job__min_tasks"], tuple(range(first, first + missing))
 
 
+def read_avoided_nodes() -> dict[int, list[str]]:
+    """Return the nodes (public ids, sorted) that pending and running jobs avoid for a while, by primary key."""
+    avoided: dict[int, list[str]] = defaultdict(list)
+    rows = Job.avoid_nodes.through.objects.filter(job__state__in=_NOMINATABLE_STATES)
+    for job, node in rows.order_by("job_id", "node__public_id").values_list("job_id", "node__public_id"):
+        avoided[job].append(node)
+    return dict(avoided)
+
+
 def read_running(
     attempts: dict[int, LiveAttempt],
     ineligible: IneligibleNodes,
+    avoided: Mapping[int, list[str]],
     home_nodes: dict[str, NodeId],
     cache: DerivedCache[LiveAttempt, RunningRow],
 ) -> tuple[RunningRow, ...]:
-    """Return the rows of running jobs, with what a new placement must satisfy if a task is moved."""
+    """Return the rows of running jobs, with what a new placement must satisfy if a task is moved.
+
+    ``avoided`` are nodes that jobs avoid for a while, by primary key of the job.
+    """
 
     def make(_: int, attempt: LiveAttempt) -> RunningRow:
         row = attempt.row
         home = home_node(row["job__kind"], row["job__owner__public_id"], home_nodes)
-        return build_running_row(attempt, ineligible.for_job(row, "job__"), home)
+        avoid = (*ineligible.for_job(row, "job__"), *map(NodeId, avoided.get(row["job_id"], ())))
+        return build_running_row(attempt, avoid, home)
 
     return cache.map(
-        attempts, (ineligible, home_nodes), make, lambda _, attempt: _build_row_without_json(attempt)
+        attempts, (ineligible, avoided, home_nodes), make, lambda _, attempt: _build_row_without_json(attempt)
     )
 
 

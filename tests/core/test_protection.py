@@ -10,7 +10,7 @@ import pytest
 from portal.domain.reasons import VerdictCode
 from scheduler.core.decide import decide
 from scheduler.core.model.policy import Policy, SchedulingSemantics
-from scheduler.core.model.snapshot import Snapshot
+from scheduler.core.model.snapshot import NodeId, ProjectId, ReservationRow, Snapshot
 from tests.core.cluster_builder import NOW_S, cluster, node, project, quota, runs, waits
 
 MINIMUM_S = 3_600.0
@@ -70,6 +70,21 @@ def test_a_job_that_is_about_to_end_is_left_to() -> None:
 def test_protection_does_not_apply_against_the_guarantee_holder() -> None:
     soon = owner_and_borrower(600, 600, predicted_end_s=NOW_S + 300)
     assert {eviction.for_job for eviction in decide(soon, SPARING).evictions} == {"mine"}
+
+
+def test_a_near_end_protects_a_job_beyond_its_minimum_and_after_it() -> None:
+    """The verdict names the time at which the same rules let the job be evicted."""
+    policy = replace(POLICY, near_end_protection_s=900)
+
+    def borrowed(predicted_end_s: float) -> Snapshot:
+        snapshot = owner_and_borrower(3_000, 3_000, predicted_end_s=predicted_end_s)
+        return replace(snapshot, quotas=(quota("borrower", weight=0.0),))
+
+    for ends_in_s, expected_s in ((300, 600), (600, 600), (1_000, 1_000), (1_499, 1_499), (1_501, 600)):
+        snapshot = borrowed(NOW_S + ends_in_s)
+        assert opening_s(snapshot, policy) == NOW_S + expected_s
+        then = decide(replace(snapshot, now_s=NOW_S + expected_s + 1), policy)
+        assert {eviction.for_job for eviction in then.evictions} == {"mine"}
 
 
 def test_inside_a_project_too() -> None:
@@ -199,3 +214,74 @@ def test_a_move_counts_each_job_that_is_moved_as_if_it_were_reclaimed() -> None:
 
     assert moved_for(3, guaranteed=2) == {"n1-0"}
     assert moved_for(3, guaranteed=3) == set()
+
+
+def test_jobs_near_their_end_are_moved_only_if_all_of_them_could_be_evicted() -> None:
+    """Also where any job may be moved: whoever may evict one of them may not disturb two."""
+
+    def moved_for(guaranteed: int) -> set[str]:
+        ends = {"predicted_end_s": NOW_S + 60, "started_s": NOW_S - 100}
+        running = [runs(f"ends-{i}", "lab", ("n0", [i]), **ends) for i in range(2)]
+        stays = runs("stays", "lab", ("n1", [0]), preemptible=False)
+        return moved(
+            cluster(
+                [node("n0", 3), node("n1", 3)],
+                [project("lab"), project("other")],
+                [quota("lab", guaranteed, weight=0.0), quota("other", 3)],
+                running=[*running, stays],
+                pending=[waits("wide", "other", 3)],
+            ),
+            ANY_JOB,
+        )
+
+    assert moved_for(guaranteed=1) == {"ends-0", "ends-1"}
+    assert moved_for(guaranteed=2) == set()
+
+
+@pytest.mark.parametrize("actions", [("allocate", "reclaim"), SchedulingSemantics().actions])
+def test_a_reclaim_moves_no_job_that_it_may_not_evict(actions: tuple[str, ...]) -> None:
+    """The running job holds what its project is guaranteed, and could continue on the node reserved for it."""
+    theirs = ReservationRow("res", "theirs", (NodeId("n1"),), (ProjectId("lab"),), NOW_S, NOW_S + 7_200)
+    snapshot = cluster(
+        [node("n0", 2), node("n1", 2)],
+        [project("lab"), project("other")],
+        [quota("lab", 2), quota("other", 2)],
+        running=[runs("stays", "lab", ("n0", [0, 1]), started_s=NOW_S - 100)],
+        pending=[waits("wide", "other", 2)],
+    )
+    snapshot = replace(snapshot, reservations=(theirs,))
+    rules = replace(Policy(), semantics=SchedulingSemantics(actions=actions))
+    assert decide(snapshot, rules).evictions == ()
+    any_job = decide(snapshot, replace(rules, movable_jobs="any"))
+    assert {eviction.job for eviction in any_job.evictions} == {"stays"}
+    less = replace(snapshot, quotas=(quota("lab", 1, weight=0.0), quota("other", 2)))
+    assert {eviction.job for eviction in decide(less, rules).evictions} == {"stays"}
+
+
+def test_a_job_that_takes_the_place_of_another_has_to_have_the_right_to_its_victims() -> None:
+    """The job of the lab is evicted for another of the lab, and not for a project from which it is protected."""
+    protected = replace(quota("lab", weight=0.0), reclaim_min_runtime_s=MINIMUM_S)
+    snapshot = cluster(
+        [node("n0", 4)],
+        [project("lab"), project("other")],
+        [protected, quota("other", 4)],
+        running=[runs("low", "lab", ("n0", range(4)), priority=25)],
+        pending=[waits("high", "lab", 4, priority=90), waits("theirs", "other", 4)],
+    )
+    (eviction,) = decide(snapshot, Policy()).evictions
+    assert (eviction.job, eviction.for_job) == ("low", "high")
+    unprotected = replace(snapshot, quotas=(quota("lab", weight=0.0), quota("other", 4)))
+    (eviction,) = decide(unprotected, Policy()).evictions
+    assert (eviction.job, eviction.for_job) == ("low", "theirs")
+
+
+def test_a_job_that_takes_the_place_of_another_disturbs_no_work_within_a_guarantee() -> None:
+    """The lab may move its own job for a more important one; another project may reclaim only the latter."""
+    snapshot = cluster(
+        [node("n0", 2, model="H100"), node("n1", 4)],
+        [project("lab"), project("other")],
+        [quota("lab", 2, weight=0.0), quota("other", 4)],
+        running=[runs("low", "lab", ("n1", [0]), started_s=NOW_S - 100)],
+        pending=[waits("high", "lab", 4, priority=90), waits("theirs", "other", 4)],
+    )
+    assert {eviction.for_job for eviction in decide(snapshot, Policy()).evictions} <= {"high"}

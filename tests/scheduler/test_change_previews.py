@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from portal.models import EngineQuery, Job
+from portal.models import EngineQuery, Job, Node
 from portal.services.jobs.changes import build_changed_request, do_change_job
 from portal.services.jobs.queue_order import do_move_job
 from portal.services.jobs.submission import preview_query_body
@@ -69,3 +69,15 @@ def test_the_job_that_was_moved_up_starts_first(world) -> None:
     first.refresh_from_db()
     second.refresh_from_db()
     assert (first.state, second.state) == ("PENDING", "RUNNING")
+
+
+def test_a_changed_job_still_avoids_the_node_where_it_failed(world) -> None:
+    owner, _ = world
+    wide = Job.objects.get(name="wide")
+    wide.avoid_nodes.add(Node.objects.get())
+    answer = preview(owner, wide, gpus_per_task=2)
+    assert not answer["starts_now"] and answer["alternatives"] == []
+    do_change_job(owner, wide, {"gpus_per_task": 2})
+    run_cycle("test", "me")
+    wide.refresh_from_db()
+    assert wide.state == "PENDING"

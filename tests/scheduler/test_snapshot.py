@@ -88,6 +88,50 @@ def test_the_number_of_queries_does_not_grow(dataset) -> None:
     assert few <= QUERIES
 
 
+def start_tasks(dataset, job: Job, tasks: int) -> None:
+    """Start a job on one GPU for each of its first tasks, all on the node of the dataset."""
+    free = list(dataset["node"].gpus.filter(used_milli=0)[:tasks])
+    with transaction.atomic():
+        row = Job.objects.select_for_update().get(pk=job.pk)
+        placements = [RankPlacement(dataset["node"], [(gpu.pk, 1000)]) for gpu in free]
+        job_control.start_attempt(row, dataset["pool"], placements, epoch=1)
+
+
+@pytest.mark.parametrize(
+    "request_fields",
+    [{}, {"tasks": 2}, {"tasks": 2, "launcher": "torchrun"}, {"tasks": 3, "min_tasks": 1, "launcher": "torchrun"}],
+    ids=["single", "gang", "rendezvous", "elastic"],
+)  # fmt: skip
+def test_a_job_avoids_the_same_nodes_while_it_waits_runs_and_grows(dataset, request_fields) -> None:
+    """A job is moved only to nodes where it can start again, and grows only onto these."""
+    dataset["pool"].allow_host_network = True
+    dataset["pool"].save()
+    failed = factories.node(dataset["pool"])
+    factories.node(dataset["pool"], missing_requirements="It has no address in 10.0.0.0/24.")
+    factories.node(factories.pool("no host network"))
+    job = submit(dataset, **request_fields)
+    job.avoid_nodes.add(failed)
+    settings = factories.cluster_settings()
+    (waiting,) = take_snapshot(settings).snapshot.pending
+    start_tasks(dataset, job, 1 if job.min_tasks else job.tasks)
+    snapshot = take_snapshot(settings).snapshot
+    assert {row.job for row in snapshot.running} == {job.public_id}
+    assert len(snapshot.pending) == (1 if job.min_tasks else 0)
+    for row in (*snapshot.running, *snapshot.pending):
+        assert set(row.avoid_nodes) == set(waiting.avoid_nodes)
+
+
+def test_an_elastic_gang_does_not_grow_onto_a_node_that_network_isolation_excludes(dataset) -> None:
+    dataset["pool"].allow_host_network = True
+    dataset["pool"].save()
+    theirs, other = factories.node(dataset["pool"]), factories.project("other", member=dataset["owner"])
+    workspace = factories.job(dataset["owner"], other, dataset["environment"], kind="workspace")
+    start_tasks({**dataset, "node": theirs}, workspace, 1)
+    start_tasks(dataset, submit(dataset, tasks=2, min_tasks=1, launcher="torchrun"), 1)
+    (more,) = take_snapshot(factories.cluster_settings()).snapshot.pending
+    assert theirs.public_id in more.avoid_nodes
+
+
 def test_a_snapshot_has_topology_and_constraints(dataset) -> None:
     Topology.objects.create(name="fabric", levels=["block", "rack"])
     Node.objects.filter(pk=dataset["node"].pk).update(labels={"rack": "r7", "block": "a"})

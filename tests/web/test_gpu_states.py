@@ -22,9 +22,12 @@ from portal.models import Gpu, Job, Node
 from portal.selectors.gpu_states import GpuCounts
 from portal.selectors.nodes import cluster_overview
 from portal.selectors.nodes.cluster_map import cluster_totals, node_boxes
-from portal.selectors.nodes.free_nodes import free_nodes
+from portal.selectors.nodes.free_nodes import free_nodes, pool_gpu_memory_mib
 from portal.selectors.scheduling.timeline import node_lanes
 from portal.services.cluster.reservations import ReservationInput, do_save_reservation
+from portal.services.jobs.feasibility import known_gpu_models
+from portal.services.jobs.start_alternatives import _other_models
+from portal.services.jobs.submission import request_from_job
 from portal.services.lifecycle import job_control
 from portal.services.lifecycle.job_control import RankPlacement
 from portal.visibility import visibility_of
@@ -204,3 +207,19 @@ def test_jobs_start_on_exactly_the_free_gpus(lab: dict[str, Any]) -> None:
     assert started.count() == TOTAL.free - 2
     used = set(started.values_list("attempts__task_rows__node__name", flat=True))
     assert used == {name for name, (*_, counts) in NODES.items() if counts.free}
+
+
+def test_gpus_of_a_retired_node_are_offered_nowhere(lab: dict[str, Any]) -> None:
+    """A job could never start on them."""
+    gone = Gpu.objects.filter(node=lab["nodes"]["retired"])
+    gone.update(model="Gone 40", memory_mib=40)
+    Gpu.objects.filter(pk=gone.order_by("index")[1].pk).update(mig_profile="7g.40gb")
+    job = factories.job(lab["user"], lab["project"], lab["environment"], gpu_model="Test 80")
+    client = signed_in(lab["user"])
+    for view, *args in (("launch",), ("job-change", job.public_id), ("home",)):
+        page = client.get(reverse(view, args=args)).content.decode()
+        assert "Test 80" in page and "Gone 40" not in page and "7g.40gb" not in page, view
+    request = request_from_job(job)
+    assert {change.fields["gpu_model"] for change in _other_models(request)} == set()
+    assert known_gpu_models("gone") == "gone"
+    assert pool_gpu_memory_mib(lab["pool"]) == 81_920

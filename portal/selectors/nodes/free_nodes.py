@@ -83,5 +83,5 @@ def plan_nodes(requester: Requester, plan: PipelinePlan) -> list[FreeNode]:
 
 def pool_gpu_memory_mib(pool: NodePool) -> int | None:
     """Return the memory of the pool's smallest whole GPU; None if it has none."""
-    gpus = Gpu.objects.filter(node__pool=pool, present=True, mig_profile="").order_by("memory_mib")
+    gpus = Gpu.objects.filter(COUNTED_GPU, node__pool=pool, mig_profile="").order_by("memory_mib")
     return gpus.values_list("memory_mib", flat=True).first()

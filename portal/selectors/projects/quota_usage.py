@@ -11,6 +11,7 @@ from django.db.models import Count, Sum
 from portal.access import Requester, project_parents, require_user
 from portal.domain.project_tree import path_to_root
 from portal.models import Gpu, NodePool, Project, Quota, UsageInterval, User
+from portal.selectors.gpu_states import COUNTED_GPU
 from portal.selectors.projects.quota_additions import with_effective_quota
 
 
@@ -56,11 +57,7 @@ def project_quota_usage(
         return []
     pools = {pool.pk: pool for pool in NodePool.objects.order_by("name")}
     sizes = dict(
-        Gpu.objects.filter(present=True)
-        .exclude(node__state="retired")
-        .order_by()
-        .values_list("node__pool_id")
-        .annotate(n=Count("pk"))
+        Gpu.objects.filter(COUNTED_GPU).order_by().values_list("node__pool_id").annotate(n=Count("pk"))
     )
     parents = project_parents()
     paths: dict[int, list[int]] = {each.pk: path_to_root(each.pk, parents.get) for each in projects}

@@ -30,6 +30,7 @@ from portal.domain.job_spec import JobSpec
 from portal.domain.project_tree import path_to_root
 from portal.domain.states import CONTAINER_RUNTIMES, NodeState, compatible_runtimes
 from portal.models import Gpu, Node, NodePool, Project, Quota
+from portal.selectors.gpu_states import COUNTED_GPU
 from portal.selectors.projects.quota_additions import with_effective_quota
 
 
@@ -114,7 +115,7 @@ def _holds_all_tasks(request: ResourceRequest, nodes: Sequence[EmptyNodeCapacity
 
 def known_gpu_models(requested: str) -> str:
     """Return the models of the cluster that a request names, as "A|B", or the text itself if it names none."""
-    present = Gpu.objects.filter(present=True).order_by().values_list("model", flat=True).distinct()
+    present = Gpu.objects.filter(COUNTED_GPU).order_by().values_list("model", flat=True).distinct()
     return "|".join(matching_gpu_models(requested, present)) or requested
 
 
@@ -314,7 +315,7 @@ def _gpu_mismatch_reason(request: ResourceRequest) -> tuple[str, dict[str, objec
 
 def _mig_profile_mismatch_reason(request: ResourceRequest) -> tuple[str, dict[str, object] | None]:
     """No GPU is partitioned into the requested MIG profile."""
-    gpus = Gpu.objects.filter(present=True).exclude(node__state=NodeState.RETIRED.value)
+    gpus = Gpu.objects.filter(COUNTED_GPU)
     profiles = sorted(set(gpus.exclude(mig_profile="").values_list("mig_profile", flat=True)))
     message = _("There is no MIG slice {mig_profile} in {pool_text}.").format(
         mig_profile=request.mig_profile, pool_text=_pool_text(request)

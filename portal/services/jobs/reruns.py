@@ -12,6 +12,7 @@ from portal.access import Permission, require_permission
 from portal.domain.states import NodeState, RuntimeKind
 from portal.errors import Conflict, FairwayError, InvalidRequest
 from portal.models import EnvironmentRecord, Gpu, ImagePresence, Job, Node, Rerun, User
+from portal.selectors.gpu_states import COUNTED_GPU
 from portal.services.jobs.submission import (
     check_resubmission,
     create_job,
@@ -134,7 +135,7 @@ def _node_drift(job: Job, record: EnvironmentRecord | None) -> Iterator[Drift]:
         yield Drift("driver", text.format(driver=record.driver, others=seen))
     if not record.gpu_model or job.gpu_model:
         return
-    models = set(Gpu.objects.filter(node__in=nodes).values_list("model", flat=True))
+    models = set(Gpu.objects.filter(COUNTED_GPU, node__in=nodes).values_list("model", flat=True))
     if other := sorted(models - {record.gpu_model}):
         text = (
             _("It ran on {model}. Ready nodes also have {others}.")

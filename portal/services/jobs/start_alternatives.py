@@ -19,6 +19,7 @@ from portal.domain.reasons import VerdictCode
 from portal.domain.states import JobKind
 from portal.engine_client import query_would_start
 from portal.models import Gpu, User
+from portal.selectors.gpu_states import COUNTED_GPU
 from portal.selectors.jobs.progress import MeasuredSpeeds, measure_speeds
 from portal.services.jobs.submission import JobRequest, preview_query_body
 
@@ -287,7 +288,7 @@ def _gpus_text(count: int) -> str:
 def _other_models(request: JobRequest) -> Iterator[Change]:
     if not request.gpu_model or not request.total_gpus:
         return
-    held = Gpu.objects.filter(present=True).exclude(model__in=request.gpu_model.split("|"))
+    held = Gpu.objects.filter(COUNTED_GPU).exclude(model__in=request.gpu_model.split("|"))
     if request.pool is not None:
         held = held.filter(node__pool=request.pool)
     for model in held.order_by("model").values_list("model", flat=True).distinct()[:MAX_OTHER_MODELS]:

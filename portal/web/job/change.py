@@ -20,6 +20,7 @@ from portal.domain.job_spec import JobSpec, job_fields
 from portal.domain.states import LIVE_JOB_STATES
 from portal.errors import Conflict, FairwayError, InvalidRequest, Unsatisfiable
 from portal.models import Gpu, Job, NodePool, User
+from portal.selectors.gpu_states import COUNTED_GPU
 from portal.selectors.jobs.jobs import get_job, visible_job_ids
 from portal.services.jobs.changes import (
     CHANGEABLE_FIELDS,
@@ -83,7 +84,7 @@ class ChangeForm(forms.Form):
         )
         self.fields["dependencies"].queryset = seen.filter(pk__in=chosen)  # type: ignore[attr-defined]
         self.fields["pool"].queryset = NodePool.objects.order_by("name")  # type: ignore[attr-defined]
-        present_models = Gpu.objects.filter(present=True).order_by("model").values_list("model", flat=True)
+        present_models = Gpu.objects.filter(COUNTED_GPU).order_by("model").values_list("model", flat=True)
         models = dict.fromkeys(
             [*present_models.distinct(), job.gpu_model, str(initial.get("gpu_model") or "")]
         )
@@ -91,7 +92,7 @@ class ChangeForm(forms.Form):
             label=_("GPU model"), required=False, widget=select_input(),
             choices=[("", _("Any")), *((each, format_gpu_models(each).strip()) for each in models if each)],
         )  # fmt: skip
-        slices = Gpu.objects.filter(present=True).exclude(mig_profile="").order_by()
+        slices = Gpu.objects.filter(COUNTED_GPU).exclude(mig_profile="").order_by()
         profiles = sorted({*slices.values_list("mig_profile", flat=True).distinct(), job.mig_profile} - {""})
         self.fields["mig_profile"].choices = [("", _("Whole GPUs")), *((each, each) for each in profiles)]  # type: ignore[attr-defined]
         if job.milli_per_gpu not in dict(GPU_FRACTIONS):

@@ -37,6 +37,7 @@ from portal.domain.template_parameters import (
 )
 from portal.errors import FairwayError, InvalidRequest
 from portal.models import Environment, Gpu, Job, NodePool, Project, Template, Topology, User
+from portal.selectors.gpu_states import COUNTED_GPU
 from portal.selectors.templates import list_templates
 from portal.services.jobs.code_archives import do_store_archive
 from portal.services.jobs.dependencies import unknown_job_message
@@ -268,7 +269,7 @@ class LaunchForm(DataForm):
             list_templates(user), (data if data is not None else initial or {}).get("template")
         )
         self.has_topology_levels = self._set_topology_levels()
-        profiles = Gpu.objects.filter(present=True).exclude(mig_profile="").order_by("mig_profile")
+        profiles = Gpu.objects.filter(COUNTED_GPU).exclude(mig_profile="").order_by("mig_profile")
         slices = list(profiles.values_list("mig_profile", flat=True).distinct())
         self.has_mig_slices = bool(slices)
         self._set_choices("mig_profile", [("", _("Whole GPUs")), *((name, name) for name in slices)])

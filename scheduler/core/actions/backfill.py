@@ -22,7 +22,7 @@ import numpy as np
 
 from scheduler.core.capacity.node_capacity import Bools, SlotBatch
 from scheduler.core.capacity.placement import NodePlacer
-from scheduler.core.model.snapshot import HeldSlots, JobId, NodeRow, TaskShape
+from scheduler.core.model.snapshot import HeldSlots, JobId, NodeId, NodeRow, PendingRow, TaskShape
 from scheduler.core.session.gang import Gang, GangTaskState
 from scheduler.core.session.pool import PoolState
 from scheduler.core.shares.quota_ledger import AssumeReleased
@@ -149,6 +149,11 @@ class ReservationPlanner:
                 mask[[one.node for one in each.held]] = False
         return mask
 
+    def reserved_nodes(self, ends_s: float | None, job: JobId | None = None) -> tuple[NodeId, ...]:
+        """Return the other nodes, sorted."""
+        nodes = self._placer.nodes
+        return tuple(sorted(nodes[i].id for i in np.flatnonzero(~self.unreserved_nodes(ends_s, job))))
+
 
 def _release_times(endings: Sequence[JobEnd], now_s: float) -> list[_ReleaseTime]:
     """Return now and each later end; a job whose end has passed ends now."""
@@ -191,6 +196,7 @@ class BackfillReservations:
         self.steps_used = 0
         self._now_s = now_s
         self._planner: ReservationPlanner | None = None
+        self._closed_nodes: dict[tuple[float | None, JobId | None], tuple[NodeId, ...]] = {}
         for gang in late:
             tasks, near = gang.next_tasks, gang.root.topology_constraint
             shape, domains = tasks[0].shape, pool_state.domains
@@ -214,23 +220,31 @@ class BackfillReservations:
         """Return the first reservation of another gang that starts before ``gang`` would end."""
         if not self.reservations:
             return None
-        ends_s = self._expected_end_s(gang)
+        ends_s = self._expected_end_s(gang.pending_row)
         others = (each for each in self.reservations if each.job != gang.job)
         return next((each for each in others if ends_s is None or ends_s > each.start_s), None)
+
+    def closed_nodes(self, job: PendingRow) -> tuple[NodeId, ...]:
+        """Return the nodes where ``job``, started now, would delay the reservation of another one; sorted."""
+        if self._planner is None:
+            return ()
+        ends_s = self._expected_end_s(job)
+        key = (ends_s, job.job if self.for_job(job.job) else None)
+        if key not in self._closed_nodes:
+            self._closed_nodes[key] = self._planner.reserved_nodes(*key)
+        return self._closed_nodes[key]
 
     def allowed_nodes(self, gang: Gang) -> Bools | None:
         """Return the nodes where ``gang`` delays no other reservation; None is all nodes."""
         if self._planner is None or self.first_blocking(gang) is None:
             return None
-        return self._planner.unreserved_nodes(self._expected_end_s(gang), gang.job)
+        return self._planner.unreserved_nodes(self._expected_end_s(gang.pending_row), gang.job)
 
-    def _expected_end_s(self, gang: Gang) -> float | None:
-        """Return the expected end of ``gang`` if it started now; None is unknown."""
-        if gang.pending_row is None:
+    def _expected_end_s(self, job: PendingRow | None) -> float | None:
+        """Return the expected end of ``job`` if it started now; None is unknown."""
+        if job is None:
             return None
-        lasts = [
-            s for s in (gang.pending_row.predicted_duration_s, gang.pending_row.time_limit_s) if s is not None
-        ]
+        lasts = [s for s in (job.predicted_duration_s, job.time_limit_s) if s is not None]
         return self._now_s + min(lasts) if lasts else None
 
 

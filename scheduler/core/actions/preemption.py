@@ -10,7 +10,7 @@ restored if it is not needed, or migrated if another placement exists.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -46,9 +46,20 @@ MAX_STEPS_AGAIN = 1_000
 class PreemptionPlanner:
     """Plans the evictions of one pool."""
 
-    def __init__(self, pool_state: PoolState, now_s: float, *, simulate_at_s: float | None = None) -> None:
-        """With ``simulate_at_s`` change nothing, and treat jobs protected until that time as evictable."""
+    def __init__(
+        self,
+        pool_state: PoolState,
+        now_s: float,
+        evictions: Mapping[GangTask, OrderedEviction],
+        *,
+        simulate_at_s: float | None = None,
+    ) -> None:
+        """``evictions`` are those that this plan has ordered so far.
+
+        With ``simulate_at_s`` change nothing, and treat jobs protected until that time as evictable.
+        """
         self._pool_state = pool_state
+        self._evictions = evictions
         self._now_s = now_s
         self._dry_run = simulate_at_s is not None
         self.candidates = VictimCandidates(pool_state, now_s, simulate_at_s)
@@ -90,7 +101,7 @@ class PreemptionPlanner:
         within_share = self._keeps_to_share(gang)
 
         def allowed(gone: Sequence[GangTask], moved: Sequence[GangTask]) -> bool:
-            return within_share()
+            return within_share() and self._may_preempt_all(gang, self._victims_of(gone))
 
         return self._find(
             SearchRequest(
@@ -159,8 +170,54 @@ class PreemptionPlanner:
             if right.may_have_reclaimable(each) and (mine := self.candidates.in_project_now(each, right.kind))
         }
         return self._could_fit(
-            gang, wanted, EvictionReason.RECLAIMED, others, lambda gone, moved: right.covers(gone)
+            gang,
+            wanted,
+            EvictionReason.RECLAIMED,
+            others,
+            lambda gone, moved: right.covers([*gone, *self._disturbed(moved)]),
         )
+
+    def _victims_of(self, gone: Sequence[GangTask]) -> list[GangTask]:
+        """Return the running tasks that this plan evicts for jobs of ``gone``, then for the job in their place."""
+        displaced = {task.gang.job for task in gone if not task.held}
+        return [
+            task
+            for task, ordered in (self._evictions.items() if displaced else ())
+            if ordered.for_job in displaced and task.held and task.state is not GangTaskState.RUNNING
+        ]
+
+    def _may_preempt_all(self, gang: Gang, tasks: Sequence[GangTask]) -> bool:
+        """Return True if all these tasks are of jobs in the gang's project that it may preempt."""
+        return all(
+            task.gang.leaf_project == gang.leaf_project
+            and task.gang.priority < gang.priority
+            and not self.candidates.is_protected(task.gang, "preempt")
+            for task in tasks
+        )
+
+    def _may_reclaim_all(
+        self, gang: Gang, right: _ReclaimRight, gone: Sequence[GangTask], moved: Sequence[GangTask]
+    ) -> bool:
+        """Return True if ``gang`` may evict these tasks, and those evicted for jobs whose place it takes."""
+        victims = self._victims_of(gone)
+        others = [task for task in victims if task.gang.leaf_project != gang.leaf_project]
+        if not self._may_preempt_all(gang, [task for task in victims if task not in others]):
+            return False
+        if any(self.candidates.is_protected(task.gang, right.kind) for task in others):
+            return False
+        stays = [task for task in others if task.state is GangTaskState.NOMINATED]
+        released = [task for task in others if task.state is GangTaskState.RELEASING]
+        return right.covers([*gone, *self._disturbed([*moved, *stays])], released)
+
+    def _disturbed(self, moved: Sequence[GangTask]) -> list[GangTask]:
+        """Return the running tasks among those that a reclaim moves which it must be allowed to evict, too.
+
+        With ``movable_jobs`` any these are only tasks that no move may disturb.
+        """
+        running = [task for task in moved if task.held]
+        if self._pool_state.policy.movable_jobs == "any":
+            return [task for task in running if self.candidates.is_protected(task.gang, "reclaim")]
+        return running
 
     def may_evict_for(self, gang: Gang, wanted: Sequence[GangTask], reason: EvictionReason) -> bool:
         """Return False if the rules certainly forbid these evictions for evicted tasks of a gang."""
@@ -206,7 +263,7 @@ class PreemptionPlanner:
         }
 
         def allowed(gone: Sequence[GangTask], moved: Sequence[GangTask]) -> bool:
-            return right.covers(gone)
+            return self._may_reclaim_all(gang, right, gone, moved)
 
         return self._find(
             SearchRequest(
@@ -246,7 +303,7 @@ class PreemptionPlanner:
         then = self._dry_run_planners.get(at_s)
         if then is None:
             then = self._dry_run_planners[at_s] = PreemptionPlanner(
-                self._pool_state, self._now_s, simulate_at_s=at_s
+                self._pool_state, self._now_s, self._evictions, simulate_at_s=at_s
             )
         before, actions = then.steps_used, self._pool_state.policy.semantics.actions
         eviction_set = then.consolidate(gang, before + budget_steps) if "consolidate" in actions else None
@@ -345,6 +402,8 @@ class PreemptionPlanner:
             else None
         )
         movers: dict[ProjectId, list[Gang]] = {}
+        near_end: set[Gang] = set()
+        """Those that only the right to evict them allows to move."""
         for each in sorted(self.candidates.by_project()):
             if each == leaf:
                 mine = self.candidates.movable_in_project(each, "preempt", None if any_job else gang.priority)
@@ -353,7 +412,12 @@ class PreemptionPlanner:
                 if right is not None and right.may_have_reclaimable(each):
                     # a near end does not protect those that it could evict
                     more = self.candidates.movable_in_project(each, right.kind)
-                    mine = [other for other in more if other in mine or right.covers(other.evictable_tasks)]
+                    near_end.update(other for other in more if other not in mine)
+                    mine = [
+                        other
+                        for other in more
+                        if other not in near_end or right.covers(other.evictable_tasks)
+                    ]
             elif right is not None and right.may_have_reclaimable(each):
                 mine = self.candidates.movable_in_project(each, right.kind)
             else:
@@ -364,7 +428,9 @@ class PreemptionPlanner:
             if gone:
                 return False
             others = [task for task in moved if task.gang.leaf_project != leaf]
-            return any_job or not others or (right is not None and right.covers(others))
+            if any_job:
+                others = [task for task in others if task.gang in near_end]
+            return not others or (right is not None and right.covers(others))
 
         return self._search.find(
             SearchRequest(gang, movers, EvictionReason.MIGRATED, allowed, budget_steps, self._dry_run)
@@ -397,10 +463,19 @@ class _ReclaimRight:
         """Return False if certainly no work of ``leaf`` can be reclaimed."""
         return leaf != self._leaf and self._first_check.may_have_reclaimable(leaf)
 
-    def covers(self, tasks: Sequence[GangTask]) -> bool:
-        """Return True if the rules allow to reclaim what all these tasks hold, one after the other."""
+    def covers(self, tasks: Sequence[GangTask], released: Sequence[GangTask] = ()) -> bool:
+        """Return True if the rules allow to reclaim what all these tasks hold, one after the other.
+
+        What the ``released`` ones hold no longer counts as held.
+        """
         reclaim_check = self._new_check()
-        for victim, lost in _by_gang(tasks):
+        if released:
+            held = dict(reclaim_check.held)
+            for task in released:
+                for level in reclaim_check.paths[task.gang.leaf_project]:
+                    held[level] = held[level].add(task.amounts)
+            reclaim_check.held = held
+        for victim, lost in _by_gang([*tasks, *released]):
             for amounts in _pieces(victim, lost):
                 if not reclaim_check.allows(victim.leaf_project):
                     return False
@@ -414,7 +489,7 @@ class EvictAction:
     def __init__(self, session: SchedulingSession) -> None:
         self._session = session
         self._planners = {
-            pool: PreemptionPlanner(pool_state, session.snapshot.now_s)
+            pool: PreemptionPlanner(pool_state, session.snapshot.now_s, session.evictions)
             for pool, pool_state in session.pool_states.items()
         }
 

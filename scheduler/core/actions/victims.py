@@ -91,7 +91,7 @@ class VictimCandidates:
             for gang in self._all_in_project(leaf)
             if gang.evictable_tasks
             and (below is None or gang.priority < below)
-            and not self._is_protected(gang, kind)
+            and not self.is_protected(gang, kind)
         ]
 
     def _all_in_project(self, leaf: ProjectId) -> list[Gang]:
@@ -162,28 +162,28 @@ class VictimCandidates:
         most = self._policy.max_migration_loss_gpu_s
         return [gang for gang in self.in_project(leaf, kind, below) if self.lost_gpu_seconds(gang) <= most]
 
-    def _is_protected(self, gang: Gang, kind: str) -> bool:
+    def is_protected(self, gang: Gang, kind: str) -> bool:
+        """Return True if ``in_project`` of this kind leaves out the gang."""
         until_s = self.protected_until_s(gang, kind)
         return until_s is not None and self._evict_at_s < until_s
 
     def protected_until_s(self, gang: Gang, kind: str) -> float | None:
-        """Return until when a job is protected: to a near predicted end, else for its minimum; or None.
+        """Return until when a job is protected, or None: for its minimum, and then to a predicted end that is near.
 
         The near end does not protect it from projects that reclaim within their guarantee.
         """
         if gang.started_s is None:
             return None
-        if (
-            kind != "guaranteed"
-            and gang.running_row
-            and ends_soon(gang.running_row, self._now_s, self._policy)
-        ):
-            return gang.running_row.predicted_end_s
         least_s = self._policy.preempt_min_runtime_s
         if kind in ("reclaim", "guaranteed"):
             path = self._pool_state.tree.path[gang.leaf_project]
             least_s = reclaim_min_runtime_s(path, self._pool_state.quotas, least_s)
-        return gang.started_s + least_s if self._now_s - gang.started_s < least_s else None
+        until_s = gang.started_s + least_s if self._now_s - gang.started_s < least_s else None
+        if kind != "guaranteed" and gang.running_row:
+            from_s = self._now_s if until_s is None else until_s
+            if ends_soon(gang.running_row, from_s, self._policy):
+                return gang.running_row.predicted_end_s
+        return until_s
 
     def protection_ends_s(self) -> list[float]:
         """Return the future times at which protections end, ascending."""

@@ -12,10 +12,13 @@ from typing import Any
 from portal.domain.feasibility import proportional_cpu_and_memory
 from portal.domain.formatting import format_duration
 from portal.domain.stored_texts import stored_text
+from scheduler.core.actions.backfill import BackfillReservations
 from scheduler.core.model.plan import Alternative, AlternativeKind
 from scheduler.core.model.policy import Policy
-from scheduler.core.model.snapshot import PendingRow, PoolId
+from scheduler.core.model.snapshot import NodeId, PendingRow, PoolId
 from scheduler.core.session.cache import RequestVariant
+from scheduler.core.session.gang import build_pending_gang
+from scheduler.core.session.gang_placement import GangPlacer, Statement
 from scheduler.core.session.pool import PoolState, projects_with_user_limits
 from scheduler.core.verdicts.formatting import (
     format_cpus,
@@ -45,20 +48,22 @@ class AlternativeSearch:
         self,
         policy: Policy,
         pool_states: Mapping[PoolId, PoolState],
+        backfill_reservations: Mapping[PoolId, BackfillReservations],
         cached_variants: dict[Hashable, list[RequestVariant]],
     ) -> None:
         """``cached_variants`` keeps request variants from decision to decision."""
         self._policy = policy
         self._pool_states = pool_states
+        self._backfill_reservations = backfill_reservations
         self._cached_variants = cached_variants
         self._user_limited_projects = projects_with_user_limits(pool_states.values())
         self._known: dict[tuple[object, ...], Alternative | None] = {}
-        self._probes: dict[tuple[tuple[object, ...], frozenset[tuple[str, Any]]], bool] = {}
+        self._probes: dict[tuple[object, ...], bool] = {}
         self.steps_used = 0
 
     def cheapest(self, job: PendingRow) -> Alternative | None:
         """Return the cheapest change with which the job would start now; None if none is known."""
-        key = self.reason_key(job)
+        key = (*self.reason_key(job), self.closed_nodes(job))
         if key not in self._known:
             self._known[key] = self.cheapest_by(job, (*request_key(job), job.pools))
         return self._known[key]
@@ -87,7 +92,7 @@ class AlternativeSearch:
 
     def _probe_fits(self, job: PendingRow, probe: RequestVariant) -> bool:
         """Return True if the least of several variants would start now; tried once for equal requests."""
-        key = (self.reason_key(job), frozenset(probe.fields.items()))
+        key = (self.reason_key(job), self.closed_nodes(job), frozenset(probe.fields.items()))
         if key not in self._probes:
             self._probes[key] = self._fits_somewhere(job, probe)
         return self._probes[key]
@@ -186,13 +191,46 @@ class AlternativeSearch:
         if job.task_requests or job.groups:
             model = variant.fields.get("gpu_model", job.gpu_model)
             asks = tuple(ask._replace(gpu_model=model) for ask in job.task_requests)
-            return pool_state.fits_now(replace(job, **variant.fields, task_requests=asks))
+            changed = replace(job, **variant.fields, task_requests=asks)
+            return self.fits_on_open_nodes(changed, pool_state.pool.id)
+        if self._backfill_closed(job, pool_state.pool.id):
+            return self.fits_on_open_nodes(replace(job, **variant.fields), pool_state.pool.id)
         known = variant.batches.get(pool_state.pool.id)
         if known is None:
             known = variant.batches[pool_state.pool.id] = pool_state.batch_request(
                 replace(job, **variant.fields)
             )
         return pool_state.batch_fits_now(job, known)
+
+    def closed_nodes(self, job: PendingRow) -> tuple[NodeId, ...]:
+        """Return the nodes of all pools that are reserved for gangs which ``job`` would delay."""
+        pools = self._backfill_reservations
+        return tuple(node for pool in pools for node in pools[pool].closed_nodes(job))
+
+    def fits_on_open_nodes(self, job: PendingRow, pool: PoolId) -> bool:
+        """Return True if the job would start in the pool now, and delay no gang."""
+        pool_state, row = self._pool_states[pool], self._on_open_nodes(job, pool)
+        if not pool_state.fits_now(row):
+            return False
+        return not (job.task_requests or job.groups) or self._can_be_placed(row, pool_state)
+
+    def _backfill_closed(self, job: PendingRow, pool: PoolId) -> tuple[NodeId, ...]:
+        reservations = self._backfill_reservations.get(pool)
+        return reservations.closed_nodes(job) if reservations else ()
+
+    def _on_open_nodes(self, job: PendingRow, pool: PoolId) -> PendingRow:
+        """Return the row without the nodes that are reserved for gangs which it would delay."""
+        closed = self._backfill_closed(job, pool)
+        return replace(job, avoid_nodes=(*job.avoid_nodes, *closed)) if closed else job
+
+    @staticmethod
+    def _can_be_placed(job: PendingRow, pool_state: PoolState) -> bool:
+        """Return True if tasks that differ can be placed together now: counting them is not enough."""
+        gang = build_pending_gang(job, pool_state.tree.leaf_of[job.project], pool_state.smallest_gpu_mib)
+        statement = Statement(pool_state)
+        placed = GangPlacer(statement, nominate=False).place(gang, gang.next_tasks)
+        statement.rollback()
+        return placed
 
     def _describe(self, job: PendingRow, variant: RequestVariant) -> Alternative:
         fields = variant.fields
@@ -262,15 +300,18 @@ class AlternativeSearch:
         return (*request_key(job), job.pools, job.user if counts else None)
 
 
-def shorter_limit(now_s: float, until_s: float, name: str) -> Alternative | None:
-    """Return the change to a time limit that ends before ``until_s``, when a reservation begins; None if too short.
+def limit_before(now_s: float, until_s: float) -> int | None:
+    """Return a time limit in seconds that ends before ``until_s``; None if too short.
 
     A tenth is left for the time until the change is made.
     """
     limit_s = int(0.9 * (until_s - now_s))
     limit_s -= limit_s % (1_800 if limit_s >= 7_200 else 60)
-    if limit_s < MIN_LIMIT_S:
-        return None
+    return None if limit_s < MIN_LIMIT_S else limit_s
+
+
+def shorter_limit(limit_s: int, name: str) -> Alternative:
+    """Return the change to a time limit that ends before ``name`` begins."""
     how = stored_text(f"with a time limit of {format_duration(limit_s)}, which ends before {name}")
     return Alternative(AlternativeKind.SHORTER_LIMIT, how, {"time_limit_s": limit_s})
 
@@ -282,7 +323,7 @@ def amounts_for(job: PendingRow, count: int, of: int) -> dict[str, int]:
 def request_key(job: PendingRow) -> tuple[object, ...]:
     """Return the properties of a job that decide its reason; equal keys give equal answers."""
     return (
-        job.task_request, tuple(sorted(job.avoid_nodes)), job.node_affinity, job.tasks, job.required_tasks,
-        job.share_mib, job.task_requests, job.project, job.preemptible, job.topology_constraint,
-        job.needs_same_gpus,
+        job.task_request, tuple(sorted(job.avoid_nodes)), tuple(sorted(job.ineligible_nodes)), job.node_affinity,
+        job.tasks, job.required_tasks, job.share_mib, job.task_requests, job.project, job.preemptible,
+        job.topology_constraint, job.needs_same_gpus, job.required_cuda, job.launcher,
     )  # fmt: skip

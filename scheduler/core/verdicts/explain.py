@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from portal.domain.reasons import VerdictCode
 from portal.domain.stored_texts import stored_text
-from scheduler.core.actions.backfill import GangReservation
+from scheduler.core.actions.backfill import BackfillReservations, GangReservation
 from scheduler.core.model.plan import Alternative, Eviction, Verdict
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.resources import ResourceVector
@@ -19,6 +19,7 @@ from scheduler.core.model.snapshot import (
     WHOLE_MILLI,
     HeldSlots,
     JobId,
+    NodeId,
     NodeRow,
     PendingRow,
     PoolId,
@@ -28,7 +29,7 @@ from scheduler.core.session.cache import RequestVariant
 from scheduler.core.session.gang import Gang
 from scheduler.core.session.pool import PoolState
 from scheduler.core.shares.quota_ledger import AssumeReleased, ExceededQuota
-from scheduler.core.verdicts.alternatives import AlternativeSearch, request_key, shorter_limit
+from scheduler.core.verdicts.alternatives import AlternativeSearch, request_key
 from scheduler.core.verdicts.formatting import (
     equal_parts,
     format_closed_nodes,
@@ -104,16 +105,20 @@ class Explainer:
         snapshot: Snapshot,
         policy: Policy,
         pool_states: Mapping[PoolId, PoolState],
+        backfill_reservations: Mapping[PoolId, BackfillReservations],
         cached_variants: dict[Hashable, list[RequestVariant]],
     ) -> None:
         """``cached_variants`` keeps request variants from decision to decision."""
-        self.alternative_search = AlternativeSearch(policy, pool_states, cached_variants)
+        self.alternative_search = AlternativeSearch(
+            policy, pool_states, backfill_reservations, cached_variants
+        )
         self._now_s = snapshot.now_s
         self._pool_states = pool_states
         self._nodes: dict[str, NodeRow] = {node.id: node for node in snapshot.nodes}
         self._reasons: dict[tuple[object, ...], Reason] = {}
         self._running = {row.job: row for row in snapshot.running}
-        self._class_reasons: dict[int, ClassReason] = {}
+        self._class_reasons: dict[tuple[int, tuple[NodeId, ...]], ClassReason] = {}
+        """By class and the nodes that are reserved for gangs which its jobs would delay."""
         self._feasible_pools: dict[tuple[object, ...], list[PoolId]] = {}
         self._free_capacities: dict[tuple[object, ...], FreeCapacity] = {}
 
@@ -154,8 +159,6 @@ class Explainer:
                 or self._quota_reason_of_first_pool(job)
                 or self._unsatisfiable(job)
             )
-        if reason.code is VerdictCode.UNSATISFIABLE:
-            return reason.verdict(job)
         return reason.verdict(job, self.alternative_search.cheapest(job))
 
     def _quota_reason_of_first_pool(self, job: PendingRow) -> Reason | None:
@@ -332,7 +335,8 @@ class Explainer:
 
     def unschedulable(self, gang: Gang, job: PendingRow, pool: PoolId) -> ClassReason:
         """Return why jobs of this class did not start in ``pool``, as of after the plan."""
-        known = self._class_reasons.get(gang.class_id)
+        key = (gang.class_id, self.alternative_search.closed_nodes(job))
+        known = self._class_reasons.get(key)
         if known is None:
             pool_state = self._pool_states[pool]
             alike = gang.homogeneous and job.share_mib is None
@@ -341,16 +345,22 @@ class Explainer:
                 job, pool_state, gang.tasks[0].shape if alike else request_key(job), amounts
             )
             change = self.alternative_search.cheapest_by(job, gang.class_id)
-            known = self._class_reasons[gang.class_id] = ClassReason(reason, change, {})
+            known = self._class_reasons[key] = ClassReason(reason, change, {})
         return known
 
-    def reserved_for(self, job: PendingRow, reservation: GangReservation, verdict: Verdict) -> Verdict:
-        """Return the verdict of a job that would delay a gang if it took the free capacity."""
+    def reserved_for(
+        self, job: PendingRow, reservation: GangReservation, verdict: Verdict, change: Alternative | None
+    ) -> Verdict:
+        """Return the verdict of a job that would delay a gang if it took the free capacity.
+
+        ``change`` is the time limit with which it would not.
+        """
         message = stored_text(
             f"Needs {format_request(job)}; enough is free now, but reserved for a larger job that starts at "
-            f"{format_time(reservation.start_s)}. With a time limit that ends before then, it could start now."
+            f"{format_time(reservation.start_s)}."
         )
-        change = shorter_limit(self._now_s, reservation.start_s, stored_text("the larger job starts"))
+        if change is not None:
+            message += stored_text(" With a time limit that ends before then, it could start now.")
         numbers = {**verdict.details, "reserved_from_s": reservation.start_s}
         return replace(
             verdict,

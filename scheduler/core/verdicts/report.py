@@ -9,12 +9,12 @@ from functools import cached_property
 from portal.domain.reasons import VerdictCode
 from portal.domain.stored_texts import stored_text
 from scheduler.core.actions.scheduling_session import SchedulingSession, preemption_allowed_from_s
-from scheduler.core.model.plan import Eviction, Verdict
+from scheduler.core.model.plan import Alternative, Eviction, Verdict
 from scheduler.core.model.snapshot import HeldSlots, JobId, PendingRow, PoolId, ReservationRow
 from scheduler.core.session.gang import Gang, GangTaskState
 from scheduler.core.session.job_queue import sort_fairly
 from scheduler.core.verdicts import formatting
-from scheduler.core.verdicts.alternatives import shorter_limit
+from scheduler.core.verdicts.alternatives import limit_before, shorter_limit
 from scheduler.core.verdicts.explain import ClassReason, Explainer
 
 _CAPACITY_CODES = frozenset({VerdictCode.INSUFFICIENT_RESOURCES, VerdictCode.OVER_FAIR_SHARE})
@@ -29,8 +29,11 @@ class VerdictReport:
     evictions: Iterable[Eviction]
     earliest_eviction_s: Callable[[PoolId, Gang, int], tuple[float | None, int]]
     """That of ``EvictAction``."""
-    _protected_reasons: dict[int, ClassReason | None] = field(default_factory=dict)
-    """By class id."""
+    _openings_s: dict[int, float | None] = field(default_factory=dict)
+    """When a class could evict others but for their protection, by class id; None is never."""
+    _protected_reasons: dict[int, tuple[ClassReason, ClassReason]] = field(default_factory=dict)
+    """By identity of the reason without protections, which is kept beside it."""
+    _limits: dict[tuple[object, ...], Alternative | None] = field(default_factory=dict)
     _fits: dict[int, bool] = field(default_factory=dict)
     """By class id."""
 
@@ -151,12 +154,12 @@ class VerdictReport:
         if first is None:  # the reserved nodes are in other pools
             return verdict
         now_s = self.session.snapshot.now_s
-        change = shorter_limit(now_s, first.start_s, stored_text("the reservation begins")) if free else None
+        change = self._shorter_limit(job, feasible_pools) if free else None
         return replace(
             verdict,
             code=VerdictCode.RESERVED_FOR_OTHER_JOB,
             suggestion=change or verdict.suggestion,
-            message=_reservation_message(job, first, free=free, now_s=now_s),
+            message=_reservation_message(job, first, free=free, now_s=now_s, has_limit=change is not None),
             details={
                 **verdict.details,
                 "reservation": first.name,
@@ -175,7 +178,49 @@ class VerdictReport:
         other = reserving.first_blocking(gang)
         if other is None or not self._fits_now(pool, gang):
             return verdict
-        return self.explainer.reserved_for(row, other, verdict)
+        return self.explainer.reserved_for(row, other, verdict, self._shorter_limit(row, [pool]))
+
+    def _shorter_limit(self, job: PendingRow, pools: Iterable[PoolId]) -> Alternative | None:
+        """Return the longest time limit with which the job would start now, before reservations begin; None if none.
+
+        ``job`` is restricted by admin reservations.
+        """
+        session = self.session
+        asked, pools = session.admin_reservations.original_row(job) or job, tuple(pools)
+        key = (
+            pools,
+            self.explainer.alternative_search.reason_key(asked),
+            asked.time_limit_s,
+            asked.predicted_duration_s,
+        )
+        if key not in self._limits:
+            begins = dict.fromkeys(
+                (row.start_s for row in session.admin_reservations.rows),
+                stored_text("the reservation begins"),
+            )
+            begins |= dict.fromkeys(
+                (each.start_s for pool in pools for each in session.backfill_reservations[pool].reservations),
+                stored_text("the larger job starts"),
+            )
+            self._limits[key] = next(self._passing_limits(asked, pools, begins), None)
+        return self._limits[key]
+
+    def _passing_limits(
+        self, asked: PendingRow, pools: Iterable[PoolId], begins: Mapping[float, str]
+    ) -> Iterator[Alternative]:
+        """Yield the limits before these times with which a job would start now, longest first."""
+        session, search = self.session, self.explainer.alternative_search
+        for start_s in sorted(begins, reverse=True):
+            limit_s = limit_before(session.snapshot.now_s, start_s)
+            if limit_s is None:
+                return
+            if asked.time_limit_s is not None and limit_s >= asked.time_limit_s:
+                continue
+            search.steps_used += 1
+            closed = session.admin_reservations.excluded_nodes(asked.project, limit_s)
+            row = replace(asked, time_limit_s=limit_s, avoid_nodes=(*asked.avoid_nodes, *closed))
+            if any(search.fits_on_open_nodes(row, pool) for pool in pools):
+                yield shorter_limit(limit_s, begins[start_s])
 
     def _fits_now(self, pool: PoolId, gang: Gang) -> bool:
         if gang.class_id not in self._fits:
@@ -186,18 +231,23 @@ class VerdictReport:
         self, pool: PoolId, gang: Gang, row: PendingRow, reason: ClassReason
     ) -> ClassReason | None:
         """Return the reason of jobs that could evict others but for their protection; None if none."""
-        if gang.class_id not in self._protected_reasons:
+        if gang.class_id not in self._openings_s:
             search = self.explainer.alternative_search
             left = self.session.policy.max_suggestion_steps - search.steps_used
             opening_s, steps = self.earliest_eviction_s(pool, gang, left) if left > 0 else (None, 0)
             search.steps_used += steps
-            self._protected_reasons[gang.class_id] = (
-                None if opening_s is None else self.explainer.victims_protected(row, opening_s, reason)
-            )
-        return self._protected_reasons[gang.class_id]
+            self._openings_s[gang.class_id] = opening_s
+        if (opening_s := self._openings_s[gang.class_id]) is None:
+            return None
+        if id(reason) not in self._protected_reasons:
+            protected = self.explainer.victims_protected(row, opening_s, reason)
+            self._protected_reasons[id(reason)] = (reason, protected)
+        return self._protected_reasons[id(reason)][1]
 
 
-def _reservation_message(job: PendingRow, row: ReservationRow, *, free: bool, now_s: float) -> str:
+def _reservation_message(
+    job: PendingRow, row: ReservationRow, *, free: bool, now_s: float, has_limit: bool
+) -> str:
     """Return which reservation blocks until when, and how the job could pass."""
     count, until = len(row.nodes), formatting.format_time(row.end_s)
     nodes = stored_text(
@@ -208,7 +258,7 @@ def _reservation_message(job: PendingRow, row: ReservationRow, *, free: bool, no
         f"Needs {formatting.format_request(job)}; {'enough is free now, but ' if free else ''}{nodes} "
         f"until {until} ({row.name})."
     )
-    if row.start_s > now_s:
+    if has_limit:
         message += stored_text(" With a time limit that ends before then, it could start now.")
     return message
 
