@@ -155,7 +155,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_ssh(add)
     add("quota", quota, "List the quotas of your projects.")
     add("nodes", nodes, "List nodes.")
-    add("free", free, "Count the GPUs of each model that no job holds.")
+    add("free", free, "Count the GPUs of each model that are free.")
     add("templates", templates, "List templates.")
     assistant = add(
         "mcp", serve_mcp, "Serve the Model Context Protocol on standard input and output, for assistants."
@@ -392,21 +392,22 @@ def nodes(server: Fairway, given: argparse.Namespace) -> int:
 
 
 def free(server: Fairway, given: argparse.Namespace) -> int:
-    """Count the GPUs of each model, and those in the state free."""
-    counts: dict[str, list[list[int]]] = defaultdict(list)
+    """Count the GPUs, and the MIG slices, of each model, and those in the state free."""
+    counts: dict[tuple[str, str], list[list[int]]] = defaultdict(list)
     for node in server.list("nodes/", limit=200):
         present = [gpu for gpu in node["gpus"] if gpu["present"]]
-        for model in {gpu["model"] for gpu in present}:
-            states = [gpu["state"] for gpu in present if gpu["model"] == model]
-            counts[model].append([states.count("free"), len(states)])
+        kinds = [(gpu["model"], gpu.get("mig_profile") or "") for gpu in present]
+        for kind in set(kinds):
+            states = [gpu["state"] for gpu, other in zip(present, kinds) if other == kind]
+            counts[kind].append([states.count("free"), len(states)])
     rows = [
         {
-            "model": model,
+            "model": f"{model} MIG {profile}" if profile else model,
             "free": sum(each[0] for each in found),
             "gpus": sum(each[1] for each in found),
             "most_on_one_node": max(each[0] for each in found),
         }
-        for model, found in sorted(counts.items())
+        for (model, profile), found in sorted(counts.items())
     ]
     return _print_rows(given, rows, ("model", "free", "gpus", "most_on_one_node"))
 

@@ -10,7 +10,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from portal.models import Attempt, Gpu, Job, NodeMetricsMinute, Quota, UsageInterval
+from portal.models import Allocation, Attempt, Gpu, Job, NodeMetricsMinute, Quota, UsageInterval
 from portal.services.cluster.reservations import ReservationInput, do_save_reservation
 from scheduler.cycle import run_cycle
 from tests import factories
@@ -126,6 +126,22 @@ def test_many_gpus_are_counted_by_the_same_rules(lab, monkeypatch):
     assert model["nodes_by_free"] == [{"free": 4, "nodes": 1}, {"free": 3, "nodes": 1}]
 
 
+@pytest.mark.parametrize("most_drawn", [256, 4])
+def test_slices_of_a_model_are_no_whole_gpus(lab, monkeypatch, most_drawn):
+    monkeypatch.setattr("portal.selectors.nodes.cluster_overview.MAX_DRAWN_GPUS", most_drawn)
+    Gpu.objects.filter(node=lab["nodes"][0]).update(mig_profile="1g.10gb", memory_mib=10240)
+    client = client_of(lab["user"])
+    found = {row["mig_profile"]: row for row in capacity(lab["user"])["gpu_models"]}
+    assert {name: (row["total"], row["largest_free"]) for name, row in found.items()} == {
+        "": (4, 4),
+        "1g.10gb": (4, 4),
+    }
+    page = words(client.get(reverse("home")))
+    assert "MIG 1g.10gb 10 GiB" in page and "Up to 4 slices on one node." in page
+    Gpu.objects.filter(node=lab["nodes"][1]).update(used_milli=1000)
+    assert "at most 0 free on one node now" in words(preview_of(lab, client)), "slices do not run it"
+
+
 def test_the_fair_share_page_shows_rank_and_recovery(lab):
     other = factories.user("eve")
     lab["project"].memberships.create(user=other, role="member")
@@ -181,6 +197,7 @@ def test_a_workspace_card_shows_recent_use_and_extends_in_place(lab):
     now = timezone.now().replace(second=0, microsecond=0)
     began = now - dt.timedelta(minutes=3)
     Attempt.objects.update(state="RUNNING", running_at=began, ready_at=began)
+    Allocation.objects.update(started_at=began)
     Job.objects.filter(pk=job.pk).update(state="RUNNING")
     held = list(Gpu.objects.filter(allocations__task__attempt=attempt).order_by("index"))
     for age, percent in ((2, 20.0), (1, 60.0)):

@@ -28,9 +28,10 @@ class NodesByFree(ResponseSerializer):
 
 
 class GpuModelCapacity(ResponseSerializer):
-    """A GPU model. GPUs in the state free, and those reserved for you, count as free."""
+    """A GPU model, or its MIG slices of one profile. Those in the state free, or reserved for you, count as free."""
 
     model = serializers.CharField()
+    mig_profile = serializers.CharField(allow_blank=True, help_text="Blank for whole GPUs.")
     memory_mib = serializers.IntegerField()
     total = serializers.IntegerField()
     free = serializers.IntegerField(help_text="GPUs that you could get now, within your quotas.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import starmap
 
@@ -11,6 +11,7 @@ from django.db.models import QuerySet
 from django.utils.translation import gettext as _
 
 from portal.access import Requester, require_user, visible_nodes
+from portal.domain.feasibility import accepts_gpu_model
 from portal.domain.states import AttemptState, GpuHealth, GpuState, NodeState
 from portal.models import Allocation, Gpu, Node
 from portal.selectors.gpu_states import COUNTED_GPU, gpu_state_label, with_state
@@ -35,6 +36,7 @@ class GpuDisplayRow:
     index: int
     model: str
     memory_mib: int
+    mig_profile: str
     health: str
     used_milli: int
     simulated: bool
@@ -94,7 +96,7 @@ def free_gpu_rows(nodes_by_free: Mapping[int, int]) -> list[FreeGpuRow]:
 
 @dataclass
 class GpuModelSummary:
-    """A GPU model: how many GPUs there are, and how many one user could get now.
+    """A GPU model, or its slices of one MIG profile: how many there are, and how many one user could get now.
 
     ``free`` counts the GPUs that the user could get now: those in the state free and those reserved for the user
     (``reserved_for_user``), within the user's quotas; ``beyond_quota`` those that only a quota keeps from the user.
@@ -104,6 +106,7 @@ class GpuModelSummary:
 
     model: str
     memory_mib: int
+    mig_profile: str = ""
     total: int = 0
     free: int = 0
     largest_free: int = 0
@@ -144,6 +147,8 @@ class GpuModelSummary:
         """What could start now."""
         if self.free == 0:
             message = _("None is free for you now; new jobs wait in the queue.")
+        elif self.mig_profile:
+            message = _("Up to {count} slices on one node.").format(count=self.largest_free)
         elif self.largest_free == 1:
             message = _("Any job with 1 GPU per node starts now.")
         else:
@@ -154,6 +159,17 @@ class GpuModelSummary:
             beyond = _("{count} more are free, but beyond your quota.").format(count=self.beyond_quota)
             return f"{message} {beyond}"
         return message
+
+
+def fitting_summaries(
+    strips: Sequence[GpuModelSummary], gpu_model: str, mig_profile: str
+) -> list[GpuModelSummary]:
+    """Return those that a request of this model (blank: any) and MIG profile (blank: whole GPUs) accepts."""
+    return [
+        strip
+        for strip in strips
+        if strip.mig_profile == mig_profile and accepts_gpu_model(gpu_model, strip.model)
+    ]
 
 
 def free_capacity(requester: Requester, shares: Sequence[QuotaUsage] | None = None) -> list[GpuModelSummary]:
@@ -178,13 +194,14 @@ def free_capacity(requester: Requester, shares: Sequence[QuotaUsage] | None = No
             ended_at__isnull=True, task__attempt__state=AttemptState.CONFIGURING.value
         ).values_list("gpu_id", flat=True)
     )
-    strips: dict[tuple[str, int], GpuModelSummary] = {}
-    rows: dict[tuple[str, int, int], NodeSummary] = {}
+    strips: dict[tuple[str, str, int], GpuModelSummary] = {}
+    rows: dict[tuple[tuple[str, str, int], int], NodeSummary] = {}
     places: Counter[int] = Counter()
     for gpu in sorted(gpu_display_rows(gpus), key=lambda gpu: (nodes[gpu.node_id].name, gpu.index)):
         node = nodes[gpu.node_id]
-        strip = strips.setdefault((gpu.model, gpu.memory_mib), GpuModelSummary(gpu.model, gpu.memory_mib))
-        key = (gpu.model, gpu.memory_mib, node.pk)
+        kind = (gpu.model, gpu.mig_profile, gpu.memory_mib)
+        strip = strips.setdefault(kind, GpuModelSummary(gpu.model, gpu.memory_mib, gpu.mig_profile))
+        key = (kind, node.pk)
         if key not in rows:
             rows[key] = NodeSummary(node.name, node.public_id)
             strip.nodes.append(rows[key])
@@ -200,12 +217,14 @@ def free_capacity(requester: Requester, shares: Sequence[QuotaUsage] | None = No
         if gpu.state == GpuState.FREE or (gpu.state == GpuState.RESERVED and node.pk not in reserved):
             rows[key].free += 1
             rows[key].reserved_for_user += gpu.state == GpuState.RESERVED
-    for (model, memory_mib, node_id), row in rows.items():
+    for (kind, node_id), row in rows.items():
         pool = nodes[node_id].pool_id
-        strips[model, memory_mib].add_nodes(
-            1, pool, len(row.squares), row.free, allowed.get(pool), row.reserved_for_user
-        )
-    return sorted(strips.values(), key=lambda strip: (-strip.total, strip.model))
+        strips[kind].add_nodes(1, pool, len(row.squares), row.free, allowed.get(pool), row.reserved_for_user)
+    return _largest_first(strips.values())
+
+
+def _largest_first(strips: Iterable[GpuModelSummary]) -> list[GpuModelSummary]:
+    return sorted(strips, key=lambda strip: (-strip.total, strip.model, strip.mig_profile))
 
 
 def _allowed_gpus(shares: Sequence[QuotaUsage]) -> dict[int, int]:
@@ -272,9 +291,12 @@ def build_square(
 
 
 def _summarize(groups: Sequence[NodeGroup], allowed: Mapping[int, int]) -> list[GpuModelSummary]:
-    strips: dict[str, GpuModelSummary] = {}
+    strips: dict[tuple[str, str], GpuModelSummary] = {}
     for group in groups:
-        strip = strips.setdefault(group.model, GpuModelSummary(group.model, group.gpu_memory_mib))
+        strip = strips.setdefault(
+            (group.model, group.mig_profile),
+            GpuModelSummary(group.model, group.gpu_memory_mib, group.mig_profile),
+        )
         strip.add_nodes(
             group.nodes,
             group.pool,
@@ -283,4 +305,4 @@ def _summarize(groups: Sequence[NodeGroup], allowed: Mapping[int, int]) -> list[
             allowed.get(group.pool),
             group.reserved,
         )
-    return sorted(strips.values(), key=lambda strip: (-strip.total, strip.model))
+    return _largest_first(strips.values())

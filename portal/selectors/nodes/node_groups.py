@@ -16,7 +16,7 @@ from portal.selectors.gpu_states import COUNTED_GPU, gpu_state
 
 
 class NodeGroup(NamedTuple):
-    """Nodes of one pool in the same state with equal numbers of present GPUs of one model.
+    """Nodes of one pool in the same state with equal numbers of present GPUs, or of MIG slices, of one model.
 
     ``free`` and ``reserved`` are the GPUs of a node in that state, ``reserved`` without those that are reserved for
     others than the reader. CPU and memory are the least that a node has for each of its GPUs, also those of other
@@ -34,6 +34,8 @@ class NodeGroup(NamedTuple):
     gpu_memory_mib: int
     cpu_milli_per_gpu: int
     memory_mib_per_gpu: int
+    mig_profile: str
+    """Blank for whole GPUs."""
 
 
 def node_groups(requester: Requester, reserved: Collection[int] = ()) -> list[NodeGroup]:
@@ -50,7 +52,7 @@ def _read_groups(requester: Requester, reserved: frozenset[int]) -> list[NodeGro
         Gpu.objects.filter(COUNTED_GPU, node__in=visible_nodes(requester))
         .annotate(state=gpu_state())
         .order_by()
-        .values("model", "node_id")
+        .values("model", "mig_profile", "node_id")
         .annotate(
             total=Count("pk"),
             free=Count("pk", filter=Q(state=GpuState.FREE.value)),
@@ -63,10 +65,10 @@ def _read_groups(requester: Requester, reserved: frozenset[int]) -> list[NodeGro
         cursor.execute(
             f"""
             SELECT model, pool.id, pool.public_id, node.state, total, free, reserved, count(*)::int, max(memory),
-                   min(node.cpu_milli / on_node), min(node.memory_mib / on_node)
+                   min(node.cpu_milli / on_node), min(node.memory_mib / on_node), mig_profile
             FROM (SELECT *, (sum(total) OVER (PARTITION BY node_id))::bigint AS on_node FROM ({query}) model) kind
             JOIN portal_node node ON node.id = node_id JOIN portal_nodepool pool ON pool.id = node.pool_id
-            GROUP BY 1, 2, 3, 4, 5, 6, 7 ORDER BY 1, 2, 4, 5, 6, 7
+            GROUP BY 1, 2, 3, 4, 5, 6, 7, 12 ORDER BY 1, 12, 2, 4, 5, 6, 7
             """,  # noqa: S608 - only a query of Django is interpolated
             values,
         )

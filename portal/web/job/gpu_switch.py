@@ -54,7 +54,7 @@ def switch_gpus(request: HttpRequest, user: User, public_id: str) -> HttpRespons
         "model": model,
         "pool": pool,
         "pools": pools,
-        "models": [strip.model for strip in strips],
+        "models": list(dict.fromkeys(strip.model for strip in strips)),
         "check": preview_launch(job.owner, wanted, strips, query_engine=True),
     }
     whole = {} if request.headers.get("HX-Request") else job_page_context(user, job)

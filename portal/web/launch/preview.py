@@ -10,7 +10,6 @@ from typing import Any
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from portal.domain.feasibility import accepts_gpu_model
 from portal.domain.formatting import short_gpu_model
 from portal.domain.job_spec import job_fields
 from portal.engine_client import query_would_start
@@ -21,7 +20,7 @@ from portal.selectors.jobs.preemption_preview import (
     preemption_candidates,
     total_lost_gpu_seconds,
 )
-from portal.selectors.nodes.cluster_overview import GpuModelSummary
+from portal.selectors.nodes.cluster_overview import GpuModelSummary, fitting_summaries
 from portal.services.jobs.start_alternatives import StartTimes, list_start_alternatives
 from portal.services.jobs.submission import JobRequest, is_live, preview_query_body, validate_request
 from portal.web.display.formatting import gpus as gpu_words
@@ -209,7 +208,7 @@ def _preview_from_free_gpus(request: JobRequest, strips: list[GpuModelSummary]) 
         return LaunchPreview(
             "unknown", _("Needs no GPU"), _("It starts when a node has the CPU and memory free.")
         )
-    fitting = [strip for strip in strips if accepts_gpu_model(request.gpu_model, strip.model)]
+    fitting = fitting_summaries(strips, request.gpu_model, request.mig_profile)
     space = max((strip.largest_free for strip in fitting), default=0)
     one_model = request.tasks > 1 and not (request.allow_mixed_gpus or request.min_tasks)
     by_model = [strip.free for strip in fitting]

@@ -22,7 +22,6 @@ from portal.access import (
     project_parents,
     visible_secrets,
 )
-from portal.domain.feasibility import accepts_gpu_model
 from portal.domain.formatting import format_gpu_models
 from portal.domain.job_spec import JobSpec, job_fields, placement_fields
 from portal.domain.kubernetes import NotExportable
@@ -38,7 +37,7 @@ from portal.selectors.environments import LaunchableEnvironment, launchable_envi
 from portal.selectors.jobs.jobs import get_job
 from portal.selectors.jobs.progress import MeasuredProgram, measure_program
 from portal.selectors.nodes import cluster_overview
-from portal.selectors.nodes.cluster_overview import GpuModelSummary
+from portal.selectors.nodes.cluster_overview import GpuModelSummary, fitting_summaries
 from portal.selectors.nodes.resources_per_gpu import (
     ResourcesPerGpu,
     list_resources_per_gpu,
@@ -332,12 +331,17 @@ def _capacity_context(
 ) -> dict[str, Any]:
     """Return the choices of GPU models and numbers, with those of the form."""
     model, count = str(form["gpu_model"].value() or ""), str(form["gpus_per_task"].value() or "")
+    mig_profile = str(form["mig_profile"].value() or "")
+    by_model: dict[str, GpuModelSummary] = {}
+    for strip in strips:
+        if strip.model not in by_model or strip.mig_profile == mig_profile:
+            by_model[strip.model] = strip
     return {
-        "strips": strips,
+        "strips": by_model.values(),
         "model": model,
         "other_models": "" if model in ("", *(strip.model for strip in strips)) else format_gpu_models(model),
         "kind": str(form["kind"].value() or ""),
-        "size_presets": size_presets(strips, model, count, shares),
+        "size_presets": size_presets(fitting_summaries(strips, model, mig_profile), count, shares),
     }
 
 
@@ -388,7 +392,7 @@ def _advice(user: User, request: JobRequest, strips: list[GpuModelSummary]) -> S
     found = right_size_advice(user, request)
     if found is None:
         return None
-    fitting = [strip for strip in strips if accepts_gpu_model(request.gpu_model, strip.model)]
+    fitting = fitting_summaries(strips, request.gpu_model, request.mig_profile)
     free = max((strip.largest_free for strip in fitting), default=0)
     count = found.fields.get("gpus_per_task")
     message = found.message
@@ -404,7 +408,9 @@ def _idle_rules(request: JobRequest | None, strips: list[GpuModelSummary]) -> li
     if request.pool is not None:
         return idle_rule_texts(request.project, [request.pool])
     fitting = {
-        pool for strip in strips if accepts_gpu_model(request.gpu_model, strip.model) for pool in strip.pools
+        pool
+        for strip in fitting_summaries(strips, request.gpu_model, request.mig_profile)
+        for pool in strip.pools
     }
     return idle_rule_texts(request.project, NodePool.objects.filter(pk__in=fitting).order_by("name"))
 
@@ -415,15 +421,12 @@ def _applies_to(share: QuotaUsage, request: JobRequest | None, strips: list[GpuM
         return False
     if request is None or (request.pool is not None and request.pool.pk != share.pool.pk):
         return False
-    models = [strip for strip in strips if accepts_gpu_model(request.gpu_model, strip.model)]
+    models = fitting_summaries(strips, request.gpu_model, request.mig_profile)
     return not request.gpu_model or any(share.pool.pk in strip.pools for strip in models)
 
 
-def size_presets(
-    strips: list[GpuModelSummary], model: str, count: str, shares: list[QuotaUsage]
-) -> list[SizePreset]:
+def size_presets(fitting: list[GpuModelSummary], count: str, shares: list[QuotaUsage]) -> list[SizePreset]:
     """Return the usual GPU counts on one node, each with whether it fits now, waits, or is never allowed."""
-    fitting = [strip for strip in strips if accepts_gpu_model(model, strip.model)]
     free = max((strip.largest_free for strip in fitting), default=0)
     largest = max((strip.largest_node for strip in fitting), default=0)
     limits = [limit for share in shares if (limit := _tightest_limit(share)) is not None]
