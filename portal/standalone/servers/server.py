@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import shutil
 import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from portal.standalone.data_dir import DataDir
 from portal.standalone.errors import StartError
 
 POLL_INTERVAL_S = 0.02
+
+
+def copy_for_account(folder: DataDir, name: str, program: Path, copy: Callable[[Path], None]) -> Path:
+    """Return a folder below the data folder with what ``copy`` writes to the path that it gets.
+
+    A server's account may not reach a program in the environment, which has the umask of who made it. Each build of
+    ``program``, known by path, size and time, is copied once.
+    """
+    status = program.stat()
+    mark = hashlib.sha256(f"{program.parent} {status.st_size} {status.st_mtime_ns}".encode()).hexdigest()[:12]
+    target = folder.servers / f"{name}-{mark}"
+    if not target.is_dir():
+        making = folder.servers / f".making-{os.getpid()}"
+        shutil.rmtree(making, ignore_errors=True)
+        copy(making)
+        for part in [folder.servers, making, *making.rglob("*")]:
+            if not part.is_symlink():
+                runs = part.is_dir() or part.parent.name == "bin"
+                part.chmod(0o755 if runs else 0o644)
+        making.rename(target)
+    return target
 
 
 @dataclass(frozen=True)

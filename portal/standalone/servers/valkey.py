@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
 import redis
 
 from portal.config.data_paths import VALKEY_SOCKET_NAME
 from portal.standalone.data_dir import DataDir
 from portal.standalone.servers.binaries import ValkeyBinary, find_valkey
-from portal.standalone.servers.server import Server
+from portal.standalone.servers.server import Server, copy_for_account
 
 MEMORY_LIMIT = "512mb"
 
@@ -51,4 +53,16 @@ def ping(redis_url: str, *, timeout_s: float) -> None:
 def prepare_valkey(folder: DataDir) -> ValkeyServer:
     """Return a startable server; remove the socket of a killed one."""
     (folder.sockets / VALKEY_SOCKET_NAME).unlink(missing_ok=True)
-    return ValkeyServer(folder, find_valkey())
+    binary = find_valkey()
+    if binary.from_wheel and folder.account is not None:
+        binary = _copy_binary(binary, folder)
+    return ValkeyServer(folder, binary)
+
+
+def _copy_binary(binary: ValkeyBinary, folder: DataDir) -> ValkeyBinary:
+    def copy(target: Path) -> None:
+        (target / "bin").mkdir(parents=True)
+        shutil.copyfile(binary.program, target / "bin" / binary.program.name)
+
+    copied = copy_for_account(folder, "valkey", binary.program, copy)
+    return ValkeyBinary(copied / "bin" / binary.program.name, from_wheel=True)
