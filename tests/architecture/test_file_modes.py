@@ -24,7 +24,7 @@ OTHER_MODULES = {
     "portal/bootstrap/frontend.py": "writes in the checkout",
     "portal/downloads.py": "writes entries of an archive",
     "portal/management/commands/policy_docs.py": "writes in the checkout",
-    "portal/standalone/servers/postgres.py": "sets the modes of the programs that it copies",
+    "portal/standalone/servers/server.py": "sets the modes of the programs that it copies",
     "portal/standalone/temporary_servers.py": "serves tests",
 }
 

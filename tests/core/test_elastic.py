@@ -225,6 +225,28 @@ def elastic(draw: st.DrawFn) -> Snapshot:
     return cluster(nodes, [project("p"), project("q")], quotas, running=running, pending=pending)
 
 
+@pytest.mark.parametrize("guaranteed", [2, 1])
+def test_a_gang_takes_the_place_that_a_growing_job_reclaimed_if_it_may_reclaim_itself(
+    guaranteed: int,
+) -> None:
+    """The victim of the growing job is then evicted for the gang, in the same plan."""
+    before = cluster(
+        [node("n0", 1), node("n1", 1)],
+        [project("p"), project("q")],
+        [quota("p", 0), quota("q", guaranteed)],
+        running=[some("r0", "p", [("n0", 0)], least=1), some("r1", "q", [("n1", 0)], least=1)],
+        pending=[
+            replace(grows("r1", "q", (1,), least=1), priority=50),
+            replace(waits("w0", "q", tasks=2), priority=60),
+        ],
+    )
+    plan = decide(before, Policy())
+    assert {(each.job, each.for_job) for each in plan.evictions} == (
+        {("r0", "w0"), ("r1", "w0")} if guaranteed == 2 else set()
+    )
+    assert decide(apply_plan(before, plan), Policy()).evictions == ()
+
+
 @settings(max_examples=150, deadline=None)
 @given(elastic())
 def test_limits_and_minimums_hold_and_plans_can_be_applied(before: Snapshot) -> None:

@@ -168,19 +168,20 @@ def test_all_surfaces_count_alike(lab: dict[str, Any], capsys: pytest.CaptureFix
             name: (counts.free, counts.held, counts.total) for name, counts in expected.items()
         }
         cli.free(RestServer(client), as_json)  # type: ignore[arg-type]
-        (row,) = json.loads(capsys.readouterr().out)
-        assert (row["free"], row["gpus"], row["most_on_one_node"]) == (TOTAL.free, TOTAL.total, 2)
+        counted = [(row["free"], row["gpus"]) for row in json.loads(capsys.readouterr().out)]
+        assert counted == [(TOTAL.free - 1, TOTAL.total - 1), (1, 1)], "whole GPUs, and a MIG slice"
         # what the reader could get: free GPUs and those reserved for the reader, with and without squares
         for most_drawn in (0, 256):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(cluster_overview, "MAX_DRAWN_GPUS", most_drawn)
-                (model,) = client.get("/api/v1/me/capacity/").json()["gpu_models"]
-            assert model["free"] - model["reserved_for_user"] == TOTAL.free and model["total"] == TOTAL.total
+                model, slices = client.get("/api/v1/me/capacity/").json()["gpu_models"]
+            assert (slices["mig_profile"] != "", slices["free"], slices["total"]) == (True, 1, 1)
+            assert model["free"] - model["reserved_for_user"] == TOTAL.free - 1
+            assert model["total"] == TOTAL.total - 1
             assert model["reserved_for_user"] == (1 if who == "admin" else 0), "it is reserved for others"
     for page in ("home", "launch"):
-        assert f"{TOTAL.free} of {TOTAL.total} free for you" in text_of(
-            signed_in(lab["user"]), page
-        ) or f"{TOTAL.free} of {TOTAL.total} GPUs" in text_of(signed_in(lab["user"]), page)
+        whole = f"{TOTAL.free - 1} of {TOTAL.total - 1} free for you"
+        assert whole in text_of(signed_in(lab["user"]), page), page
     assert sum(node.free for node in free_nodes(lab["user"])) == TOTAL.free - 1, "plans use no MIG slices"
     metrics = signed_in(lab["admin"]).get("/metrics").content.decode()
     states = {

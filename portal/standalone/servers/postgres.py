@@ -189,14 +189,8 @@ def _write_access_rules(folder: DataDir) -> None:
 def _copy_binaries(binaries: PostgresBinaries, folder: DataDir) -> PostgresBinaries:
     package = binaries.folder.parent.parent
     libraries = package.with_name(f"{package.name}.libs")
-
-    def copy(target: Path) -> None:
-        unneeded = shutil.ignore_patterns("include", "*.a", "doc", "__pycache__")
-        shutil.copytree(
-            package / "pginstall", target / package.name / "pginstall", symlinks=True, ignore=unneeded
-        )
-        if libraries.is_dir():
-            shutil.copytree(libraries, target / libraries.name, symlinks=True)
-
-    copied = copy_for_account(folder, f"postgresql-{binaries.major}", binaries.folder / "postgres", copy)
+    sources = {f"{package.name}/pginstall": package / "pginstall"}
+    if libraries.is_dir():
+        sources[libraries.name] = libraries
+    copied = copy_for_account(folder, f"postgresql-{binaries.major}", binaries.folder / "postgres", sources)
     return PostgresBinaries(copied / package.name / "pginstall" / "bin", binaries.major, from_wheel=True)

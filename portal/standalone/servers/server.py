@@ -8,7 +8,7 @@ import shutil
 import signal
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -19,8 +19,11 @@ from portal.standalone.errors import StartError
 POLL_INTERVAL_S = 0.02
 
 
-def copy_for_account(folder: DataDir, name: str, program: Path, copy: Callable[[Path], None]) -> Path:
-    """Return a folder below the data folder with what ``copy`` writes to the path that it gets.
+_UNNEEDED = shutil.ignore_patterns("include", "*.a", "doc", "__pycache__")
+
+
+def copy_for_account(folder: DataDir, name: str, program: Path, sources: Mapping[str, Path]) -> Path:
+    """Return a folder below the data folder with copies of folders, by their path in it.
 
     A server's account may not reach a program in the environment, which has the umask of who made it. Each build of
     ``program``, known by path, size and time, is copied once.
@@ -31,7 +34,8 @@ def copy_for_account(folder: DataDir, name: str, program: Path, copy: Callable[[
     if not target.is_dir():
         making = folder.servers / f".making-{os.getpid()}"
         shutil.rmtree(making, ignore_errors=True)
-        copy(making)
+        for path, source in sources.items():
+            shutil.copytree(source, making / path, symlinks=True, ignore=_UNNEEDED)
         for part in [folder.servers, making, *making.rglob("*")]:
             if not part.is_symlink():
                 runs = part.is_dir() or part.parent.name == "bin"

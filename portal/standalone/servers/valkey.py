@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
-from pathlib import Path
 
 import redis
 
@@ -60,9 +58,5 @@ def prepare_valkey(folder: DataDir) -> ValkeyServer:
 
 
 def _copy_binary(binary: ValkeyBinary, folder: DataDir) -> ValkeyBinary:
-    def copy(target: Path) -> None:
-        (target / "bin").mkdir(parents=True)
-        shutil.copyfile(binary.program, target / "bin" / binary.program.name)
-
-    copied = copy_for_account(folder, "valkey", binary.program, copy)
+    copied = copy_for_account(folder, "valkey", binary.program, {"bin": binary.program.parent})
     return ValkeyBinary(copied / "bin" / binary.program.name, from_wheel=True)

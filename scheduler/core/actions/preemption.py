@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from scheduler.core.actions.reclaim_right import ReclaimRight, by_gang
 from scheduler.core.actions.scheduling_session import (
     OrderedEviction,
     SchedulingSession,
@@ -30,7 +31,7 @@ from scheduler.core.session.gang_placement import GangPlacer, Statement
 from scheduler.core.session.job_queue import JobQueue
 from scheduler.core.session.pool import PoolState
 from scheduler.core.shares.quota_ledger import AssumeReleased
-from scheduler.core.shares.reclaim_rules import ReclaimCheck, is_within_guarantee, may_reclaim
+from scheduler.core.shares.reclaim_rules import may_reclaim
 
 EVICTION_REASONS = {
     "consolidate": EvictionReason.MIGRATED,
@@ -101,7 +102,7 @@ class PreemptionPlanner:
         within_share = self._keeps_to_share(gang)
 
         def allowed(gone: Sequence[GangTask], moved: Sequence[GangTask]) -> bool:
-            return within_share() and self._may_preempt_all(gang, self._victims_of(gone))
+            return within_share() and self._may_take_places(gang, asked, self._victims_of(gone))
 
         return self._find(
             SearchRequest(
@@ -145,7 +146,7 @@ class PreemptionPlanner:
         gone_tasks = set(gone)
         return not any(
             self._could_evict(victim, victim.root.next_to_place(gone_tasks.__contains__))
-            for victim, tasks in _by_gang(gone)
+            for victim, tasks in by_gang(gone)
             if tasks[0].state is GangTaskState.RELEASING
         )
 
@@ -163,7 +164,7 @@ class PreemptionPlanner:
                 return True
         if "reclaim" not in actions or not self.may_evict_for(gang, wanted, EvictionReason.RECLAIMED):
             return False
-        right = _ReclaimRight(self._pool_state, gang, total_demand(wanted))
+        right = ReclaimRight(self._pool_state, gang, total_demand(wanted))
         others = {
             each: mine
             for each in sorted(self.candidates.by_project())
@@ -195,11 +196,22 @@ class PreemptionPlanner:
             for task in tasks
         )
 
+    def _may_take_places(self, gang: Gang, asked: ResourceVector, victims: Sequence[GangTask]) -> bool:
+        """Return True if ``gang``, which is placed, may evict the tasks evicted for jobs whose place it takes."""
+        if all(task.gang.leaf_project == gang.leaf_project for task in victims):
+            return self._may_preempt_all(gang, victims)
+        right = ReclaimRight(self._pool_state, gang, asked, is_placed=True)
+        return right.exists and self._may_reclaim_all(gang, right, (), (), victims)
+
     def _may_reclaim_all(
-        self, gang: Gang, right: _ReclaimRight, gone: Sequence[GangTask], moved: Sequence[GangTask]
+        self,
+        gang: Gang,
+        right: ReclaimRight,
+        gone: Sequence[GangTask],
+        moved: Sequence[GangTask],
+        victims: Sequence[GangTask],
     ) -> bool:
-        """Return True if ``gang`` may evict these tasks, and those evicted for jobs whose place it takes."""
-        victims = self._victims_of(gone)
+        """Return True if ``gang`` may evict these tasks, and ``victims`` of the jobs whose place it takes."""
         others = [task for task in victims if task.gang.leaf_project != gang.leaf_project]
         if not self._may_preempt_all(gang, [task for task in victims if task not in others]):
             return False
@@ -255,7 +267,7 @@ class PreemptionPlanner:
         asked = total_demand(wanted or gang.next_tasks)
         if not self._may_reclaim(gang.leaf_project, asked, gang.preemptible):
             return None
-        right = _ReclaimRight(self._pool_state, gang, asked)
+        right = ReclaimRight(self._pool_state, gang, asked)
         victims_by_project = {
             each: mine
             for each in sorted(self.candidates.by_project())
@@ -263,7 +275,7 @@ class PreemptionPlanner:
         }
 
         def allowed(gone: Sequence[GangTask], moved: Sequence[GangTask]) -> bool:
-            return self._may_reclaim_all(gang, right, gone, moved)
+            return self._may_reclaim_all(gang, right, gone, moved, self._victims_of(gone))
 
         return self._find(
             SearchRequest(
@@ -397,7 +409,7 @@ class PreemptionPlanner:
             return None
         leaf, any_job = gang.leaf_project, self._pool_state.policy.movable_jobs == "any"
         right = (
-            _ReclaimRight(self._pool_state, gang, gang.next_demand)
+            ReclaimRight(self._pool_state, gang, gang.next_demand)
             if self._may_reclaim(leaf, gang.next_demand, gang.preemptible)
             else None
         )
@@ -435,52 +447,6 @@ class PreemptionPlanner:
         return self._search.find(
             SearchRequest(gang, movers, EvictionReason.MIGRATED, allowed, budget_steps, self._dry_run)
         )
-
-
-class _ReclaimRight:
-    """What a gang that may reclaim can take from other projects, by what they hold when it is created."""
-
-    def __init__(self, pool_state: PoolState, gang: Gang, asked: ResourceVector) -> None:
-        ledger, leaf = pool_state.ledger, gang.leaf_project
-        held, held_non_preemptible = dict(ledger.held), dict(ledger.held_non_preemptible)
-        self._leaf = leaf
-        self._new_check = partial(
-            ReclaimCheck[ProjectId],
-            pool_state.tree.path,
-            ledger.entitlements,
-            held,
-            held_non_preemptible,
-            leaf,
-            asked,
-            gang.preemptible,
-        )
-        self._first_check = self._new_check()
-        within = is_within_guarantee(ledger.entitlements[leaf], held[leaf], asked)
-        self.kind = "guaranteed" if within else "reclaim"
-        """The protections that hold, as in ``VictimCandidates.in_project``."""
-
-    def may_have_reclaimable(self, leaf: ProjectId) -> bool:
-        """Return False if certainly no work of ``leaf`` can be reclaimed."""
-        return leaf != self._leaf and self._first_check.may_have_reclaimable(leaf)
-
-    def covers(self, tasks: Sequence[GangTask], released: Sequence[GangTask] = ()) -> bool:
-        """Return True if the rules allow to reclaim what all these tasks hold, one after the other.
-
-        What the ``released`` ones hold no longer counts as held.
-        """
-        reclaim_check = self._new_check()
-        if released:
-            held = dict(reclaim_check.held)
-            for task in released:
-                for level in reclaim_check.paths[task.gang.leaf_project]:
-                    held[level] = held[level].add(task.amounts)
-            reclaim_check.held = held
-        for victim, lost in _by_gang([*tasks, *released]):
-            for amounts in _pieces(victim, lost):
-                if not reclaim_check.allows(victim.leaf_project):
-                    return False
-                reclaim_check.add_victim(victim.leaf_project, amounts)
-        return reclaim_check.is_balanced()
 
 
 class EvictAction:
@@ -554,7 +520,7 @@ class EvictAction:
         """Record the evictions of tasks that run; those for a job that lost its nomination are for its successor."""
         displaced = {task.gang.job for task in eviction_set.evicted if not task.held}
         for task, ordered in list(self._session.evictions.items()) if displaced else ():
-            if ordered.for_job in displaced and not _is_placed(self._session.gangs[ordered.for_job]):
+            if ordered.for_job in displaced and not self._session.gangs[ordered.for_job].is_placed:
                 self._session.evictions[task] = replace(ordered, for_job=preemptor.job)
         for task in (*eviction_set.evicted, *eviction_set.migrated):
             if task.held:
@@ -571,7 +537,7 @@ class EvictAction:
             if pool_state.policy.semantics.reschedules_victims:
                 continue
             full: set[TaskShape] = set()
-            victims = _by_gang(self._releasing_tasks(pool_state))
+            victims = by_gang(self._releasing_tasks(pool_state))
             for victim, tasks in sorted(victims, key=lambda each: (-each[0].priority, each[0].job)):
                 if self._session.steps_used >= self._session.policy.max_steps_per_cycle:
                     break
@@ -724,10 +690,6 @@ class EvictAction:
                         self._session.evictions[task] = eviction
 
 
-def _is_placed(gang: Gang) -> bool:
-    return any(task.state in (GangTaskState.ALLOCATED, GangTaskState.NOMINATED) for task in gang.tasks)
-
-
 def _is_stale(gang: Gang, now_s: float, policy: Policy) -> bool:
     """Return True for a gang to evict whole; the tasks that this plan starts may complete it again."""
     row = gang.running_row
@@ -735,18 +697,3 @@ def _is_stale(gang: Gang, now_s: float, policy: Policy) -> bool:
         return False
     grace_s = policy.stale_gang_grace_s if row.stale_gang_grace_s is None else row.stale_gang_grace_s
     return 0 <= grace_s <= now_s - row.stale_since_s
-
-
-def _by_gang(tasks: Iterable[GangTask]) -> list[tuple[Gang, list[GangTask]]]:
-    found: dict[JobId, tuple[Gang, list[GangTask]]] = {}
-    for task in tasks:
-        found.setdefault(task.gang.job, (task.gang, []))[1].append(task)
-    return list(found.values())
-
-
-def _pieces(gang: Gang, tasks: Sequence[GangTask]) -> list[ResourceVector]:
-    """Return the demands that the reclaim rules check: each task beyond the minimum, then the rest as one."""
-    beyond = max(0, len(tasks) - gang.root.required_members) if not gang.root.children else 0
-    pieces = [task.amounts for task in tasks[:beyond]]
-    rest = tasks[beyond:]
-    return [*pieces, total_demand(rest)] if rest else pieces

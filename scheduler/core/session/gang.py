@@ -202,6 +202,11 @@ class Gang:
         return self._next_tasks
 
     @property
+    def is_placed(self) -> bool:
+        """True if this plan places a task of it."""
+        return any(task.state in (GangTaskState.ALLOCATED, GangTaskState.NOMINATED) for task in self.tasks)
+
+    @property
     def next_demand(self) -> ResourceVector:
         """The demand of the tasks to place next."""
         if self._next_demand is None:

@@ -14,8 +14,15 @@ import numpy as np
 from scheduler.core.capacity.gang_hardware import ANY_HARDWARE, GangHardware
 from scheduler.core.capacity.node_capacity import Bools
 from scheduler.core.capacity.placement import NodePlacer
-from scheduler.core.model.snapshot import HeldSlots, TaskShape
-from scheduler.core.session.gang import ACTIVE_STATES, Gang, GangTask, GangTaskState, TaskGroup
+from scheduler.core.model.snapshot import HeldSlots, PendingRow, TaskShape
+from scheduler.core.session.gang import (
+    ACTIVE_STATES,
+    Gang,
+    GangTask,
+    GangTaskState,
+    TaskGroup,
+    build_pending_gang,
+)
 from scheduler.core.session.pool import PoolState
 from scheduler.core.session.topology_domains import DomainCandidate
 
@@ -275,3 +282,12 @@ class GangPlacer:
         for task in tasks:
             runs.setdefault(task.shape, []).append(task)
         return [(self._hardware.restrict(shape), run) for shape, run in runs.items()]
+
+
+def can_be_placed(job: PendingRow, pool_state: PoolState) -> bool:
+    """Return True if the tasks of a pending job can be placed together now; change nothing."""
+    gang = build_pending_gang(job, pool_state.tree.leaf_of[job.project], pool_state.smallest_gpu_mib)
+    statement = Statement(pool_state)
+    placed = GangPlacer(statement, nominate=False).place(gang, gang.next_tasks)
+    statement.rollback()
+    return placed

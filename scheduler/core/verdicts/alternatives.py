@@ -5,20 +5,17 @@ Equal requests are checked once, and every check counts as a step.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from portal.domain.feasibility import proportional_cpu_and_memory
 from portal.domain.formatting import format_duration
 from portal.domain.stored_texts import stored_text
-from scheduler.core.actions.backfill import BackfillReservations
 from scheduler.core.model.plan import Alternative, AlternativeKind
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.snapshot import NodeId, PendingRow, PoolId
 from scheduler.core.session.cache import RequestVariant
-from scheduler.core.session.gang import build_pending_gang
-from scheduler.core.session.gang_placement import GangPlacer, Statement
 from scheduler.core.session.pool import PoolState, projects_with_user_limits
 from scheduler.core.verdicts.formatting import (
     format_cpus,
@@ -48,13 +45,19 @@ class AlternativeSearch:
         self,
         policy: Policy,
         pool_states: Mapping[PoolId, PoolState],
-        backfill_reservations: Mapping[PoolId, BackfillReservations],
+        closed_nodes: Callable[[PendingRow, PoolId], tuple[NodeId, ...]],
+        can_be_placed: Callable[[PendingRow, PoolState], bool],
         cached_variants: dict[Hashable, list[RequestVariant]],
     ) -> None:
-        """``cached_variants`` keeps request variants from decision to decision."""
+        """``closed_nodes`` are those reserved for gangs which a job would delay, sorted.
+
+        ``can_be_placed`` tells whether tasks that differ can be placed together now: counting them is not enough.
+        ``cached_variants`` keeps request variants from decision to decision.
+        """
         self._policy = policy
         self._pool_states = pool_states
-        self._backfill_reservations = backfill_reservations
+        self._closed_nodes = closed_nodes
+        self._can_be_placed = can_be_placed
         self._cached_variants = cached_variants
         self._user_limited_projects = projects_with_user_limits(pool_states.values())
         self._known: dict[tuple[object, ...], Alternative | None] = {}
@@ -193,7 +196,7 @@ class AlternativeSearch:
             asks = tuple(ask._replace(gpu_model=model) for ask in job.task_requests)
             changed = replace(job, **variant.fields, task_requests=asks)
             return self.fits_on_open_nodes(changed, pool_state.pool.id)
-        if self._backfill_closed(job, pool_state.pool.id):
+        if self._closed_nodes(job, pool_state.pool.id):
             return self.fits_on_open_nodes(replace(job, **variant.fields), pool_state.pool.id)
         known = variant.batches.get(pool_state.pool.id)
         if known is None:
@@ -204,8 +207,7 @@ class AlternativeSearch:
 
     def closed_nodes(self, job: PendingRow) -> tuple[NodeId, ...]:
         """Return the nodes of all pools that are reserved for gangs which ``job`` would delay."""
-        pools = self._backfill_reservations
-        return tuple(node for pool in pools for node in pools[pool].closed_nodes(job))
+        return tuple(node for pool in self._pool_states for node in self._closed_nodes(job, pool))
 
     def fits_on_open_nodes(self, job: PendingRow, pool: PoolId) -> bool:
         """Return True if the job would start in the pool now, and delay no gang."""
@@ -214,23 +216,10 @@ class AlternativeSearch:
             return False
         return not (job.task_requests or job.groups) or self._can_be_placed(row, pool_state)
 
-    def _backfill_closed(self, job: PendingRow, pool: PoolId) -> tuple[NodeId, ...]:
-        reservations = self._backfill_reservations.get(pool)
-        return reservations.closed_nodes(job) if reservations else ()
-
     def _on_open_nodes(self, job: PendingRow, pool: PoolId) -> PendingRow:
         """Return the row without the nodes that are reserved for gangs which it would delay."""
-        closed = self._backfill_closed(job, pool)
+        closed = self._closed_nodes(job, pool)
         return replace(job, avoid_nodes=(*job.avoid_nodes, *closed)) if closed else job
-
-    @staticmethod
-    def _can_be_placed(job: PendingRow, pool_state: PoolState) -> bool:
-        """Return True if tasks that differ can be placed together now: counting them is not enough."""
-        gang = build_pending_gang(job, pool_state.tree.leaf_of[job.project], pool_state.smallest_gpu_mib)
-        statement = Statement(pool_state)
-        placed = GangPlacer(statement, nominate=False).place(gang, gang.next_tasks)
-        statement.rollback()
-        return placed
 
     def _describe(self, job: PendingRow, variant: RequestVariant) -> Alternative:
         fields = variant.fields

@@ -27,6 +27,7 @@ from scheduler.core.model.snapshot import (
 )
 from scheduler.core.session.cache import RequestVariant
 from scheduler.core.session.gang import Gang
+from scheduler.core.session.gang_placement import can_be_placed
 from scheduler.core.session.pool import PoolState
 from scheduler.core.shares.quota_ledger import AssumeReleased, ExceededQuota
 from scheduler.core.verdicts.alternatives import AlternativeSearch, request_key
@@ -109,8 +110,13 @@ class Explainer:
         cached_variants: dict[Hashable, list[RequestVariant]],
     ) -> None:
         """``cached_variants`` keeps request variants from decision to decision."""
+
+        def closed_nodes(job: PendingRow, pool: PoolId) -> tuple[NodeId, ...]:
+            reservations = backfill_reservations.get(pool)
+            return reservations.closed_nodes(job) if reservations else ()
+
         self.alternative_search = AlternativeSearch(
-            policy, pool_states, backfill_reservations, cached_variants
+            policy, pool_states, closed_nodes, can_be_placed, cached_variants
         )
         self._now_s = snapshot.now_s
         self._pool_states = pool_states
