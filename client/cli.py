@@ -155,7 +155,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_ssh(add)
     add("quota", quota, "List the quotas of your projects.")
     add("nodes", nodes, "List nodes.")
-    add("free", free, "Count the GPUs of each model that are free.")
+    add("free", free, "Count all GPUs and the free GPUs of each model.")
     add("templates", templates, "List templates.")
     assistant = add(
         "mcp", serve_mcp, "Serve the Model Context Protocol on standard input and output, for assistants."
@@ -392,7 +392,7 @@ def nodes(server: Fairway, given: argparse.Namespace) -> int:
 
 
 def free(server: Fairway, given: argparse.Namespace) -> int:
-    """Count the GPUs, and the MIG slices, of each model, and those in the state free."""
+    """Print how many GPUs of each model there are, and how many are in the state free; MIG slices by profile."""
     counts: dict[tuple[str, str], list[list[int]]] = defaultdict(list)
     for node in server.list("nodes/", limit=200):
         present = [gpu for gpu in node["gpus"] if gpu["present"]]

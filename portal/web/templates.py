@@ -32,7 +32,7 @@ from portal.models import Environment, Project, Template, User
 from portal.selectors.jobs.jobs import get_job
 from portal.selectors.jobs.pipeline_plans import get_plan
 from portal.selectors.nodes import cluster_overview
-from portal.selectors.nodes.cluster_overview import GpuModelSummary, fitting_summaries
+from portal.selectors.nodes.cluster_overview import GpuModelSummary, matching_summaries
 from portal.selectors.templates import gallery_templates, get_template
 from portal.services.jobs.job_document import request_body
 from portal.services.jobs.submission import request_from_job
@@ -130,7 +130,7 @@ def _card(row: Template, strips: list[GpuModelSummary]) -> dict[str, Any]:
     gpus = per_task * tasks
     if roles := fields.get("roles"):
         gpus = sum(each.get("tasks", 1) * each.get("gpus_per_task", per_task) for each in roles)
-    fitting = fitting_summaries(strips, fields.get("gpu_model", ""), fields.get("mig_profile", ""))
+    fitting = matching_summaries(strips, fields.get("gpu_model", ""), fields.get("mig_profile", ""))
     free = any(strip.largest_free >= per_task and strip.free >= gpus for strip in fitting)
     return {
         "template": row,

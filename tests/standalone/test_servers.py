@@ -87,8 +87,10 @@ def test_an_environment_that_only_root_can_read_is_enough(
         if not path.is_symlink():
             path.chmod(0o700 if path.is_dir() or os.access(path, os.X_OK) else 0o600)
     monkeypatch.setattr(binaries, "_package_folder", private.__truediv__)
+    interrupted = folder.servers / ".making-1" / "bin"
+    interrupted.mkdir(parents=True)
     with running(folder):
-        pass
+        assert not interrupted.parent.exists(), "what a killed start left"
 
 
 @pytest.mark.skipif(

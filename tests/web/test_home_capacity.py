@@ -137,7 +137,7 @@ def test_slices_of_a_model_are_no_whole_gpus(lab, monkeypatch, most_drawn):
         "1g.10gb": (4, 4),
     }
     page = words(client.get(reverse("home")))
-    assert "MIG 1g.10gb 10 GiB" in page and "Up to 4 slices on one node." in page
+    assert "slice 1g.10gb 10 GiB" in page and "Up to 4 slices on one node." in page
     Gpu.objects.filter(node=lab["nodes"][1]).update(used_milli=1000)
     assert "at most 0 free on one node now" in words(preview_of(lab, client)), "slices do not run it"
 

@@ -161,14 +161,14 @@ class GpuModelSummary:
         return message
 
 
-def fitting_summaries(
-    strips: Sequence[GpuModelSummary], gpu_model: str, mig_profile: str
+def matching_summaries(
+    summaries: Sequence[GpuModelSummary], gpu_model: str, mig_profile: str
 ) -> list[GpuModelSummary]:
-    """Return those that a request of this model (blank: any) and MIG profile (blank: whole GPUs) accepts."""
+    """Return the GPUs that a request accepts: of this model (blank: any) and MIG profile (blank: whole GPUs)."""
     return [
-        strip
-        for strip in strips
-        if strip.mig_profile == mig_profile and accepts_gpu_model(gpu_model, strip.model)
+        each
+        for each in summaries
+        if each.mig_profile == mig_profile and accepts_gpu_model(gpu_model, each.model)
     ]
 
 

@@ -22,7 +22,7 @@ from portal.standalone.data_dir import DataDir
 from portal.standalone.errors import StartError
 from portal.standalone.processes.exec_child import exec_command
 from portal.standalone.servers.binaries import PostgresBinaries, find_postgres
-from portal.standalone.servers.server import Server, copy_for_account
+from portal.standalone.servers.server import Server, copy_programs_for_account
 
 DATABASE = "fairway"
 INITDB_TIMEOUT_S = 120
@@ -192,5 +192,7 @@ def _copy_binaries(binaries: PostgresBinaries, folder: DataDir) -> PostgresBinar
     sources = {f"{package.name}/pginstall": package / "pginstall"}
     if libraries.is_dir():
         sources[libraries.name] = libraries
-    copied = copy_for_account(folder, f"postgresql-{binaries.major}", binaries.folder / "postgres", sources)
+    copied = copy_programs_for_account(
+        folder, f"postgresql-{binaries.major}", binaries.folder / "postgres", sources
+    )
     return PostgresBinaries(copied / package.name / "pginstall" / "bin", binaries.major, from_wheel=True)

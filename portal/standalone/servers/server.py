@@ -17,23 +17,22 @@ from portal.standalone.data_dir import DataDir
 from portal.standalone.errors import StartError
 
 POLL_INTERVAL_S = 0.02
-
-
 _UNNEEDED = shutil.ignore_patterns("include", "*.a", "doc", "__pycache__")
 
 
-def copy_for_account(folder: DataDir, name: str, program: Path, sources: Mapping[str, Path]) -> Path:
-    """Return a folder below the data folder with copies of folders, by their path in it.
+def copy_programs_for_account(folder: DataDir, name: str, program: Path, sources: Mapping[str, Path]) -> Path:
+    """Copy folders, by their path in the copy, below the data folder; return the folder of the copy.
 
-    A server's account may not reach a program in the environment, which has the umask of who made it. Each build of
-    ``program``, known by path, size and time, is copied once.
+    The account that runs a server may have no access to the Python environment: its modes depend on the umask of
+    whoever created it. A program is copied again when its path, size or time has changed.
     """
     status = program.stat()
     mark = hashlib.sha256(f"{program.parent} {status.st_size} {status.st_mtime_ns}".encode()).hexdigest()[:12]
     target = folder.servers / f"{name}-{mark}"
     if not target.is_dir():
+        for interrupted in folder.servers.glob(".making-*"):
+            shutil.rmtree(interrupted)
         making = folder.servers / f".making-{os.getpid()}"
-        shutil.rmtree(making, ignore_errors=True)
         for path, source in sources.items():
             shutil.copytree(source, making / path, symlinks=True, ignore=_UNNEEDED)
         for part in [folder.servers, making, *making.rglob("*")]:

@@ -9,7 +9,7 @@ import redis
 from portal.config.data_paths import VALKEY_SOCKET_NAME
 from portal.standalone.data_dir import DataDir
 from portal.standalone.servers.binaries import ValkeyBinary, find_valkey
-from portal.standalone.servers.server import Server, copy_for_account
+from portal.standalone.servers.server import Server, copy_programs_for_account
 
 MEMORY_LIMIT = "512mb"
 
@@ -58,5 +58,5 @@ def prepare_valkey(folder: DataDir) -> ValkeyServer:
 
 
 def _copy_binary(binary: ValkeyBinary, folder: DataDir) -> ValkeyBinary:
-    copied = copy_for_account(folder, "valkey", binary.program, {"bin": binary.program.parent})
+    copied = copy_programs_for_account(folder, "valkey", binary.program, {"bin": binary.program.parent})
     return ValkeyBinary(copied / "bin" / binary.program.name, from_wheel=True)

@@ -20,7 +20,7 @@ from portal.selectors.jobs.preemption_preview import (
     preemption_candidates,
     total_lost_gpu_seconds,
 )
-from portal.selectors.nodes.cluster_overview import GpuModelSummary, fitting_summaries
+from portal.selectors.nodes.cluster_overview import GpuModelSummary, matching_summaries
 from portal.services.jobs.start_alternatives import StartTimes, list_start_alternatives
 from portal.services.jobs.submission import JobRequest, is_live, preview_query_body, validate_request
 from portal.web.display.formatting import gpus as gpu_words
@@ -208,7 +208,7 @@ def _preview_from_free_gpus(request: JobRequest, strips: list[GpuModelSummary]) 
         return LaunchPreview(
             "unknown", _("Needs no GPU"), _("It starts when a node has the CPU and memory free.")
         )
-    fitting = fitting_summaries(strips, request.gpu_model, request.mig_profile)
+    fitting = matching_summaries(strips, request.gpu_model, request.mig_profile)
     space = max((strip.largest_free for strip in fitting), default=0)
     one_model = request.tasks > 1 and not (request.allow_mixed_gpus or request.min_tasks)
     by_model = [strip.free for strip in fitting]

@@ -37,7 +37,7 @@ from portal.selectors.environments import LaunchableEnvironment, launchable_envi
 from portal.selectors.jobs.jobs import get_job
 from portal.selectors.jobs.progress import MeasuredProgram, measure_program
 from portal.selectors.nodes import cluster_overview
-from portal.selectors.nodes.cluster_overview import GpuModelSummary, fitting_summaries
+from portal.selectors.nodes.cluster_overview import GpuModelSummary, matching_summaries
 from portal.selectors.nodes.resources_per_gpu import (
     ResourcesPerGpu,
     list_resources_per_gpu,
@@ -341,7 +341,7 @@ def _capacity_context(
         "model": model,
         "other_models": "" if model in ("", *(strip.model for strip in strips)) else format_gpu_models(model),
         "kind": str(form["kind"].value() or ""),
-        "size_presets": size_presets(fitting_summaries(strips, model, mig_profile), count, shares),
+        "size_presets": size_presets(matching_summaries(strips, model, mig_profile), count, shares),
     }
 
 
@@ -392,7 +392,7 @@ def _advice(user: User, request: JobRequest, strips: list[GpuModelSummary]) -> S
     found = right_size_advice(user, request)
     if found is None:
         return None
-    fitting = fitting_summaries(strips, request.gpu_model, request.mig_profile)
+    fitting = matching_summaries(strips, request.gpu_model, request.mig_profile)
     free = max((strip.largest_free for strip in fitting), default=0)
     count = found.fields.get("gpus_per_task")
     message = found.message
@@ -409,7 +409,7 @@ def _idle_rules(request: JobRequest | None, strips: list[GpuModelSummary]) -> li
         return idle_rule_texts(request.project, [request.pool])
     fitting = {
         pool
-        for strip in fitting_summaries(strips, request.gpu_model, request.mig_profile)
+        for strip in matching_summaries(strips, request.gpu_model, request.mig_profile)
         for pool in strip.pools
     }
     return idle_rule_texts(request.project, NodePool.objects.filter(pk__in=fitting).order_by("name"))
@@ -421,7 +421,7 @@ def _applies_to(share: QuotaUsage, request: JobRequest | None, strips: list[GpuM
         return False
     if request is None or (request.pool is not None and request.pool.pk != share.pool.pk):
         return False
-    models = fitting_summaries(strips, request.gpu_model, request.mig_profile)
+    models = matching_summaries(strips, request.gpu_model, request.mig_profile)
     return not request.gpu_model or any(share.pool.pk in strip.pools for strip in models)
 
 

@@ -150,7 +150,7 @@ class ReservationPlanner:
         return mask
 
     def reserved_nodes(self, ends_s: float | None, job: JobId | None = None) -> tuple[NodeId, ...]:
-        """Return the other nodes, sorted."""
+        """Return the nodes that ``unreserved_nodes`` leaves out, sorted."""
         nodes = self._placer.nodes
         return tuple(sorted(nodes[i].id for i in np.flatnonzero(~self.unreserved_nodes(ends_s, job))))
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from scheduler.core.actions.reclaim_right import ReclaimRight, by_gang
+from scheduler.core.actions.reclaim_right import ReclaimRight, group_by_gang
 from scheduler.core.actions.scheduling_session import (
     OrderedEviction,
     SchedulingSession,
@@ -146,7 +146,7 @@ class PreemptionPlanner:
         gone_tasks = set(gone)
         return not any(
             self._could_evict(victim, victim.root.next_to_place(gone_tasks.__contains__))
-            for victim, tasks in by_gang(gone)
+            for victim, tasks in group_by_gang(gone)
             if tasks[0].state is GangTaskState.RELEASING
         )
 
@@ -179,7 +179,7 @@ class PreemptionPlanner:
         )
 
     def _victims_of(self, gone: Sequence[GangTask]) -> list[GangTask]:
-        """Return the running tasks that this plan evicts for jobs of ``gone``, then for the job in their place."""
+        """Return the running tasks that this plan evicts for the jobs whose nominated tasks are in ``gone``."""
         displaced = {task.gang.job for task in gone if not task.held}
         return [
             task
@@ -197,7 +197,7 @@ class PreemptionPlanner:
         )
 
     def _may_take_places(self, gang: Gang, asked: ResourceVector, victims: Sequence[GangTask]) -> bool:
-        """Return True if ``gang``, which is placed, may evict the tasks evicted for jobs whose place it takes."""
+        """Return True if ``gang``, now placed, may evict the ``victims`` of the jobs that it displaces."""
         if all(task.gang.leaf_project == gang.leaf_project for task in victims):
             return self._may_preempt_all(gang, victims)
         right = ReclaimRight(self._pool_state, gang, asked, is_placed=True)
@@ -211,7 +211,7 @@ class PreemptionPlanner:
         moved: Sequence[GangTask],
         victims: Sequence[GangTask],
     ) -> bool:
-        """Return True if ``gang`` may evict these tasks, and ``victims`` of the jobs whose place it takes."""
+        """Return True if ``gang`` may evict or move these tasks, and evict ``victims`` as in ``_may_take_places``."""
         others = [task for task in victims if task.gang.leaf_project != gang.leaf_project]
         if not self._may_preempt_all(gang, [task for task in victims if task not in others]):
             return False
@@ -222,10 +222,7 @@ class PreemptionPlanner:
         return right.covers([*gone, *self._disturbed([*moved, *stays])], released)
 
     def _disturbed(self, moved: Sequence[GangTask]) -> list[GangTask]:
-        """Return the running tasks among those that a reclaim moves which it must be allowed to evict, too.
-
-        With ``movable_jobs`` any these are only tasks that no move may disturb.
-        """
+        """Return what a reclaim may move only if it may evict it: all, or protected tasks if any job is movable."""
         running = [task for task in moved if task.held]
         if self._pool_state.policy.movable_jobs == "any":
             return [task for task in running if self.candidates.is_protected(task.gang, "reclaim")]
@@ -415,7 +412,7 @@ class PreemptionPlanner:
         )
         movers: dict[ProjectId, list[Gang]] = {}
         near_end: set[Gang] = set()
-        """Those that only the right to evict them allows to move."""
+        """Jobs near their end, which may be moved only by a job that may evict them."""
         for each in sorted(self.candidates.by_project()):
             if each == leaf:
                 mine = self.candidates.movable_in_project(each, "preempt", None if any_job else gang.priority)
@@ -537,7 +534,7 @@ class EvictAction:
             if pool_state.policy.semantics.reschedules_victims:
                 continue
             full: set[TaskShape] = set()
-            victims = by_gang(self._releasing_tasks(pool_state))
+            victims = group_by_gang(self._releasing_tasks(pool_state))
             for victim, tasks in sorted(victims, key=lambda each: (-each[0].priority, each[0].job)):
                 if self._session.steps_used >= self._session.policy.max_steps_per_cycle:
                     break

@@ -13,12 +13,12 @@ from scheduler.core.shares.reclaim_rules import ReclaimCheck, is_within_guarante
 
 
 class ReclaimRight:
-    """What a gang that may reclaim can take from other projects, by what they hold when it is created."""
+    """What a gang can take from other projects, computed from what all projects hold when it is created."""
 
     def __init__(
         self, pool_state: PoolState, gang: Gang, asked: ResourceVector, *, is_placed: bool = False
     ) -> None:
-        """With ``is_placed`` the ledger already counts what is ``asked``."""
+        """``is_placed``: the ledger of the pool already counts ``asked`` as held by the gang's project."""
         ledger, leaf = pool_state.ledger, gang.leaf_project
         held, held_non_preemptible = dict(ledger.held), dict(ledger.held_non_preemptible)
         for level in pool_state.tree.path[leaf] if is_placed else ():
@@ -28,6 +28,7 @@ class ReclaimRight:
         self.exists = may_reclaim(
             ledger.entitlements[leaf], held[leaf], held_non_preemptible[leaf], asked, gang.preemptible
         )
+        """False if the gang may reclaim from nobody."""
         self._leaf = leaf
         self._new_check = partial(
             ReclaimCheck[ProjectId],
@@ -49,9 +50,9 @@ class ReclaimRight:
         return leaf != self._leaf and self._first_check.may_have_reclaimable(leaf)
 
     def covers(self, tasks: Sequence[GangTask], released: Sequence[GangTask] = ()) -> bool:
-        """Return True if the rules allow to reclaim what all these tasks hold, one after the other.
+        """Return True if the rules allow the gang to reclaim the resources of all these tasks, one after the other.
 
-        What the ``released`` ones hold no longer counts as held.
+        ``released`` are further tasks, whose resources the ledger no longer counts as held.
         """
         reclaim_check = self._new_check()
         if released:
@@ -60,7 +61,7 @@ class ReclaimRight:
                 for level in reclaim_check.paths[task.gang.leaf_project]:
                     held[level] = held[level].add(task.amounts)
             reclaim_check.held = held
-        for victim, lost in by_gang([*tasks, *released]):
+        for victim, lost in group_by_gang([*tasks, *released]):
             for amounts in _pieces(victim, lost):
                 if not reclaim_check.allows(victim.leaf_project):
                     return False
@@ -68,7 +69,8 @@ class ReclaimRight:
         return reclaim_check.is_balanced()
 
 
-def by_gang(tasks: Iterable[GangTask]) -> list[tuple[Gang, list[GangTask]]]:
+def group_by_gang(tasks: Iterable[GangTask]) -> list[tuple[Gang, list[GangTask]]]:
+    """Return each gang with its tasks among these, in the order in which the gangs first occur."""
     found: dict[JobId, tuple[Gang, list[GangTask]]] = {}
     for task in tasks:
         found.setdefault(task.gang.job, (task.gang, []))[1].append(task)

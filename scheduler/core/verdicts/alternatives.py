@@ -49,9 +49,9 @@ class AlternativeSearch:
         can_be_placed: Callable[[PendingRow, PoolState], bool],
         cached_variants: dict[Hashable, list[RequestVariant]],
     ) -> None:
-        """``closed_nodes`` are those reserved for gangs which a job would delay, sorted.
+        """``closed_nodes`` returns the nodes of a pool that are reserved for gangs which a job would delay, sorted.
 
-        ``can_be_placed`` tells whether tasks that differ can be placed together now: counting them is not enough.
+        ``can_be_placed`` returns whether unequal tasks can be placed together now; counting free slots is not enough.
         ``cached_variants`` keeps request variants from decision to decision.
         """
         self._policy = policy
@@ -289,7 +289,7 @@ class AlternativeSearch:
         return (*request_key(job), job.pools, job.user if counts else None)
 
 
-def limit_before(now_s: float, until_s: float) -> int | None:
+def time_limit_before(now_s: float, until_s: float) -> int | None:
     """Return a time limit in seconds that ends before ``until_s``; None if too short.
 
     A tenth is left for the time until the change is made.

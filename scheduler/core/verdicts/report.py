@@ -14,7 +14,7 @@ from scheduler.core.model.snapshot import HeldSlots, JobId, PendingRow, PoolId, 
 from scheduler.core.session.gang import Gang, GangTaskState
 from scheduler.core.session.job_queue import sort_fairly
 from scheduler.core.verdicts import formatting
-from scheduler.core.verdicts.alternatives import limit_before, shorter_limit
+from scheduler.core.verdicts.alternatives import shorter_limit, time_limit_before
 from scheduler.core.verdicts.explain import ClassReason, Explainer
 
 _CAPACITY_CODES = frozenset({VerdictCode.INSUFFICIENT_RESOURCES, VerdictCode.OVER_FAIR_SHARE})
@@ -211,7 +211,7 @@ class VerdictReport:
         """Yield the limits before these times with which a job would start now, longest first."""
         session, search = self.session, self.explainer.alternative_search
         for start_s in sorted(begins, reverse=True):
-            limit_s = limit_before(session.snapshot.now_s, start_s)
+            limit_s = time_limit_before(session.snapshot.now_s, start_s)
             if limit_s is None:
                 return
             if asked.time_limit_s is not None and limit_s >= asked.time_limit_s:
