@@ -45,6 +45,7 @@ from portal.services.projects.quota_additions import record_ended_additions
 from portal.services.user_requests import expire_requests
 from portal.services.workspaces.secret_replacement import request_replacements
 from portal.services.workspaces.terminals import delete_old_terminals
+from scheduler import clock
 from scheduler.failed_cycles import delete_old_failed_cycles
 from scheduler.forecast.forecast_store import RETENTION, score_started
 
@@ -80,7 +81,8 @@ def run_periodic_pass() -> None:
     repair_measurements()
     network_links.update_slow_nodes()
     quarantine.evaluate_breakers()
-    reservations.drain_started_reservations()
+    if not clock.is_doubtful():
+        reservations.drain_started_reservations()
     recovery.end_recovery_if_complete()
     cancel_dependents()
     score_started()
@@ -88,41 +90,49 @@ def run_periodic_pass() -> None:
 
 def stop_overdue_attempts() -> None:
     """Stop attempts that reached their time limit."""
-    rows = attempts_with_limit().filter(ends_at__lt=Now())
-    for attempt, seconds in rows.values_list("pk", "job__time_limit_s"):
-        _stop(attempt, EndReason.TIME_LIMIT, limit=format_duration(seconds or 0))
+    known = clock.observe()
+    rows = attempts_with_limit().annotate(over=Now() - F("ends_at")).filter(over__gt=dt.timedelta())
+    for attempt, seconds, over in rows.values_list("pk", "job__time_limit_s", "over"):
+        if over.total_seconds() > known.ahead_s(attempt):
+            _stop(attempt, EndReason.TIME_LIMIT, limit=format_duration(seconds or 0))
 
 
 def stop_unready_servers() -> None:
     """Stop workspaces and replicas of services whose server is not ready in time."""
+    known = clock.observe()
     unready = Attempt.objects.filter(
         state=AttemptState.RUNNING.value, stop_requested_at__isnull=True, ready_at__isnull=True
     ).exclude(task_rows__node__reachable=False)  # an unreachable node reports nothing about the server
-    rows = unready.filter(
-        job__kind=JobKind.WORKSPACE.value, running_at__lt=Now() - dt.timedelta(seconds=READY_WITHIN_S)
+    rows = unready.filter(job__kind=JobKind.WORKSPACE.value).annotate(
+        over=Now() - F("running_at") - dt.timedelta(seconds=READY_WITHIN_S)
     )
-    for attempt in rows.values_list("pk", flat=True):
-        _stop(attempt, EndReason.READINESS_TIMEOUT, seconds=READY_WITHIN_S)
+    for attempt, over in rows.filter(over__gt=dt.timedelta()).values_list("pk", "over"):
+        if over.total_seconds() > known.ahead_s(attempt):
+            _stop(attempt, EndReason.READINESS_TIMEOUT, seconds=READY_WITHIN_S)
     limit_s = F("job__replica__version__readiness_timeout_s")
-    overdue = unready.filter(
-        job__kind=JobKind.SERVICE.value, running_at__lt=Now() - limit_s * dt.timedelta(seconds=1)
+    replicas = unready.filter(job__kind=JobKind.SERVICE.value).annotate(
+        over=Now() - F("running_at") - limit_s * dt.timedelta(seconds=1)
     )
-    for row in overdue.select_related("job__replica__version"):
+    for row in replicas.filter(over__gt=dt.timedelta()).select_related("job__replica__version"):
+        if row.over.total_seconds() <= known.ahead_s(row.pk):
+            continue
         version = row.job.replica.version
         message = unready_message(version.port, version.readiness_path, version.readiness_timeout_s)
         job_control.request_stop(row.pk, EndReason.READINESS_TIMEOUT, message=message)
-    _stop_unresponsive_replicas()
+    _stop_unresponsive_replicas(known)
 
 
-def _stop_unresponsive_replicas() -> None:
+def _stop_unresponsive_replicas(known: clock.ClockRecord) -> None:
     """Stop replicas whose server was ready and has not answered for their liveness timeout."""
     limit_s = F("job__replica__version__liveness_timeout_s")
     rows = Attempt.objects.filter(
         state=AttemptState.RUNNING.value,
         stop_requested_at__isnull=True,
-        unresponsive_since__lt=Now() - limit_s * dt.timedelta(seconds=1),
     ).exclude(task_rows__node__reachable=False)
-    for row in rows.select_related("job__replica__version"):
+    overdue = rows.annotate(over=Now() - F("unresponsive_since") - limit_s * dt.timedelta(seconds=1))
+    for row in overdue.filter(over__gt=dt.timedelta()).select_related("job__replica__version"):
+        if row.over.total_seconds() <= known.ahead_s(row.pk):
+            continue
         version = row.job.replica.version
         message = unresponsive_message(version.port, version.readiness_path, version.liveness_timeout_s or 0)
         job_control.request_stop(row.pk, EndReason.READINESS_TIMEOUT, message=message)
@@ -191,7 +201,9 @@ def send_outbox() -> int:
 
 
 def delete_old_rows() -> None:
-    """Delete expired rows, a bounded number per pass."""
+    """Delete expired rows, a bounded number per pass; none for an hour after the clock was set forward."""
+    if clock.is_doubtful():
+        return
     now = timezone.now()
     for rows in (
         OutboxMessage.objects.filter(sent_at__lt=now - OUTBOX_RETENTION),
