@@ -91,51 +91,59 @@ def run_periodic_pass() -> None:
 def stop_overdue_attempts() -> None:
     """Stop attempts that reached their time limit."""
     known = clock.observe()
-    rows = attempts_with_limit().annotate(over=Now() - F("ends_at")).filter(over__gt=dt.timedelta())
-    for attempt, seconds, over in rows.values_list("pk", "job__time_limit_s", "over"):
-        if over.total_seconds() > known.ahead_s(attempt):
+    rows = attempts_with_limit().filter(ends_at__lt=Now()).annotate(now=Now())
+    for attempt, seconds, ends_at, now in rows.values_list("pk", "job__time_limit_s", "ends_at", "now"):
+        if (now - ends_at).total_seconds() > known.ahead_s(attempt):
             _stop(attempt, EndReason.TIME_LIMIT, limit=format_duration(seconds or 0))
 
 
 def stop_unready_servers() -> None:
     """Stop workspaces and replicas of services whose server is not ready in time."""
     known = clock.observe()
-    unready = Attempt.objects.filter(
-        state=AttemptState.RUNNING.value, stop_requested_at__isnull=True, ready_at__isnull=True
-    ).exclude(task_rows__node__reachable=False)  # an unreachable node reports nothing about the server
-    rows = unready.filter(job__kind=JobKind.WORKSPACE.value).annotate(
-        over=Now() - F("running_at") - dt.timedelta(seconds=READY_WITHIN_S)
+    unready = (
+        Attempt.objects.filter(
+            state=AttemptState.RUNNING.value, stop_requested_at__isnull=True, ready_at__isnull=True
+        )
+        .exclude(task_rows__node__reachable=False)  # an unreachable node reports nothing about the server
+        .annotate(now=Now())
     )
-    for attempt, over in rows.filter(over__gt=dt.timedelta()).values_list("pk", "over"):
-        if over.total_seconds() > known.ahead_s(attempt):
+    rows = unready.filter(
+        job__kind=JobKind.WORKSPACE.value, running_at__lt=Now() - dt.timedelta(seconds=READY_WITHIN_S)
+    )
+    for attempt, running_at, now in rows.values_list("pk", "running_at", "now"):
+        if (now - running_at).total_seconds() - READY_WITHIN_S > known.ahead_s(attempt):
             _stop(attempt, EndReason.READINESS_TIMEOUT, seconds=READY_WITHIN_S)
     limit_s = F("job__replica__version__readiness_timeout_s")
-    replicas = unready.filter(job__kind=JobKind.SERVICE.value).annotate(
-        over=Now() - F("running_at") - limit_s * dt.timedelta(seconds=1)
+    overdue = unready.filter(
+        job__kind=JobKind.SERVICE.value, running_at__lt=Now() - limit_s * dt.timedelta(seconds=1)
     )
-    for row in replicas.filter(over__gt=dt.timedelta()).select_related("job__replica__version"):
-        if row.over.total_seconds() <= known.ahead_s(row.pk):
-            continue
+    for row in overdue.select_related("job__replica__version"):
         version = row.job.replica.version
-        message = unready_message(version.port, version.readiness_path, version.readiness_timeout_s)
-        job_control.request_stop(row.pk, EndReason.READINESS_TIMEOUT, message=message)
+        waited_s = (row.now - row.running_at).total_seconds()
+        if waited_s - version.readiness_timeout_s > known.ahead_s(row.pk):
+            message = unready_message(version.port, version.readiness_path, version.readiness_timeout_s)
+            job_control.request_stop(row.pk, EndReason.READINESS_TIMEOUT, message=message)
     _stop_unresponsive_replicas(known)
 
 
 def _stop_unresponsive_replicas(known: clock.ClockRecord) -> None:
     """Stop replicas whose server was ready and has not answered for their liveness timeout."""
     limit_s = F("job__replica__version__liveness_timeout_s")
-    rows = Attempt.objects.filter(
-        state=AttemptState.RUNNING.value,
-        stop_requested_at__isnull=True,
-    ).exclude(task_rows__node__reachable=False)
-    overdue = rows.annotate(over=Now() - F("unresponsive_since") - limit_s * dt.timedelta(seconds=1))
-    for row in overdue.filter(over__gt=dt.timedelta()).select_related("job__replica__version"):
-        if row.over.total_seconds() <= known.ahead_s(row.pk):
-            continue
+    rows = (
+        Attempt.objects.filter(
+            state=AttemptState.RUNNING.value,
+            stop_requested_at__isnull=True,
+            unresponsive_since__lt=Now() - limit_s * dt.timedelta(seconds=1),
+        )
+        .exclude(task_rows__node__reachable=False)
+        .annotate(now=Now())
+    )
+    for row in rows.select_related("job__replica__version"):
         version = row.job.replica.version
-        message = unresponsive_message(version.port, version.readiness_path, version.liveness_timeout_s or 0)
-        job_control.request_stop(row.pk, EndReason.READINESS_TIMEOUT, message=message)
+        timeout_s = version.liveness_timeout_s or 0
+        if (row.now - row.unresponsive_since).total_seconds() - timeout_s > known.ahead_s(row.pk):
+            message = unresponsive_message(version.port, version.readiness_path, timeout_s)
+            job_control.request_stop(row.pk, EndReason.READINESS_TIMEOUT, message=message)
 
 
 def stop_unsent_on_unreachable_nodes() -> None:

@@ -25,7 +25,6 @@ CGROUPS = Path("/sys/fs/cgroup")
 HIERARCHIES = ("systemd", "unified", "pids", "memory", "cpu", "cpuacct")
 PROGRAMS = ("systemctl", "unshare", "nsenter", "ip", "setpriv", "mount")
 SYSTEMD = Path("/lib/systemd/systemd")
-PYTHON = Path("/usr/bin/python3")
 COPIED = (
     *("manage.py", "requirements.lock", "package.json", "package-lock.json"),
     *("portal", "scheduler", "agents", "templates", "static", "deploy", "docs"),
@@ -48,7 +47,8 @@ mkdir -p /run/rig/etc /run/rig/work
 mount -t overlay overlay -o lowerdir=/etc,upperdir=/run/rig/etc,workdir=/run/rig/work /etc
 mount -t tmpfs -o mode=755 tmpfs /opt
 cp -a {folder}/opt/. /opt/
-mkdir -p /opt/fairway/.venv/lib/{python}/site-packages
+mkdir -p /opt/fairway/.venv/lib/{python}/site-packages /opt/python
+mount --bind {base} /opt/python
 mount --bind {packages} /opt/fairway/.venv/lib/{python}/site-packages
 mkdir /etc/systemd/rig /etc/fairway
 cp -r {folder}/units/. /etc/systemd/rig/
@@ -63,10 +63,12 @@ mount -t tmpfs -o mode=1777 tmpfs /tmp
 mount -o remount,bind,ro /
 mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys
 mount -o remount,bind,ro /sys
+mount --make-rshared /
 ip link set lo up
 systemd-sysusers /etc/systemd/rig/fairway.sysusers.conf
 cd /opt/fairway
-env -i PATH=$PATH FAIRWAY_NO_DEV=1 FAIRWAY_DATA_DIR=/run/rig/none .venv/bin/python manage.py build
+env -i PATH=$PATH LD_LIBRARY_PATH=/opt/python/lib FAIRWAY_NO_DEV=1 FAIRWAY_DATA_DIR=/run/rig/none \\
+  .venv/bin/python manage.py build
 cd /
 export container=rig SYSTEMD_UNIT_PATH=/etc/systemd/rig SYSTEMD_GENERATOR_PATH= SYSTEMD_ENVIRONMENT_GENERATOR_PATH=
 exec {systemd} --system --unit=rig.target --log-target=null --show-status=false
@@ -79,11 +81,11 @@ RIG_UNITS = {
         for name in ("sysinit.target", "basic.target", "shutdown.target", "network-online.target")
     },
     "multi-user.target": "[Unit]\nDescription=multi-user\n",
-    "service.d/log.conf": "[Service]\nStandardOutput=append:/run/rig/%N.log\nStandardError=inherit\n",
+    "service.d/log.conf": "[Service]\nStandardOutput=append:/run/rig/%N.log\nStandardError=inherit\n"
+    "Environment=LD_LIBRARY_PATH=/opt/python/lib\n",
     "rig-postgres.service": "[Service]\nUser=postgres\nType=exec\n"
     "ExecStartPre={bin}/initdb --no-sync --auth-local=trust --auth-host=scram-sha-256 -D /var/lib/rig-postgres/data\n"
-    "ExecStart={bin}/postgres -D /var/lib/rig-postgres/data -c unix_socket_directories=/run/rig-postgres\n"
-    "ExecStartPost={bin}/pg_isready --timeout 30 -h /run/rig-postgres\n",
+    "ExecStart={bin}/postgres -D /var/lib/rig-postgres/data -c unix_socket_directories=/run/rig-postgres\n",
     "rig-valkey.service": "[Service]\nType=exec\nUser=nobody\nExecStart={valkey} /etc/valkey-rig.conf\n",
 }
 
@@ -97,15 +99,7 @@ def missing_requirement() -> str:
         return f"{', '.join(absent) or 'systemd'} is missing (apt-get install systemd iproute2 util-linux)"
     if not all((CGROUPS / name).is_dir() for name in HIERARCHIES[:2]):
         return "there is no hierarchy of cgroups for systemd here"
-    version = subprocess.run(
-        [PYTHON, "-c", "import sys; print('python%d.%d' % sys.version_info[:2])"],
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.strip()
-    return (
-        "" if version == _python() else f"{PYTHON} is not {_python()}, for which the packages are installed"
-    )
+    return ""
 
 
 def _python() -> str:
@@ -199,15 +193,14 @@ class SystemdMachine(contextlib.AbstractContextManager["SystemdMachine"]):
         return int(children[0])
 
     def _answers(self) -> bool:
+        """Return whether systemd and its PostgreSQL answer."""
         if self._process.poll() is not None:
-            return False
-        try:
-            return (
-                "active" in self.active("rig-postgres.service")
-                and self.active("rig-postgres.service") == "active"
+            return True
+        with contextlib.suppress(IndexError, OSError):
+            return "accepting" in self.run(
+                find_postgres().program("pg_isready"), "-h", "/run/rig-postgres", check=False
             )
-        except (IndexError, OSError):
-            return False
+        return False
 
     def _enter_groups(self) -> None:
         for group in self._groups:
@@ -234,10 +227,8 @@ class SystemdMachine(contextlib.AbstractContextManager["SystemdMachine"]):
                 shutil.copy2(ROOT / name, checkout / name)
         environment = checkout / ".venv"
         (environment / "bin").mkdir(parents=True)
-        (environment / "bin" / "python").symlink_to(PYTHON)
-        (environment / "pyvenv.cfg").write_text(
-            f"home = {PYTHON.parent}\ninclude-system-site-packages = false\n"
-        )
+        (environment / "bin" / "python").symlink_to(f"/opt/python/bin/{_python()}")
+        (environment / "pyvenv.cfg").write_text("home = /opt/python/bin\n")
         shutil.copy(ROOT / ".venv" / "fairway-locks.txt", environment)
         units = self._folder / "units"
         shutil.copytree(UNITS, units)
@@ -270,6 +261,11 @@ class SystemdMachine(contextlib.AbstractContextManager["SystemdMachine"]):
         )
         (self._folder / "boot.sh").write_text(
             BOOT.format(
-                cgroups=CGROUPS, folder=self._folder, python=_python(), packages=packages, systemd=SYSTEMD
+                cgroups=CGROUPS,
+                folder=self._folder,
+                python=_python(),
+                packages=packages,
+                systemd=SYSTEMD,
+                base=sys.base_prefix,
             )
         )

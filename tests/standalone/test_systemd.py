@@ -33,6 +33,7 @@ SHELL = (
     *("/opt/fairway/.venv/bin/python", "manage.py"),
 )
 """The command line of docs/operations.md."""
+PUBLIC_KEYS = [f"{name}_ed25519.pub" for name in ("control", "signing", "tunnel", "watch")]
 SPY = """
 import os, sys
 for pid in sys.argv[1:]:
@@ -84,8 +85,14 @@ def test_every_unit_runs_and_a_job_ends(machine: SystemdMachine) -> None:
     assert eventually(lambda: ready(machine), 90), machine.log()
     link = machine.run("sh", "-c", "cat /run/rig/fairway-prepare.log")
     assert "https://portal.example.org/sign-in/link/#" in link
-    job = manage(machine, "shell", "--verbosity", "0", text=JOB.read_text())
-    state = f"from portal.models import Job; print(Job.objects.get(public_id={job!r}).state)"
+    jobs: list[str] = []
+
+    def submitted() -> bool:
+        jobs[:] = manage(machine, "shell", "--verbosity", "0", text=JOB.read_text()).split()
+        return bool(jobs)
+
+    assert eventually(submitted, 60), machine.log()
+    state = f"from portal.models import Job; print(Job.objects.get(public_id={jobs[0]!r}).state)"
     assert eventually(lambda: manage(machine, "shell", "--verbosity", "0", "-c", state) == "COMPLETED", 90), (
         machine.log()
     )
@@ -121,24 +128,11 @@ def test_no_process_reads_the_key_of_another(machine: SystemdMachine) -> None:
     """As one account, from inside of the namespaces of each unit."""
     pids = {process.name: machine.main_pid(f"fairway-{process.name}") for process in PROCESSES}
     for process in PROCESSES:
-        inside = (
-            "nsenter",
-            "--target",
-            str(pids[process.name]),
-            "--mount",
-            "--user",
-            "--preserve-credentials",
-        )
-        seen = machine.run(*inside, "sh", "-c", "ls /var/lib/fairway/keys", check=False).split()
-        assert seen == [f"{name}_ed25519.pub" for name in ("control", "signing", "tunnel", "watch")], (
-            process.name
-        )
-        own = "ls $CREDENTIALS_DIRECTORY 2>/dev/null"
-        variables = machine.run("sh", "-c", f"tr '\\0' '\\n' < /proc/{pids[process.name]}/environ")
-        folder = dict(line.split("=", 1) for line in variables.splitlines() if "=" in line).get(
-            "CREDENTIALS_DIRECTORY", ""
-        )
-        assert bool(folder) == (process.key is not None), own
+        inside = ("nsenter", "--target", str(pids[process.name]), "--mount", "sh", "-c")
+        assert machine.run(*inside, "ls /var/lib/fairway/keys").split() == PUBLIC_KEYS, process.name
+        credentials = machine.run(*inside, "find /run/credentials -type f 2>/dev/null || true").split()
+        own = [f"/run/credentials/fairway-{process.name}.service/{process.key}_key"] if process.key else []
+        assert credentials == own, process.name
     holders = [str(pids[name]) for name in ("gateway", "worker-nodes", "collector")]
     account = (
         "--uid=fairway",
