@@ -111,7 +111,7 @@ def stop_unready_servers() -> None:
         job__kind=JobKind.WORKSPACE.value, running_at__lt=Now() - dt.timedelta(seconds=READY_WITHIN_S)
     )
     for attempt, running_at, now in rows.values_list("pk", "running_at", "now"):
-        if (now - running_at).total_seconds() - READY_WITHIN_S > known.ahead_s(attempt):
+        if running_at and (now - running_at).total_seconds() - READY_WITHIN_S > known.ahead_s(attempt):
             _stop(attempt, EndReason.READINESS_TIMEOUT, seconds=READY_WITHIN_S)
     limit_s = F("job__replica__version__readiness_timeout_s")
     overdue = unready.filter(
@@ -119,7 +119,7 @@ def stop_unready_servers() -> None:
     )
     for row in overdue.select_related("job__replica__version"):
         version = row.job.replica.version
-        waited_s = (row.now - row.running_at).total_seconds()
+        waited_s = (row.now - row.running_at).total_seconds() if row.running_at else 0.0
         if waited_s - version.readiness_timeout_s > known.ahead_s(row.pk):
             message = unready_message(version.port, version.readiness_path, version.readiness_timeout_s)
             job_control.request_stop(row.pk, EndReason.READINESS_TIMEOUT, message=message)
@@ -141,7 +141,8 @@ def _stop_unresponsive_replicas(known: clock.ClockRecord) -> None:
     for row in rows.select_related("job__replica__version"):
         version = row.job.replica.version
         timeout_s = version.liveness_timeout_s or 0
-        if (row.now - row.unresponsive_since).total_seconds() - timeout_s > known.ahead_s(row.pk):
+        silent_s = (row.now - row.unresponsive_since).total_seconds() if row.unresponsive_since else 0.0
+        if silent_s - timeout_s > known.ahead_s(row.pk):
             message = unresponsive_message(version.port, version.readiness_path, timeout_s)
             job_control.request_stop(row.pk, EndReason.READINESS_TIMEOUT, message=message)
 
