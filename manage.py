@@ -22,6 +22,7 @@ def main() -> None:
         sys.exit(str(trouble))
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.config.settings")
     from portal.config.data_paths import apply_data_dir_option
+    from portal.config.variables import SettingsRefused
 
     apply_data_dir_option(argv)
     from django.core.exceptions import ImproperlyConfigured
@@ -31,7 +32,7 @@ def main() -> None:
         argv[1] = HYPHENATED_COMMANDS.get(argv[1], argv[1])
     try:
         execute_from_command_line(argv)
-    except ImproperlyConfigured as error:
+    except (ImproperlyConfigured, SettingsRefused) as error:
         sys.exit(f"CommandError: {error}")
     except ModuleNotFoundError as error:
         settings = os.environ["DJANGO_SETTINGS_MODULE"]

@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--jobs", type=int, default=50)
     wanted = parser.parse_args(arguments)
     with scratch_database() as url, tempfile.TemporaryDirectory(prefix="fairway-bench-") as folder:
-        from portal.standalone.process_table import _uvicorn
+        from portal.standalone.process_table import web_arguments
 
         tokens, project = _tokens(wanted.jobs)
         web_socket, tracking_socket = Path(folder) / "web.sock", Path(folder) / "tracking.sock"
@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
             tracking = stack.enter_context(
                 _process(sys.executable, "-m", "portal.tracking.server", **environment)
             )
-            words = [*_uvicorn(web_socket), "--log-level", "error"]
+            words = [*web_arguments(web_socket), "--log-level", "error"]
             web = stack.enter_context(_process(sys.executable, *words, **environment))
             _wait_for(tracking_socket, web_socket)
             _measure(wanted, web_socket, project, tokens, {"web": web.pid, "tracking": tracking.pid})

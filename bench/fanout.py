@@ -49,14 +49,14 @@ def main(arguments: list[str]) -> int:
     port, web_port = _free("127.0.0.1"), _free("127.0.0.1")
     os.environ["FAIRWAY_PORTAL_URL"] = f"http://localhost:{port}"
     with scratch_database() as url:
-        from portal.standalone.process_table import _uvicorn
+        from portal.standalone.process_table import web_arguments
 
         users = -(-wanted.browsers // SOCKETS_PER_USER)
         keys = _sign_in(users, wanted.nodes)
         with tempfile.TemporaryDirectory(prefix="fairway-bench-") as folder, contextlib.ExitStack() as stack:
             web_socket = f"{folder}/web.sock"
             environment = {"DATABASE_URL": url, "FAIRWAY_DATA_DIR": folder, "FAIRWAY_WEB_SOCKET": web_socket}
-            words = [*_uvicorn(Path(web_socket)), "--log-level", "error"]  # as `manage.py up` starts it
+            words = [*web_arguments(Path(web_socket)), "--log-level", "error"]  # as `manage.py up` starts it
             if wanted.direct:
                 at = words.index("--uds")
                 words[at : at + 2] = ["--port", str(web_port)]

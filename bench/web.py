@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--at-once", type=int, default=16)
     wanted = parser.parse_args(arguments)
     with scratch_database() as url:
-        from portal.standalone.process_table import _uvicorn
+        from portal.standalone.process_table import web_arguments
 
         headers = _credentials()
         with tempfile.TemporaryDirectory(prefix="fairway-bench-") as folder, contextlib.ExitStack() as stack:
@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
             for name, size in {"shared": "20", "own": "0"}.items():
                 socket = Path(folder) / f"{name}.sock"
                 environment = {"DATABASE_URL": url, "FAIRWAY_DATA_DIR": folder, "FAIRWAY_DATABASE_POOL": size}
-                words = [*_uvicorn(socket), "--log-level", "error"]
+                words = [*web_arguments(socket), "--log-level", "error"]
                 stack.enter_context(_process(sys.executable, *words, **environment))
                 clients[name] = stack.enter_context(_client(socket))
             for path, connection in PAGES.items():

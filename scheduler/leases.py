@@ -45,12 +45,21 @@ def node_lease(node: str) -> str:
 
 
 def acquire(name: str, holder: str, ttl_s: float) -> HeldLease | None:
-    """Acquire or renew a lease; return None while another holder has it."""
+    """Acquire or renew a lease; return None while another holder has it.
+
+    A lease that ends later than any can was granted before the clock was set back. Its holder, which may have
+    ended, gets the usual time from now on.
+    """
     renewed = renew([name], holder, ttl_s)
     if renewed:
         return renewed[0]
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [Lease.EPOCH_LOCK])
+        cursor.execute(
+            "UPDATE portal_lease SET expires_at = clock_timestamp() + make_interval(secs => %(ttl)s)"
+            " WHERE name = %(name)s AND expires_at > clock_timestamp() + make_interval(secs => %(ttl)s)",
+            {"name": name, "ttl": ttl_s},
+        )
         cursor.execute(
             """
             INSERT INTO portal_lease AS lease (name, holder, epoch, expires_at)

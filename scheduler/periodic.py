@@ -45,6 +45,7 @@ from portal.services.projects.quota_additions import record_ended_additions
 from portal.services.user_requests import expire_requests
 from portal.services.workspaces.secret_replacement import request_replacements
 from portal.services.workspaces.terminals import delete_old_terminals
+from scheduler import clock
 from scheduler.failed_cycles import delete_old_failed_cycles
 from scheduler.forecast.forecast_store import RETENTION, score_started
 
@@ -80,7 +81,8 @@ def run_periodic_pass() -> None:
     repair_measurements()
     network_links.update_slow_nodes()
     quarantine.evaluate_breakers()
-    reservations.drain_started_reservations()
+    if not clock.is_doubtful():
+        reservations.drain_started_reservations()
     recovery.end_recovery_if_complete()
     cancel_dependents()
     score_started()
@@ -88,44 +90,61 @@ def run_periodic_pass() -> None:
 
 def stop_overdue_attempts() -> None:
     """Stop attempts that reached their time limit."""
-    rows = attempts_with_limit().filter(ends_at__lt=Now())
-    for attempt, seconds in rows.values_list("pk", "job__time_limit_s"):
-        _stop(attempt, EndReason.TIME_LIMIT, limit=format_duration(seconds or 0))
+    known = clock.observe()
+    rows = attempts_with_limit().filter(ends_at__lt=Now()).annotate(now=Now())
+    for attempt, seconds, ends_at, now in rows.values_list("pk", "job__time_limit_s", "ends_at", "now"):
+        if (now - ends_at).total_seconds() > known.ahead_s(attempt):
+            _stop(attempt, EndReason.TIME_LIMIT, limit=format_duration(seconds or 0))
 
 
 def stop_unready_servers() -> None:
     """Stop workspaces and replicas of services whose server is not ready in time."""
-    unready = Attempt.objects.filter(
-        state=AttemptState.RUNNING.value, stop_requested_at__isnull=True, ready_at__isnull=True
-    ).exclude(task_rows__node__reachable=False)  # an unreachable node reports nothing about the server
+    known = clock.observe()
+    unready = (
+        Attempt.objects.filter(
+            state=AttemptState.RUNNING.value, stop_requested_at__isnull=True, ready_at__isnull=True
+        )
+        .exclude(task_rows__node__reachable=False)  # an unreachable node reports nothing about the server
+        .annotate(now=Now())
+    )
     rows = unready.filter(
         job__kind=JobKind.WORKSPACE.value, running_at__lt=Now() - dt.timedelta(seconds=READY_WITHIN_S)
     )
-    for attempt in rows.values_list("pk", flat=True):
-        _stop(attempt, EndReason.READINESS_TIMEOUT, seconds=READY_WITHIN_S)
+    for attempt, running_at, now in rows.values_list("pk", "running_at", "now"):
+        if running_at and (now - running_at).total_seconds() - READY_WITHIN_S > known.ahead_s(attempt):
+            _stop(attempt, EndReason.READINESS_TIMEOUT, seconds=READY_WITHIN_S)
     limit_s = F("job__replica__version__readiness_timeout_s")
     overdue = unready.filter(
         job__kind=JobKind.SERVICE.value, running_at__lt=Now() - limit_s * dt.timedelta(seconds=1)
     )
     for row in overdue.select_related("job__replica__version"):
         version = row.job.replica.version
-        message = unready_message(version.port, version.readiness_path, version.readiness_timeout_s)
-        job_control.request_stop(row.pk, EndReason.READINESS_TIMEOUT, message=message)
-    _stop_unresponsive_replicas()
+        waited_s = (row.now - row.running_at).total_seconds() if row.running_at else 0.0
+        if waited_s - version.readiness_timeout_s > known.ahead_s(row.pk):
+            message = unready_message(version.port, version.readiness_path, version.readiness_timeout_s)
+            job_control.request_stop(row.pk, EndReason.READINESS_TIMEOUT, message=message)
+    _stop_unresponsive_replicas(known)
 
 
-def _stop_unresponsive_replicas() -> None:
+def _stop_unresponsive_replicas(known: clock.ClockRecord) -> None:
     """Stop replicas whose server was ready and has not answered for their liveness timeout."""
     limit_s = F("job__replica__version__liveness_timeout_s")
-    rows = Attempt.objects.filter(
-        state=AttemptState.RUNNING.value,
-        stop_requested_at__isnull=True,
-        unresponsive_since__lt=Now() - limit_s * dt.timedelta(seconds=1),
-    ).exclude(task_rows__node__reachable=False)
+    rows = (
+        Attempt.objects.filter(
+            state=AttemptState.RUNNING.value,
+            stop_requested_at__isnull=True,
+            unresponsive_since__lt=Now() - limit_s * dt.timedelta(seconds=1),
+        )
+        .exclude(task_rows__node__reachable=False)
+        .annotate(now=Now())
+    )
     for row in rows.select_related("job__replica__version"):
         version = row.job.replica.version
-        message = unresponsive_message(version.port, version.readiness_path, version.liveness_timeout_s or 0)
-        job_control.request_stop(row.pk, EndReason.READINESS_TIMEOUT, message=message)
+        timeout_s = version.liveness_timeout_s or 0
+        silent_s = (row.now - row.unresponsive_since).total_seconds() if row.unresponsive_since else 0.0
+        if silent_s - timeout_s > known.ahead_s(row.pk):
+            message = unresponsive_message(version.port, version.readiness_path, timeout_s)
+            job_control.request_stop(row.pk, EndReason.READINESS_TIMEOUT, message=message)
 
 
 def stop_unsent_on_unreachable_nodes() -> None:
@@ -191,7 +210,9 @@ def send_outbox() -> int:
 
 
 def delete_old_rows() -> None:
-    """Delete expired rows, a bounded number per pass."""
+    """Delete expired rows, a bounded number per pass; none for an hour after the clock was set forward."""
+    if clock.is_doubtful():
+        return
     now = timezone.now()
     for rows in (
         OutboxMessage.objects.filter(sent_at__lt=now - OUTBOX_RETENTION),

@@ -4,72 +4,40 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-import environ
-from django.core.exceptions import ImproperlyConfigured
+from environ import Env
 
-from portal.config import data_paths, production_checks
+from portal.config import data_paths, production_checks, variables
 
 # Most of what Django allocates needs no garbage collection: with Python's threshold of 700 objects the web process
 # takes a quarter longer to start. Full collections come after 250,000 objects, before after 70,000.
 gc.set_threshold(10_000, 5, 5)
 
 
-class _Environment(environ.Env):  # type: ignore[misc]
-    """Names the variable whose value cannot be read."""
-
-    def get_value(self, var: Any, *args: Any, **options: Any) -> Any:
-        try:
-            return super().get_value(var, *args, **options)
-        except ValueError as error:
-            raise ImproperlyConfigured(f"{var} in the environment cannot be read: {error}.") from error
-
-    def server_url(self, var: str, default: str, *schemes: str) -> str:
-        """Return the URL of a server, for example postgres://user:password@host:5432/name.
-
-        Raises ImproperlyConfigured without the URL, which may contain a password.
-        """
-        text: str = self.str(var, "") or default
-        try:
-            parts = urlsplit(text)
-            readable = not text or (parts.scheme in schemes and parts.port != 0)
-        except ValueError:
-            readable = False
-        if not readable:
-            raise ImproperlyConfigured(
-                f"{var} in the environment cannot be read: it is not a URL that begins with "
-                f"{' or '.join(f'{scheme}://' for scheme in schemes)}."
-            )
-        return text
-
-
-POSTGRES_SCHEMES = ("postgres", "postgresql")
-
-env = _Environment()
+for _warning in variables.check_environment():
+    if not os.environ.get("FAIRWAY_SUPERVISED"):  # `up` has said it
+        sys.stderr.write(f"{_warning}\n")
 
 BASE_DIR = Path(__file__).resolve().parent.parent.parent
 DATA_DIR = data_paths.data_dir()
 
-DEBUG = env.bool("FAIRWAY_DEBUG", False)
-SECRET_KEY = env.str("FAIRWAY_SECRET_KEY", "") or data_paths.read_secret_key(DATA_DIR)
-SECRET_KEY_FALLBACKS: list[str] = env.list("FAIRWAY_SECRET_KEY_FALLBACKS", default=[])
-if any(production_checks.is_weak_key(key) for key in [SECRET_KEY, *SECRET_KEY_FALLBACKS] if key):
-    raise ImproperlyConfigured(
-        "FAIRWAY_SECRET_KEY or one of FAIRWAY_SECRET_KEY_FALLBACKS is too easy to guess: "
-        "it needs 50 random characters. Without it `manage.py up` generates one."
-    )
+DEBUG = variables.DEBUG.read()
+SECRET_KEY = variables.SECRET_KEY.read() or data_paths.read_secret_key(DATA_DIR)
+if SECRET_KEY and production_checks.is_weak_key(SECRET_KEY):
+    raise variables.SettingsRefused(f"The key in {DATA_DIR / 'secret_key'} is too easy to guess.")
+SECRET_KEY_FALLBACKS = variables.SECRET_KEY_FALLBACKS.read()
 
-PORTAL_URL = env.str("FAIRWAY_PORTAL_URL", "http://localhost:8000")
-APPS_DOMAIN = env.str("FAIRWAY_APPS_DOMAIN", "localhost:8000")
+PORTAL_URL = variables.PORTAL_URL.read()
+APPS_DOMAIN = variables.APPS_DOMAIN.read()
 """Workspaces are at ws-<public id>.<this>, services at svc-<public id>; with the port if it is not the default."""
-TRACKING_URL = env.str("FAIRWAY_TRACKING_URL", PORTAL_URL).rstrip("/")
+TRACKING_URL = variables.TRACKING_URL.read() or PORTAL_URL
 """Where jobs reach the MLflow API: the portal, or an address before it that containers may connect to."""
-EGRESS_DENY: list[str] = env.list("FAIRWAY_EGRESS_DENY", default=[])
+EGRESS_DENY = variables.EGRESS_DENY.read()
 """Additional addresses or networks that no container may connect to, such as a proxy before the portal."""
-ALLOWED_HOSTS = env.list("FAIRWAY_ALLOWED_HOSTS", default=["localhost", "127.0.0.1", "[::1]"])
+ALLOWED_HOSTS = variables.ALLOWED_HOSTS.read()
 HTTPS_ENABLED = PORTAL_URL.startswith("https://")
 CSRF_TRUSTED_ORIGINS = [PORTAL_URL]
 
@@ -133,9 +101,7 @@ TEMPLATES: list[dict[str, Any]] = [
 ]
 
 DATABASES = {
-    "default": env.db_url_config(
-        env.server_url("DATABASE_URL", data_paths.database_url(DATA_DIR), *POSTGRES_SCHEMES)
-    )
+    "default": Env.db_url_config(variables.DATABASE_URL.read() or data_paths.database_url(DATA_DIR)),
 }
 DATABASES["default"]["ENGINE"] = "portal.database"
 DATABASES["default"].setdefault("OPTIONS", {})
@@ -152,25 +118,23 @@ DATABASES["default"]["OPTIONS"].update(
 )
 DATABASES["default"]["CONN_MAX_AGE"] = 60
 DATABASES["default"]["CONN_HEALTH_CHECKS"] = True
-DATABASE_POOL = env.int("FAIRWAY_DATABASE_POOL", 20)
+DATABASE_POOL = variables.DATABASE_POOL.read()
 """Connections shared by all requests of the web process; 0 opens one per request."""
-if DATABASE_POOL < 0:
-    raise ImproperlyConfigured("FAIRWAY_DATABASE_POOL must be a number of connections, or 0.")
 DATABASE_OWNER: dict[str, Any] = {}
 """The role that owns the tables, for migrations, backups and restores.
 
 Empty if DATABASE_URL names the only role.
 """
-_owner_url = env.server_url("DATABASE_OWNER_URL", "", *POSTGRES_SCHEMES)
-if not _owner_url and not env.str("DATABASE_URL", ""):
+_owner_url = variables.DATABASE_OWNER_URL.read()
+if not _owner_url and not variables.DATABASE_URL.read():
     _owner_url = data_paths.database_url(DATA_DIR, data_paths.OWNER_ROLE)
 if _owner_url:
-    DATABASE_OWNER = env.db_url_config(_owner_url)
+    DATABASE_OWNER = Env.db_url_config(_owner_url)
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
-BUNDLED_SERVERS = env.bool("FAIRWAY_BUNDLED_SERVERS", False)
+BUNDLED_SERVERS = variables.BUNDLED_SERVERS.read()
 """`up` runs the bundled PostgreSQL and Valkey: for evaluation and small teams. The admin page says so."""
-REDIS_URL = env.server_url("REDIS_URL", data_paths.redis_url(DATA_DIR), "redis", "rediss", "unix")
+REDIS_URL = variables.REDIS_URL.read() or data_paths.redis_url(DATA_DIR)
 
 SAME_SITE_WARNING = ""
 """Set if pages of workspaces could set cookies for the portal."""
@@ -179,7 +143,7 @@ if HTTPS_ENABLED:
         debug=DEBUG, allowed_hosts=ALLOWED_HOSTS, redis_url=REDIS_URL
     )
     if _unsafe:
-        raise ImproperlyConfigured(f"Fairway does not start at {PORTAL_URL}. {' '.join(_unsafe)}")
+        raise variables.SettingsRefused(f"Fairway does not start at {PORTAL_URL}. {' '.join(_unsafe)}")
     SAME_SITE_WARNING = production_checks.same_site_warning(PORTAL_URL, APPS_DOMAIN)
 
 AUTH_USER_MODEL = "portal.User"
@@ -201,12 +165,12 @@ SESSION_COOKIE_NAME = f"{_prefix}fairway_session"
 SESSION_COOKIE_SECURE = HTTPS_ENABLED
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = "Lax"
-SESSION_COOKIE_AGE = round(env.float("FAIRWAY_SESSION_IDLE_HOURS", 8.0) * 3600)
+SESSION_COOKIE_AGE = round(variables.SESSION_IDLE_HOURS.read() * 3600)
 """A session ends after this many seconds without a page or an open workspace.
 
 See ``portal.services.accounts.sessions``.
 """
-SESSION_MAX_AGE_S = round(env.float("FAIRWAY_SESSION_DAYS", 7.0) * 24 * 3600)
+SESSION_MAX_AGE_S = round(variables.SESSION_DAYS.read() * 24 * 3600)
 CSRF_COOKIE_NAME = f"{_prefix}fairway_csrf"
 CSRF_COOKIE_SECURE = HTTPS_ENABLED
 CSRF_COOKIE_HTTPONLY = True
@@ -226,9 +190,9 @@ if (
     SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
 X_FRAME_OPTIONS = "DENY"
 DATA_UPLOAD_MAX_MEMORY_SIZE = 1024 * 1024
-MAX_ARTIFACT_BYTES = env.int("FAIRWAY_MAX_ARTIFACT_MIB", 1024) * 2**20
+MAX_ARTIFACT_BYTES = variables.MAX_ARTIFACT_MIB.read() * 2**20
 """The largest file that a run may store."""
-MAX_UPLOAD_BYTES = env.int("FAIRWAY_MAX_UPLOAD_MIB", 256) * 2**20
+MAX_UPLOAD_BYTES = variables.MAX_UPLOAD_MIB.read() * 2**20
 """The largest file that a user may upload to a node, and the largest body of any upload."""
 FILE_UPLOAD_TEMP_DIR = str(DATA_DIR / "run") if os.path.isdir(DATA_DIR / "run") else None  # noqa: PTH112 - never raises
 """Large bodies are written here first; /tmp may be small."""
@@ -244,9 +208,9 @@ LOCALE_PATHS = [BASE_DIR / "portal" / "locale"]
 FORMAT_MODULE_PATH = ["portal.config.formats"]
 
 STATIC_URL = "/static/"
-STATIC_ROOT = Path(env.str("FAIRWAY_STATIC_ROOT", str(BASE_DIR / "static" / "root")))
+STATIC_ROOT = Path(variables.STATIC_ROOT.read() or BASE_DIR / "static" / "root")
 STATICFILES_DIRS = [path for path in [BASE_DIR / "static" / "dist"] if path.is_dir()]
-WHITENOISE_USE_FINDERS = env.bool("FAIRWAY_STATIC_FINDERS", True)
+WHITENOISE_USE_FINDERS = variables.STATIC_FINDERS.read()
 WHITENOISE_AUTOREFRESH = False
 WHITENOISE_ALLOW_ALL_ORIGINS = False
 WHITENOISE_IMMUTABLE_FILE_TEST = r"/chunks/[\w.]+-[A-Z0-9]{8}\.js$"  # the bundler names them by content
@@ -290,35 +254,32 @@ LOGGING: dict[str, Any] = {
             "filters": ["compact_request_errors"],
         }
     },
-    "root": {"handlers": ["stderr"], "level": env.str("FAIRWAY_LOG_LEVEL", "INFO")},
+    "root": {"handlers": ["stderr"], "level": variables.LOG_LEVEL.read()},
 }
 
 KEY_FILES = {
     # Each process has only the key that it needs; the other keys are not in its environment.
-    "control": os.environ.get("FAIRWAY_CONTROL_KEY", ""),
-    "watch": os.environ.get("FAIRWAY_WATCH_KEY", ""),
-    "tunnel": os.environ.get("FAIRWAY_TUNNEL_KEY", ""),
-    "signing": os.environ.get("FAIRWAY_SIGNING_KEY", ""),
+    "control": variables.CONTROL_KEY.read(),
+    "watch": variables.WATCH_KEY.read(),
+    "tunnel": variables.TUNNEL_KEY.read(),
 }
 KEY_DIR = DATA_DIR / "keys"
 LOG_DIR = DATA_DIR / "logs"
 """Mirrored logs of tasks: LOG_DIR/<job>/<attempt>/<rank>.<format>."""
-TERMINAL_IDLE_S = env.int("FAIRWAY_TERMINAL_IDLE_MIN", 120) * 60
+TERMINAL_IDLE_S = variables.TERMINAL_IDLE_MIN.read() * 60
 """A terminal without input for this many seconds is closed."""
-SUPPORT_ADDRESS = env.str("FAIRWAY_SUPPORT_ADDRESS", "")
+SUPPORT_ADDRESS = variables.SUPPORT_ADDRESS.read()
 """The mail address of "Ask for help" on a job's page; blank: no mail button."""
-LOG_RETENTION_DAYS = env.int("FAIRWAY_LOG_RETENTION_DAYS", 0)
+LOG_RETENTION_DAYS = variables.LOG_RETENTION_DAYS.read()
 """Logs of jobs that ended more days ago are removed; 0 keeps them forever."""
 
-SMTP_URL = env.server_url("FAIRWAY_SMTP_URL", "", "smtp", "smtp+tls", "smtp+ssl")
+SMTP_URL = variables.SMTP_URL.read()
 """smtp://, smtp+tls:// (STARTTLS) or smtp+ssl://, with user, password, host and port; blank: no e-mail is sent."""
 if SMTP_URL:
-    _smtp = env.email_url_config(SMTP_URL)
-    if not _smtp["EMAIL_HOST"]:
-        raise ImproperlyConfigured("FAIRWAY_SMTP_URL names no host.")
+    _smtp = Env.email_url_config(SMTP_URL)
     EMAIL_HOST, EMAIL_PORT = _smtp["EMAIL_HOST"], _smtp["EMAIL_PORT"] or 25
     EMAIL_HOST_USER, EMAIL_HOST_PASSWORD = _smtp["EMAIL_HOST_USER"] or "", _smtp["EMAIL_HOST_PASSWORD"] or ""
     EMAIL_USE_TLS, EMAIL_USE_SSL = _smtp.get("EMAIL_USE_TLS", False), _smtp.get("EMAIL_USE_SSL", False)
-SMTP_PASSWORD_FILE = env.str("FAIRWAY_SMTP_PASSWORD_FILE", "")
+SMTP_PASSWORD_FILE = variables.SMTP_PASSWORD_FILE.read()
 """Holds the password instead of SMTP_URL; only worker-nodes, which sends, reads it."""
-DEFAULT_FROM_EMAIL = env.str("FAIRWAY_MAIL_FROM", "fairway@localhost")
+DEFAULT_FROM_EMAIL = variables.MAIL_FROM.read()

@@ -35,7 +35,7 @@ def command_database(folder: DataDir, *, exclusive: bool) -> Iterator[None]:
             return
         if not named:
             records = folder.run / "children.json"
-            terminate_orphans(records, str(folder.root))
+            terminate_orphans(records, *folder.marks)
             supervisor = held.enter_context(Supervisor(records, PrefixedWriter(sys.stderr, quiet=True)))
             start_servers(supervisor, [prepare_postgres(folder)])
         yield

@@ -18,6 +18,7 @@ from portal.standalone.errors import StartError
 
 ENTRY_MODES = {
     "secret_key": 0o400,
+    "original": 0o600,
     "keys": 0o700,
     "keys/*": 0o600,
     "keys/*.pub": 0o644,
@@ -80,6 +81,17 @@ class DataDir:
 
     root: Path
     account: str | None
+
+    @property
+    def mark(self) -> str:
+        """Identify the folder for processes: the same by any path, and another one for a copy."""
+        facts = self.root.stat()
+        return f"{facts.st_dev}:{facts.st_ino}"
+
+    @property
+    def marks(self) -> tuple[str, str]:
+        """The mark, and that of processes which an earlier version started."""
+        return self.mark, str(self.root)
 
     @property
     def postgres(self) -> Path:

@@ -11,6 +11,20 @@ from types import TracebackType
 from portal.standalone.errors import StartError
 
 
+def refuse_second(run: Path) -> None:
+    """Raise StartError if an `up` holds the data folder, before anything else is checked, such as its port."""
+    try:
+        handle = os.open(run / "up.lock", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return  # there is none, or the folder is refused later
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise StartError(_already_running_message(os.pread(handle, 4096, 0), run.parent)) from None
+    finally:
+        os.close(handle)
+
+
 class InstanceLock:
     """Hold a data folder for this process; the kernel releases the lock when the process dies."""
 

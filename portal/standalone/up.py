@@ -34,7 +34,8 @@ from portal.standalone.address import (
 )
 from portal.standalone.data_dir import DataDir
 from portal.standalone.errors import StartError
-from portal.standalone.instance_lock import InstanceLock
+from portal.standalone.instance_lock import InstanceLock, refuse_second
+from portal.standalone.original_folder import refuse_copy
 from portal.standalone.process_table import (
     ListenOptions,
     common_environment,
@@ -68,6 +69,7 @@ def run(checkout: Path, options: UpOptions) -> None:
 
     Raise StartError with a message when a requirement does not start; nothing is left running then.
     """
+    refuse_second(data_paths.data_dir() / "run")
     check_bind_options(options.listening)
     folder = DataDir(data_paths.data_dir(), service_account())
     folder.prepare()
@@ -75,7 +77,7 @@ def run(checkout: Path, options: UpOptions) -> None:
     with ExitStack() as held:
         only = held.enter_context(InstanceLock(folder.run))
         records = folder.run / "children.json"
-        for name in terminate_orphans(records, str(folder.root)):
+        for name in terminate_orphans(records, *folder.marks):
             lines.supervisor_line(f"stopped {name}, left over from a previous start")
         held.callback(web_socket(folder).unlink, missing_ok=True)  # the web server does not remove its socket
         supervisor = held.enter_context(Supervisor(records, lines))
@@ -134,6 +136,8 @@ def _start(
 ) -> str:
     """Return the portal's URL once it answers."""
     began = time.monotonic()
+    if not os.environ.get("DATABASE_URL"):
+        refuse_copy(folder.root)
     folder.ensure_secret_key()
     url = portal_url(options.listening, os.environ.get("FAIRWAY_PORTAL_URL"))
     environment = common_environment(folder, {**os.environ, **_address_settings(url)})

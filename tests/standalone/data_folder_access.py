@@ -13,6 +13,7 @@ TABLE = (
     # path below the data folder; owner; modes of folders, and of files and sockets (None: there is none)
     (r"", OURS, {0o711}, None),
     (r"secret_key", OURS, None, {0o400}),
+    (r"original", OURS, None, {0o600}),
     (r"keys", OURS, {0o700}, None),
     (r"keys/(control|watch|tunnel|signing)_ed25519", OURS, None, {0o600}),
     (r"keys/(control|watch|tunnel|signing)_ed25519\.pub", OURS, None, {0o644}),

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from agents.keys import make_keys
 from portal.standalone.data_dir import DataDir
 from portal.standalone.process_table import ListenOptions, common_environment, portal_processes
 from portal.standalone.up import _address_settings
@@ -35,6 +36,7 @@ def portal(transactional_db: None, tmp_path: Path) -> Iterator[httpx.Client]:
     url = f"https://localhost:{port}"
     folder = DataDir(tmp_path / "data", None)
     folder.prepare()
+    make_keys(folder.keys, "https")
     environment = common_environment(folder, service_environment() | _address_settings(url))
     listening = ListenOptions(port=port, tls_cert=certificate, tls_key=key)
     processes, _ = portal_processes(ROOT, folder, listening, environment)

@@ -234,6 +234,20 @@ def test_up_serves_protects_its_keys_survives_kills_and_cleans_up(
         rf"already running with {data} \(process {up.process.pid}, http://localhost:{up.port}\)", second.text
     )
 
+    at_its_port = start(port=up.port)
+    assert at_its_port.wait_end() == 1
+    assert f"(process {up.process.pid}, http://localhost:{up.port})" in at_its_port.text, (
+        "not: the port is taken"
+    )
+
+    before, copy = up.pids(), data.with_name("copy")
+    subprocess.run(["cp", "-a", str(data), str(copy)], check=False, capture_output=True)  # files come and go
+    beside = Up(copy, "--no-local-node")
+    assert beside.wait_end() == 1
+    assert re.search(rf"{copy} is a copy of {data} on .*begin-recovery --data-dir {copy}$", beside.text, re.M)
+    shutil.rmtree(copy)
+    assert up.pids() == before and up.get("/readyz") == 200
+
     former = up.pids()["worker-ask"]
     os.kill(former, signal.SIGKILL)
     assert eventually(lambda: up.pids().get("worker-ask", former) != former)

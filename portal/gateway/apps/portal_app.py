@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 
 from django.conf import settings
 from django.utils.translation import gettext_noop as _
 
 from portal.access import AccessPolicy, access_policy
+from portal.config import variables
 from portal.domain.uploads import UPLOAD_TIMEOUT_S, is_upload_path
 from portal.gateway.addresses import public_scheme
 from portal.gateway.asgi_types import Headers, Receive, Scope, Send
@@ -39,8 +39,7 @@ class PortalApp:
 
     def __init__(self, upstreams: Upstreams) -> None:
         self._upstreams = upstreams
-        trusted = os.environ.get("FAIRWAY_TRUSTED_PROXIES", "")
-        self._trusted_peers = frozenset(peer.strip() for peer in trusted.split(",") if peer.strip())
+        self._trusted_peers = frozenset(variables.TRUSTED_PROXIES.read())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         timeout_s, max_body_bytes = _limits(scope["raw_path"].decode("latin-1"))

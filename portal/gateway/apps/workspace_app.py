@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 from functools import partial
 
 from django.conf import settings
 from django.utils.translation import gettext_noop as _
 
 from portal.access import AccessPolicy, access_policy
+from portal.config import variables
 from portal.gateway.access.authorization import AccessRefusal, Authorizer, Target
 from portal.gateway.access.authorization_monitor import ActiveGrant, AuthorizationMonitor
 from portal.gateway.activity import ActivityTracker
@@ -49,7 +49,7 @@ class WorkspaceApp(OriginApp):
         super().__init__(authorizer, monitor, upstreams)
         self._activity = activity
         # the largest body; None: no limit besides the tool's
-        self._max_upload_bytes = int(os.environ.get("FAIRWAY_WORKSPACE_UPLOAD_MIB") or 0) * 1024**2 or None
+        self._max_upload_bytes = variables.WORKSPACE_UPLOAD_MIB.read() * 1024**2 or None
 
     async def __call__(self, job: str, scope: Scope, receive: Receive, send: Send) -> None:
         websocket = scope["type"] == "websocket"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 from django.conf import settings
 
 from agents.tunnel.pool import TunnelPool, TunnelTarget
+from portal.config import variables
 from portal.gateway.proxy.http_client import UpstreamPool
 
 WEB_CONNECT_TIMEOUT_S = 2.0
@@ -24,7 +24,7 @@ class Upstreams:
     """One pool for web and one for each job port in use. The tunnels belong to the running loop."""
 
     def __init__(self) -> None:
-        self._web_socket = os.environ.get("FAIRWAY_WEB_SOCKET") or str(settings.DATA_DIR / "run" / "web.sock")
+        self._web_socket = variables.WEB_SOCKET.read() or str(settings.DATA_DIR / "run" / "web.sock")
         self._tunnels: TunnelPool | None = None
         self._ports: dict[tuple[TunnelTarget, int], UpstreamPool] = {}
         self.web = UpstreamPool(self._connect_web, max_idle_s=WEB_MAX_IDLE_S)

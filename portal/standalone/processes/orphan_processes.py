@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from agents.node.host.atomic_files import write_atomic
 
 GRACE_S = 12.0
 SUPERVISED_VARIABLE = "FAIRWAY_SUPERVISED"
-"""Set in the environment of every child, with the data folder as value."""
+"""Set in the environment of every child; its value identifies the data folder."""
 
 
 @dataclass(frozen=True)
@@ -53,49 +53,51 @@ def read_records(path: Path) -> list[ChildRecord]:
         return []
 
 
-def terminate_orphans(path: Path, data_dir: str) -> list[str]:
+def terminate_orphans(path: Path, *marks: str) -> list[str]:
     """Terminate live recorded children and their sessions; return their names.
 
-    Members of a session count only with SUPERVISED_VARIABLE in their environment, so that reused pids are
-    safe.
+    Only processes with one of the marks in their environment count: pids are reused, and the record file of a
+    copied data folder names the processes of the original.
     """
     records = read_records(path)
-    found = {record.name for record in records if _is_alive(record)}
+    found = {record.name for record in records if _is_ours(record, marks)}
     for number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + GRACE_S
-        pids = _pids(records, data_dir)
+        pids = _pids(records, marks)
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
-        while _pids(records, data_dir) and time.monotonic() < deadline:
+        while _pids(records, marks) and time.monotonic() < deadline:
             time.sleep(0.05)
     path.unlink(missing_ok=True)
     return sorted(found)
 
 
-def _pids(records: list[ChildRecord], data_dir: str) -> set[int]:
+def _pids(records: list[ChildRecord], marks: Sequence[str]) -> set[int]:
     sessions = {record.pid for record in records}
-    pids = {record.pid for record in records if _is_alive(record)}
+    pids = {record.pid for record in records if _is_ours(record, marks)}
     if not sessions:
         return pids
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             status = _process_status(int(entry.name))
-            if status and status.state != "Z" and status.session in sessions and _has_marker(entry, data_dir):
+            if status and status.state != "Z" and status.session in sessions and _has_marker(entry, marks):
                 pids.add(int(entry.name))
     return pids
 
 
-def _is_alive(record: ChildRecord) -> bool:
+def _is_ours(record: ChildRecord, marks: Sequence[str]) -> bool:
     status = _process_status(record.pid)
-    return status is not None and status.state != "Z" and status.start_ticks == record.start_ticks
+    is_alive = status is not None and status.state != "Z" and status.start_ticks == record.start_ticks
+    return is_alive and _has_marker(Path(f"/proc/{record.pid}"), marks)
 
 
-def _has_marker(entry: Path, data_dir: str) -> bool:
+def _has_marker(entry: Path, marks: Sequence[str]) -> bool:
     try:
-        return f"{SUPERVISED_VARIABLE}={data_dir}".encode() in (entry / "environ").read_bytes().split(b"\0")
+        variables = (entry / "environ").read_bytes().split(b"\0")
     except OSError:
         return False
+    return any(f"{SUPERVISED_VARIABLE}={mark}".encode() in variables for mark in marks)
 
 
 def _process_status(pid: int) -> _ProcessStatus | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import platform
 import shutil
 import subprocess
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from portal.bootstrap.environment import major_version
+from portal.config import variables
 from portal.standalone.errors import StartError
 
 POSTGRES_VERSIONS = range(15, 19)
@@ -75,7 +75,7 @@ def find_valkey() -> ValkeyBinary:
 
 
 def _wheels_forced() -> bool:
-    return os.environ.get("FAIRWAY_SERVERS") == "wheel"
+    return variables.SERVERS.read() == "wheel"
 
 
 def _system_postgres() -> list[PostgresBinaries]:
