@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
+import re
 import struct
 from pathlib import Path
 from typing import Literal, get_args
@@ -24,6 +26,7 @@ _SIGNATURE_MAGIC = b"SSHSIG"
 _SIGNATURE_VERSION = 1
 _KEY_TYPE = b"ssh-ed25519"
 _ARMOR_LINE_LENGTH = 70
+_COMMENT = re.compile(rf"fairway-(.+)-({'|'.join(PURPOSES)})")
 
 
 def key_path(folder: Path, purpose: Purpose) -> Path:
@@ -42,6 +45,21 @@ def make_keys(folder: Path, cluster: str) -> dict[Purpose, Path]:
         if not path.exists():
             _make_key(path, comment=f"fairway-{cluster}-{purpose}")
     return {purpose: key_path(folder, purpose) for purpose in PURPOSES}
+
+
+def missing_keys(folder: Path) -> list[Path]:
+    """Return the private keys that a folder lacks."""
+    return [path for path in (key_path(folder, purpose) for purpose in PURPOSES) if not path.exists()]
+
+
+def cluster_of_keys(folder: Path) -> str:
+    """Return the id of the cluster for which the keys in a folder were made; blank: unknown, or no keys."""
+    for purpose in PURPOSES:
+        with contextlib.suppress(OSError):
+            found = _COMMENT.fullmatch(read_public_key(key_path(folder, purpose)).split()[-1])
+            if found is not None:
+                return found[1]
+    return ""
 
 
 def derive_ssh_keys(secret: str) -> SshKeys:

@@ -23,6 +23,7 @@ from agents.node.host.atomic_files import disk_full_as_error, free_mib
 from agents.node.host.interfaces import list_interfaces
 from agents.node.images.image_manager import ImageManager
 from agents.node.inspection.environment_record import record_environment
+from agents.node.ledger.other_clusters import OtherClusters
 from agents.node.maintenance.gc import GarbageCollector
 from agents.node.maintenance.preflight import gpu_sharing, installed_versions, run_preflight, version_warnings
 from agents.node.maintenance.upgrade import AgentUpgrader, own_digest
@@ -260,6 +261,7 @@ class AgentSession:
         self.tasks.directories.create_all()
         self.tasks.handle_reboot()
         if self.role == "control":
+            OtherClusters(self._settings).register()
             try:
                 self.tasks.reconcile()
             except AgentError as refusal:  # the node must stay reachable when an engine does not respond

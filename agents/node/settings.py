@@ -35,6 +35,7 @@ class Settings(NamedTuple):
     runtimes: Tuple[RuntimeSettings, ...] = (RuntimeSettings("process", ("process",), (), ()),)
     gpu_provider: str = "nvml"  # nvml, none, or file:PATH
     boot_id_path: str = DEFAULT_BOOT_ID_PATH
+    ledgers_dir: str = ""  # where agents of other clusters are found; blank: in /run
     loopback: str = "127.77.0.1"
     subnets: str = "10.197.0.0/16"
     denied_networks: Tuple[str, ...] = ()

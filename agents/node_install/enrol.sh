@@ -70,6 +70,14 @@ if [ "$engine" = rootless ]; then
             "or choose root access to the engine for it."
 fi
 
+# Two clusters would give the same GPUs to different jobs, and the later would lock the earlier out.
+if [ -e "$config/node.json" ]; then
+    other=$(python3 -I -c 'import json, sys; print(json.load(open(sys.argv[1])).get("cluster", ""))' "$config/node.json") ||
+        stop "$config/node.json is not a JSON object; remove it if this machine belongs to no other cluster."
+    [ "$other" = "$cluster" ] || stop "this machine is a node of the cluster $other. Retire it there, then remove" \
+        "$config/node.json and run this script again."
+fi
+
 # ---- account -----------------------------------------------------------------------------------------------
 mkdir -p "$place"
 chmod 755 "$place"

@@ -32,6 +32,7 @@ from portal.standalone.address import (
     sign_in_link,
     ssh_forward_command,
 )
+from portal.standalone.cluster_match import check_same_cluster
 from portal.standalone.data_dir import DataDir
 from portal.standalone.errors import StartError
 from portal.standalone.instance_lock import InstanceLock, refuse_second
@@ -138,14 +139,15 @@ def _start(
     began = time.monotonic()
     if not os.environ.get("DATABASE_URL"):
         refuse_copy(folder.root)
-    folder.ensure_secret_key()
     url = portal_url(options.listening, os.environ.get("FAIRWAY_PORTAL_URL"))
     environment = common_environment(folder, {**os.environ, **_address_settings(url)})
-    settings.SECRET_KEY = environment.get("FAIRWAY_SECRET_KEY") or folder.secret_key.read_text().strip()
     settings.PORTAL_URL = url
     check_settings(url, environment)
     if _start_servers(folder, supervisor):
         environment["FAIRWAY_BUNDLED_SERVERS"] = "true"
+    check_same_cluster(folder)
+    folder.ensure_secret_key()
+    settings.SECRET_KEY = environment.get("FAIRWAY_SECRET_KEY") or folder.secret_key.read_text().strip()
     build_frontend(checkout)
     migrate_database()
     if warning := single_role_warning():

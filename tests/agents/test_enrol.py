@@ -44,6 +44,7 @@ from tests.rig.node import RigNode
 from tests.rig.rig import Rig
 
 ROOTFUL = EnrolmentOptions(engine="rootful")
+CLUSTER_FILES = ("/etc/fairway/node.json", "/etc/fairway/agent_signers")
 PASSWORD = 'it\'s a "secret" $(pass)word'
 MakeRig = Callable[..., Rig]
 
@@ -102,6 +103,23 @@ def test_openssh_accepts_the_signature(key_pairs: dict[Purpose, Path], tmp_path:
     ]
     assert subprocess.run(verify, input=b"program", capture_output=True).returncode == 0
     assert subprocess.run(verify, input=b"another program", capture_output=True).returncode != 0
+
+
+def test_a_node_of_another_cluster_is_left_as_it_is(
+    node: RigNode, public_keys: PublicKeys, echo: SignedAgent
+) -> None:
+    first = enrolment_script("first2345a", public_keys, echo, ROOTFUL)
+    second = enrolment_script("other2345a", public_keys, echo, ROOTFUL)
+    node.execute("sh", "-s", text_in=first)
+    before = node.execute("sha256sum", *CLUSTER_FILES).stdout
+    refused = node.execute("sh", "-s", text_in=second, check=False)
+    assert refused.returncode != 0
+    assert "this machine is a node of the cluster first2345a. Retire it there, then remove" in refused.stderr
+    assert node.execute("sha256sum", *CLUSTER_FILES).stdout == before
+    node.execute("sh", "-s", text_in=first)
+    node.execute("rm", "/etc/fairway/node.json")
+    node.execute("sh", "-s", text_in=second)
+    assert "other2345a" in node.execute("cat", "/etc/fairway/node.json").stdout
 
 
 def test_the_script_is_a_pure_function_and_valid_shell(public_keys: PublicKeys, echo: SignedAgent) -> None:

@@ -21,13 +21,27 @@ import json
 import os
 import random
 import time
-from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import (
+    Any,
+    Callable,
+    ContextManager,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
 
 from agents.node import errors
 from agents.node.errors import AgentError
 from agents.node.host import procfs
 from agents.node.host.atomic_files import file_lock, read_json, write_atomic
 from agents.node.ledger.image_usage import record_use
+from agents.node.ledger.other_clusters import NOTHING, HeldElsewhere, OtherClusters
 from agents.node.ledger.past_jobs import PastJobs
 from agents.node.spec.task_spec import MILLI_PER_GPU, TaskSpec, network_name
 
@@ -53,12 +67,18 @@ class Ledger:
     """The ledger file of one node. Each method is a transaction."""
 
     def __init__(
-        self, state_dir: str, *, subnets: str = "10.197.0.0/16", uids: Tuple[int, int] = (0, 0)
+        self,
+        state_dir: str,
+        *,
+        subnets: str = "10.197.0.0/16",
+        uids: Tuple[int, int] = (0, 0),
+        others: Optional[OtherClusters] = None,
     ) -> None:
         self._path = os.path.join(state_dir, "ledger.json")
         self._lock_path = os.path.join(state_dir, "ledger.lock")
         self._subnets = ipaddress.IPv4Network(subnets)
         self._uids = uids
+        self._others = others
         self._past = PastJobs(state_dir)
         self._cached: Tuple[Optional[_FileVersion], Record] = (None, _empty_ledger())
 
@@ -182,7 +202,7 @@ class Ledger:
         self, epoch: int, spec: TaskSpec, *, needs_uid: bool = False, needs_network: bool = False
     ) -> Admission:
         """Reserve the GPUs of a task or refuse; a repeated admission succeeds."""
-        with self.transaction() as state:
+        with self._held_elsewhere() as elsewhere, self.transaction() as state:
             _check_epoch(state, epoch)
             job = self._job(state, spec.job)
             if spec.attempt in job["tombstones"]:
@@ -205,18 +225,21 @@ class Ledger:
                         f"{spec.name} is known on this node with another specification.",
                     )
                 return Admission(dict(known), is_repeat=True)
-            _check_gpu_capacity(state, spec)
+            _check_gpu_capacity(state, spec, elsewhere)
             _check_rendezvous_port(state, spec)
             record = _new_record(spec)
             record_use(state, spec.runtime, spec.image, time.time())
             if needs_network:
                 record.update(self._allocate_network(state, spec))
             if needs_uid:
-                record["task_uid"] = self._allocate_uid(state, spec)
+                record["task_uid"] = self._allocate_uid(state, spec, elsewhere)
             state["tasks"][spec.name] = record
             job["attempt"] = spec.attempt
             job["last_seen_s"] = time.time()
             return Admission(dict(record), is_repeat=False)
+
+    def _held_elsewhere(self) -> ContextManager[HeldElsewhere]:
+        return self._others.held() if self._others is not None else contextlib.nullcontext(NOTHING)
 
     def assign_ports(
         self, name: str, ports: Sequence[int], is_free: Callable[[int], bool], port_range: Tuple[int, int]
@@ -389,14 +412,14 @@ class Ledger:
                 return str(subnet)
         return None
 
-    def _allocate_uid(self, state: Record, spec: TaskSpec) -> int:
+    def _allocate_uid(self, state: Record, spec: TaskSpec, elsewhere: HeldElsewhere) -> int:
         first, count = self._uids
         live = [record for record in state["tasks"].values() if record.get("task_uid") is not None]
         home = spec.home.source if spec.home else None
         for record in live:
             if home is not None and record.get("home") == home and record["phase"] in LIVE_PHASES:
                 return int(record["task_uid"])  # live tasks that share a home share the account
-        taken = {record["task_uid"] for record in live}
+        taken = elsewhere.uids.union(record["task_uid"] for record in live)
         turn = int(state.get("next_uid_offset", 0))
         for step in range(count):
             uid = first + (turn + step) % count
@@ -479,9 +502,15 @@ def _live_milli(state: Record) -> Dict[str, int]:
     return held
 
 
-def _check_gpu_capacity(state: Record, spec: TaskSpec) -> None:
+def _check_gpu_capacity(state: Record, spec: TaskSpec, elsewhere: HeldElsewhere) -> None:
     held = _live_milli(state)
     for share in spec.gpus:
+        if share.uuid in elsewhere.gpus:
+            raise AgentError(
+                errors.GPU_OVERCOMMITTED,
+                f"GPU {share.uuid} is used by the cluster {elsewhere.gpus[share.uuid]} on this machine, which should "
+                "belong to one cluster only.",
+            )
         if held.get(share.uuid, 0) + share.milli > MILLI_PER_GPU:
             raise AgentError(
                 errors.GPU_OVERCOMMITTED,

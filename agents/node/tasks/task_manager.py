@@ -28,6 +28,7 @@ from agents.node.ledger.ledger import (
     Record,
     task_network,
 )
+from agents.node.ledger.other_clusters import OtherClusters
 from agents.node.network import fabric, rendezvous
 from agents.node.runtimes import CREATED, ContainerConfig, ContainerInfo, Runtime
 from agents.node.runtimes import EXITED as IS_EXITED
@@ -95,7 +96,7 @@ class TaskManager:
         uids = (settings.uid_first, settings.uid_count)
         return cls(
             settings,
-            Ledger(settings.state_dir, subnets=settings.subnets, uids=uids),
+            Ledger(settings.state_dir, subnets=settings.subnets, uids=uids, others=OtherClusters(settings)),
             NodeDirectories(settings),
             open_runtimes(settings, agent_command),
             open_gpus(settings.gpu_provider),

@@ -12,6 +12,7 @@ from portal.database.roles import single_role_warning
 from portal.management.data_dir_command import DataDirCommand
 from portal.services.cluster.initial_data import ensure_initial_data
 from portal.standalone.address import sign_in_link
+from portal.standalone.cluster_match import check_same_cluster
 from portal.standalone.data_dir import DataDir
 from portal.standalone.up import migrate_database
 
@@ -24,6 +25,7 @@ class Command(DataDirCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         folder = DataDir(data_paths.data_dir(), None)
         folder.prepare_unowned()
+        check_same_cluster(folder)
         folder.ensure_secret_key()
         if not os.environ.get("FAIRWAY_SECRET_KEY"):  # settings were loaded before the key file existed
             settings.SECRET_KEY = folder.secret_key.read_text().strip()

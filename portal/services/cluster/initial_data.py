@@ -18,7 +18,7 @@ from agents import bundle
 from agents.node.gpus.nvml import open_nvml
 from portal.domain.states import JobKind, NodeTransport, Role, RuntimeKind
 from portal.errors import FairwayError
-from portal.models import ClusterSettings, Environment, Membership, Node, NodePool, Project, Template, User
+from portal.models import Environment, Membership, Node, NodePool, Project, Template, User
 from portal.models.public_id import name_error
 from portal.services.accounts.users import do_create_magic_link
 from portal.services.audit import record_action
@@ -47,7 +47,7 @@ def ensure_initial_data(*, local_node: bool, simulated_gpus: bool, demo: bool) -
 
     Return the code of a one-time sign-in link while the first administrator has no password, else None.
     """
-    ClusterSettings.objects.get_or_create(id=1)
+    enrolment.ensure_cluster()
     admin = _ensure_first_admin()
     _publish_agent()
     pool = NodePool.objects.order_by("id").first() or do_create_pool(admin, "default")

@@ -22,7 +22,7 @@ from django.utils.translation import gettext as _
 from redis.exceptions import RedisError
 
 from agents.enrolment import EnrolmentError, EnrolmentOptions, PublicKeys, check_options, enrolment_script
-from agents.keys import PURPOSES, key_path, make_keys, read_public_key, sign_agent
+from agents.keys import PURPOSES, cluster_of_keys, key_path, make_keys, read_public_key, sign_agent
 from agents.node.host.atomic_files import make_folder, write_atomic
 from agents.ssh import HostKey, SshError, scan_host_key
 from portal.access import Permission, require_permission
@@ -51,14 +51,27 @@ class SudoLogin:
     engine: str = "auto"  # see EnrolmentOptions
 
 
+def ensure_cluster() -> None:
+    """Create the row of the cluster and its keys, where they are missing.
+
+    In one transaction: a database with a cluster and a data folder without its keys are no interrupted first
+    start, and are refused (``portal.standalone.cluster_match``). Keys without a row keep their cluster.
+    """
+    with transaction.atomic():
+        known = cluster_of_keys(settings.KEY_DIR)
+        own, _created = ClusterSettings.objects.get_or_create(
+            id=1, defaults={"cluster_id": known} if known else {}
+        )
+        make_keys(settings.KEY_DIR, own.cluster_id)
+
+
 def prepare_agent(program: bytes) -> None:
-    """Create missing key pairs and store the signed agent. Needs the signing key."""
-    keys = make_keys(settings.KEY_DIR, ClusterSettings.objects.get(id=1).cluster_id)
+    """Store the signed agent. Needs the signing key."""
     folder = settings.DATA_DIR / "agent"
     make_folder(str(folder), 0o711)
     for name, content in (
         ("agent.pyz", program),
-        ("agent.pyz.sig", sign_agent(program, keys["signing"]).encode()),
+        ("agent.pyz.sig", sign_agent(program, key_path(settings.KEY_DIR, "signing")).encode()),
     ):
         write_atomic(str(folder / name), content, mode=0o644)
 

@@ -56,6 +56,7 @@ class LoneNode:
             "home_root": str(self.folder / "homes"),
             "gpu_provider": f"file:{self.gpus_path}",
             "boot_id_path": str(self.boot_id_path),
+            "ledgers_dir": str(self.folder / "ledgers"),
             "min_free_disk_mib": 16,
         }
         self.settings_path.write_text(json.dumps({**settings, **more}))

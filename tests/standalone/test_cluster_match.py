@@ -1,0 +1,122 @@
+"""A database and a data folder of different clusters are refused before either is changed."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from django.core.management import call_command
+from django.core.management.base import CommandError
+
+from agents.keys import PURPOSES, cluster_of_keys, key_path, make_keys
+from portal.models import ClusterSettings
+from portal.services.nodes import enrolment
+from portal.standalone.cluster_match import check_same_cluster
+from portal.standalone.data_dir import DataDir
+from portal.standalone.errors import StartError
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+CLUSTER = "kept2345ab"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: object) -> Iterator[DataDir]:
+    monkeypatch.setenv("FAIRWAY_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.delenv("FAIRWAY_SECRET_KEY", raising=False)
+    made = DataDir(tmp_path / "data", None)
+    made.prepare()
+    settings.DATA_DIR, settings.KEY_DIR = made.root, made.keys  # type: ignore[attr-defined]
+    return made
+
+
+@pytest.fixture
+def cluster() -> None:
+    ClusterSettings.objects.all().delete()
+    ClusterSettings.objects.create(id=1, cluster_id=CLUSTER)
+
+
+@pytest.fixture
+def new_database() -> None:
+    ClusterSettings.objects.all().delete()
+
+
+def files(folder: DataDir) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.root.rglob("*") if path.is_file()}
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_database_whose_keys_are_elsewhere_is_refused_and_no_key_is_written(folder: DataDir) -> None:
+    before = files(folder)
+    with pytest.raises(
+        StartError, match=f"belongs to the cluster {CLUSTER}, whose keys are not in"
+    ) as caught:
+        check_same_cluster(folder)
+    assert all(f"{purpose}_ed25519" in str(caught.value) for purpose in PURPOSES)
+    with pytest.raises(CommandError, match="restore a backup into a new data folder"):
+        call_command("prepare")
+    assert files(folder) == before
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("lost", [*PURPOSES, "secret_key"])
+def test_a_data_folder_that_lost_a_key_gets_no_new_one(folder: DataDir, lost: str) -> None:
+    make_keys(folder.keys, CLUSTER)
+    folder.ensure_secret_key()
+    check_same_cluster(folder)
+    path = folder.secret_key if lost == "secret_key" else key_path(folder.keys, lost)  # type: ignore[arg-type]
+    path.unlink()
+    with pytest.raises(StartError, match=rf"missing: {path.name}\)"):
+        check_same_cluster(folder)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_secret_key_of_the_environment_suffices(folder: DataDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_keys(folder.keys, CLUSTER)
+    monkeypatch.setenv("FAIRWAY_SECRET_KEY", "x" * 60)
+    check_same_cluster(folder)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_keys_of_another_cluster_are_refused(folder: DataDir) -> None:
+    make_keys(folder.keys, "other2345a")
+    folder.ensure_secret_key()
+    with pytest.raises(StartError, match=rf"to the cluster {CLUSTER}, and the data folder .* to other2345a"):
+        check_same_cluster(folder)
+
+
+@pytest.mark.usefixtures("new_database")
+def test_an_empty_database_beside_the_keys_of_a_cluster_is_refused(folder: DataDir) -> None:
+    enrolment.ensure_cluster()
+    enrolment.prepare_agent(b"program")
+    folder.ensure_secret_key()
+    check_same_cluster(folder)
+    own = ClusterSettings.objects.get(id=1).cluster_id
+    ClusterSettings.objects.all().delete()
+    with pytest.raises(StartError, match=f"belongs to the cluster {own}, but the database .* is empty"):
+        check_same_cluster(folder)
+
+
+@pytest.mark.usefixtures("new_database")
+def test_an_interrupted_first_start_goes_on_with_its_keys(
+    folder: DataDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full_disk(folder: Path, cluster: str) -> None:
+        make_keys(folder, cluster)
+        key_path(folder, "signing").unlink()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    check_same_cluster(folder)
+    with monkeypatch.context() as patched:
+        patched.setattr(enrolment, "make_keys", full_disk)
+        with pytest.raises(OSError):
+            enrolment.ensure_cluster()
+    assert not ClusterSettings.objects.exists()
+    began_with = cluster_of_keys(folder.keys)
+    check_same_cluster(folder)
+    enrolment.ensure_cluster()
+    assert ClusterSettings.objects.get(id=1).cluster_id == began_with != ""
+    folder.ensure_secret_key()
+    check_same_cluster(folder)
