@@ -43,6 +43,7 @@ from agents.node.host.atomic_files import file_lock, read_json, write_atomic
 from agents.node.ledger.image_usage import record_use
 from agents.node.ledger.other_clusters import NOTHING, HeldElsewhere, OtherClusters
 from agents.node.ledger.past_jobs import PastJobs
+from agents.node.settings import Settings
 from agents.node.spec.task_spec import MILLI_PER_GPU, TaskSpec, network_name
 
 RESERVED, STARTING, RUNNING, EXITED = "reserved", "starting", "running", "exited"
@@ -81,6 +82,12 @@ class Ledger:
         self._others = others
         self._past = PastJobs(state_dir)
         self._cached: Tuple[Optional[_FileVersion], Record] = (None, _empty_ledger())
+
+    @classmethod
+    def open(cls, settings: Settings) -> Ledger:
+        """Return the ledger of this machine's agents, which considers those of other clusters, too."""
+        uids = (settings.uid_first, settings.uid_count)
+        return cls(settings.state_dir, subnets=settings.subnets, uids=uids, others=OtherClusters(settings))
 
     # -- reading ------------------------------------------------------------------------------------------
 

@@ -28,7 +28,6 @@ from agents.node.ledger.ledger import (
     Record,
     task_network,
 )
-from agents.node.ledger.other_clusters import OtherClusters
 from agents.node.network import fabric, rendezvous
 from agents.node.runtimes import CREATED, ContainerConfig, ContainerInfo, Runtime
 from agents.node.runtimes import EXITED as IS_EXITED
@@ -93,10 +92,9 @@ class TaskManager:
     @classmethod
     def open(cls, settings: Settings, agent_command: List[str]) -> TaskManager:
         """Return the tasks of the node with these settings."""
-        uids = (settings.uid_first, settings.uid_count)
         return cls(
             settings,
-            Ledger(settings.state_dir, subnets=settings.subnets, uids=uids, others=OtherClusters(settings)),
+            Ledger.open(settings),
             NodeDirectories(settings),
             open_runtimes(settings, agent_command),
             open_gpus(settings.gpu_provider),
