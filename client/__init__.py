@@ -2,4 +2,5 @@
 
 from .api import Fairway, FairwayError, Job, Refused, TimedOut, Unreachable
 
+__version__ = "0.1.0"
 __all__ = ["Fairway", "FairwayError", "Job", "Refused", "TimedOut", "Unreachable"]

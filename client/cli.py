@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from . import __version__
 from .api import Fairway, FairwayError, Job, Refused, TimedOut, Unreachable, write_config
 from .fields import FLAGS, REFERENCES
 from .mcp import McpServer
@@ -104,6 +105,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=f"exit codes:\n{codes}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"fairway {__version__}")
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--json", action="store_true", help="print JSON instead of tables and text")
     common.add_argument(

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TextIO
 
+from . import __version__
 from .api import Fairway, FairwayError, Refused
 
 VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
@@ -142,7 +143,7 @@ class McpServer:
             result: dict[str, Any] = {
                 "protocolVersion": wanted if wanted in VERSIONS else VERSIONS[0],
                 "capabilities": {"tools": {}},
-                "serverInfo": {"name": "fairway", "version": "0.1"},
+                "serverInfo": {"name": "fairway", "version": __version__},
             }
             if self._simulate:
                 result["instructions"] = "Simulation: no job is submitted or cancelled."

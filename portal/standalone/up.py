@@ -50,6 +50,7 @@ from portal.standalone.processes.supervisor import StopRequested, Supervisor
 from portal.standalone.servers.postgres import prepare_postgres
 from portal.standalone.servers.server import Server
 from portal.standalone.servers.valkey import ping, prepare_valkey
+from portal.version import VERSION
 
 READY_TIMEOUT_S = 90.0
 MAX_START_FAILURES = 3
@@ -272,7 +273,7 @@ def _is_ready(listening: ListenOptions, host: str) -> bool:
 def _welcome_text(url: str, code: str | None, listening: ListenOptions, took_s: float) -> str:
     link = sign_in_link(url, code) if code else f"{url}/"
     purpose = "Sign in once, with this link" if code else "Open"
-    text = ["", f"  Fairway is ready after {took_s:.1f} s. {purpose}:", "", f"      {link}", ""]
+    text = ["", f"  Fairway {VERSION} is ready after {took_s:.1f} s. {purpose}:", "", f"      {link}", ""]
     if listening.is_loopback:
         text += ["  From another machine, first:", "", f"      {ssh_forward_command(listening)}", ""]
     return "\n".join([*text, "  Ctrl-C stops it.", ""])

@@ -15,6 +15,7 @@ from portal.api.framework.views import AdminView, operation
 from portal.domain.cycle_metrics import BUCKETS_S, CYCLE_PHASES, OVERFLOW_BUCKET
 from portal.selectors.metrics import ClusterMetrics, NodeMetrics, collect_metrics
 from portal.services.accounts.tokens import Scope
+from portal.version import VERSION
 
 MIB = 1024 * 1024
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -50,6 +51,7 @@ class DatabaseMetricsCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         found = self.found
         yield from self._cycles()
+        yield _gauges("fairway_build_info", "The version of Fairway.", ["version"], {(VERSION,): 1})
         yield _gauges("fairway_queue_jobs", "Pending jobs.", ["pool", "verdict"], found.queue)
         yield _gauges("fairway_running_jobs", "Jobs that hold resources.", ["pool"], found.running)
         yield _gauges("fairway_gpus", "GPUs by their state for new jobs.", ["pool", "state"], found.gpus)

@@ -31,6 +31,7 @@ from portal.domain.node_breaker import INCIDENT_TITLES, IncidentKind
 from portal.selectors.nodes.cluster_map import HolderSpan
 from portal.selectors.nodes.cluster_overview import GpuSquare
 from portal.stored_texts import translate_stored
+from portal.version import VERSION
 from portal.web.display import formatting
 from portal.web.display.job_rows import state_label, verdict_label
 from portal.web.display.time_elements import (
@@ -162,6 +163,11 @@ def asset(name: str) -> str:
     if settings.DEBUG:
         _asset_url.cache_clear()
     return _asset_url(name)
+
+
+@register.simple_tag
+def version() -> str:
+    return VERSION
 
 
 @register.simple_tag
