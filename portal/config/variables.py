@@ -329,8 +329,10 @@ TRACKING_URL = Variable(
     "where jobs reach the MLflow API (docs/experiments.md)", "the portal's",
 )  # fmt: skip
 TRACKING_DATABASE_URL = Variable(
-    "FAIRWAY_TRACKING_DATABASE_URL", _database_url, "", "database of MLflow's tables, in the schema `mlflow`",
-    "`DATABASE_URL`", TRACKING,
+    "FAIRWAY_TRACKING_DATABASE_URL", _database_url, "",
+    "another database for MLflow's tables, in the schema `mlflow`, which `tracking` creates and migrates there as "
+    "the role in this address; they are not in backups, and `prepare` and `migrate` create none",
+    "`DATABASE_URL`", f"{TRACKING}, {PREPARE}",
 )  # fmt: skip
 MAX_ARTIFACT_MIB = Variable(
     "FAIRWAY_MAX_ARTIFACT_MIB", partial(_number, 1, 2**24, "MiB"), 1024, "the largest file that a run may store",

@@ -14,6 +14,7 @@ from portal.database.connection_pool import ConnectionPool
 from portal.database.creation import DatabaseCreation
 from portal.database.schema import SchemaEditor
 from portal.database.timeouts import DATABASE_BREAKER, TimeoutConnection, raise_if_breaker_open
+from portal.database.unfinished_restore import refuse_unfinished_restore
 
 
 class DatabaseWrapper(postgresql.DatabaseWrapper):
@@ -58,7 +59,9 @@ def _is_pooled(connection: Any) -> bool:
 
 def _connect(conn_params: dict[str, Any]) -> TimeoutConnection:
     try:
-        return TimeoutConnection.connect(**conn_params)
+        connection = TimeoutConnection.connect(**conn_params)
     except psycopg.errors.ConnectionTimeout:
         DATABASE_BREAKER.trip()
         raise
+    refuse_unfinished_restore(connection)
+    return connection

@@ -51,6 +51,10 @@ class TimeoutConnection(psycopg.Connection[Any]):
                 f"the database has not responded for {patience_s:.0f} s"
             ) from silence
 
+    def wait_longer(self, timeout_s: float) -> None:
+        """Wait this long for each further answer, such as to a statement that removes many tables."""
+        self._timeout_s = timeout_s
+
     def has_input(self) -> bool:
         """Return True if its socket can be read although no answer is due: the server closed it, or sent a notice."""
         poll = select.poll()

@@ -46,6 +46,13 @@ def _key(secret: str) -> tuple[str, AESGCM]:
     return hashlib.sha256(b"id" + derived).hexdigest()[:8], AESGCM(derived)
 
 
+def readable_prefixes() -> list[str]:
+    """Return how the values begin that the present secret key and its fallbacks decrypt."""
+    return [
+        f"{_FORMAT}.{_key(secret)[0]}." for secret in [settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS]
+    ]
+
+
 def encrypt(plaintext: str, context: EncryptionContext) -> str:
     """Return ``v1.<key id>.<base64>`` of ``plaintext``, bound to ``context``."""
     key_id, cipher = _key(settings.SECRET_KEY)

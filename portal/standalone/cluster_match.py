@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from django.db import DEFAULT_DB_ALIAS, connection, connections
 from django.db.utils import OperationalError
 
 from agents.keys import cluster_of_keys, missing_keys
+from portal.config import variables
 from portal.database.roles import as_owner
 from portal.standalone.data_dir import DataDir
-from portal.standalone.errors import StartError
+from portal.standalone.errors import StartError, database_refused
 
 
 def check_same_cluster(folder: DataDir) -> None:
@@ -36,7 +36,7 @@ def check_same_cluster(folder: DataDir) -> None:
             f"{known}: use a database and a data folder of the same cluster."
         )
     missing = [path.name for path in missing_keys(folder.keys)]
-    if not folder.secret_key.exists() and not os.environ.get("FAIRWAY_SECRET_KEY"):
+    if not folder.secret_key.exists() and not variables.SECRET_KEY.read():
         missing.append(folder.secret_key.name)
     if missing:
         raise StartError(
@@ -56,7 +56,7 @@ def _cluster_of_database() -> str:
             cursor.execute("SELECT cluster_id FROM portal_clustersettings WHERE id = 1")
             row = cursor.fetchone()
     except OperationalError as trouble:
-        raise StartError(f"The database does not respond: {trouble}") from trouble
+        raise database_refused(trouble) from trouble
     return str(row[0]) if row else ""
 
 

@@ -115,6 +115,11 @@ class DataDir:
         return self.root / "run"
 
     @property
+    def restore_mark(self) -> Path:
+        """Exists from the start of a restore to its end."""
+        return self.run / "restore.json"
+
+    @property
     def sockets(self) -> Path:
         return data_paths.sockets_dir(self.root)
 
@@ -233,6 +238,10 @@ class DataDir:
         """Write the key that signs sessions and tickets on first start, readable by its owner only."""
         if self.secret_key.exists():
             return
+        if self.restore_mark.exists():
+            raise StartError(
+                f"A restore into the data folder {self.root} was interrupted: run manage.py restore again."
+            )
         handle = os.open(self.secret_key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400)
         with os.fdopen(handle, "w") as file:
             file.write(secrets.token_urlsafe(64) + "\n")

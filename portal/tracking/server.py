@@ -2,6 +2,7 @@
 
 `python -m portal.tracking.server` runs it. The web process authorizes each request and names the project in
 MLflow's workspace header; MLflow's store confines the request to that workspace. Only this module imports MLflow.
+With the argument `migrate` it creates or migrates MLflow's tables and ends: `manage.py migrate` runs it as the owner.
 """
 
 from __future__ import annotations
@@ -19,15 +20,17 @@ from wsgiref.types import WSGIApplication
 import environ
 import waitress
 from sqlalchemy import create_engine, text
-from sqlalchemy.engine import URL
+from sqlalchemy.engine import URL, Connection, Engine
+from sqlalchemy.exc import DBAPIError
 
 from agents.node.host.atomic_files import PRIVATE_UMASK, make_folder
-from portal.config import data_paths
+from portal.config import data_paths, variables
+from portal.database.unfinished_restore import RESTORE_SCHEMA, UNFINISHED_RESTORE
 from portal.tracking.client import socket_path
 from portal.tracking.metric_writes import MetricWriter
 from portal.tracking.model_lists import ModelLists
+from portal.tracking.revisions import SCHEMA, VERSION_TABLE, known_revisions
 
-SCHEMA = "mlflow"
 THREADS = 4
 STATEMENT_TIMEOUT_MS = 6000
 """Below the time limit of the web process."""
@@ -37,6 +40,13 @@ _PROVIDER = "fairway"
 
 
 def main() -> None:
+    if sys.argv[1:] == ["migrate"]:
+        migrate_tables(create_engine(owner_url()))
+    else:
+        serve()
+
+
+def serve() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     data = data_paths.data_dir()
     artifacts = data / "artifacts"
@@ -46,8 +56,11 @@ def main() -> None:
         with contextlib.suppress(PermissionError):  # a volume of another account
             folder.chmod(0o700)  # an earlier version left it to the umask
     tempfile.tempdir = str(artifacts / "incoming")  # /tmp may be small, and a rename within a disk is cheap
-    url = database_url(os.environ.get("FAIRWAY_TRACKING_DATABASE_URL") or _services_url(data))
-    ensure_schema(url)
+    separate = variables.TRACKING_DATABASE_URL.read()
+    url = database_url(separate or _services_url(data))
+    if separate:
+        migrate_tables(create_engine(url))
+    check_tables(create_engine(url))
     application = build_application(url.render_as_string(hide_password=False), artifacts)
     logging.getLogger("waitress.queue").setLevel(
         logging.ERROR
@@ -86,17 +99,55 @@ def database_url(text: str) -> URL:
     )
 
 
-def ensure_schema(url: URL) -> None:
-    """Create the schema unless it exists; migrations create it where the services' role may not."""
-    engine = create_engine(url)
-    with engine.begin() as connection:
-        if connection.execute(text("SELECT to_regnamespace(:name)"), {"name": SCHEMA}).scalar() is None:
-            connection.execute(text(f"CREATE SCHEMA {SCHEMA}"))
+def owner_url() -> URL:
+    """Return the address for a migration: libpq's variables name the server and the role."""
+    options = f"-csearch_path={SCHEMA} -clock_timeout={STATEMENT_TIMEOUT_MS} -cjit=off"
+    return URL.create("postgresql+psycopg", query={"options": options})
+
+
+def migrate_tables(engine: Engine) -> None:
+    """Create the schema and MLflow's tables, or migrate them, as the role that owns them. Repeatable.
+
+    Exit with a sentence if the database refuses.
+    """
+    try:
+        with engine.begin() as connection:
+            if connection.execute(text("SELECT to_regnamespace(:name)"), {"name": SCHEMA}).scalar() is None:
+                connection.execute(text(f"CREATE SCHEMA {SCHEMA}"))
+            current = _revision(connection)
+        newest, _ = known_revisions()
+        if current != newest:
+            from mlflow.store.db.utils import _initialize_tables, _upgrade_db
+
+            (_upgrade_db if current else _initialize_tables)(engine)  # type: ignore[no-untyped-call]
+    except DBAPIError as refused:
+        sys.exit(str(refused.orig).splitlines()[0])
+    finally:
+        engine.dispose()
+
+
+def check_tables(engine: Engine) -> None:
+    """Exit with a sentence unless the tables are those of the installed MLflow."""
+    with engine.connect() as connection:
+        if connection.execute(text("SELECT to_regnamespace(:name)"), {"name": RESTORE_SCHEMA}).scalar():
+            sys.exit(UNFINISHED_RESTORE)
+        current = _revision(connection)
     engine.dispose()
+    newest, _ = known_revisions()
+    if current != newest:
+        found = f"have the revision {current}" if current else "are missing"
+        sys.exit(f"MLflow's tables {found}; the installed MLflow needs {newest}. Run manage.py migrate.")
+
+
+def _revision(connection: Connection) -> str:
+    """Return the revision of MLflow's tables; blank if there are none."""
+    if connection.execute(text("SELECT to_regclass(:name)"), {"name": VERSION_TABLE}).scalar() is None:
+        return ""
+    return str(connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar() or "")  # noqa: S608
 
 
 def build_application(database: str, artifacts: Path) -> WSGIApplication:
-    """Return MLflow's WSGI application; it creates or migrates MLflow's tables."""
+    """Return MLflow's WSGI application; MLflow's tables exist."""
     os.environ |= {
         "MLFLOW_ENABLE_WORKSPACES": "true",
         "MLFLOW_WORKSPACE_STORE_URI": f"{_PROVIDER}://",

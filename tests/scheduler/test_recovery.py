@@ -14,7 +14,7 @@ from portal.domain.states import JobState
 from portal.models import AuditEntry, ClusterSettings, Gpu, Job, Node, OrphanContainer, Task
 from portal.services.cluster.recovery import begin_recovery, do_adopt_orphan, do_stop_orphan
 from portal.services.jobs.submission import do_cancel_job, do_hold_job
-from portal.standalone import backup
+from portal.standalone.postgres_tools import Stream, find_tool
 from tests import factories
 from tests.engine_harness import EngineHarness, InProcessEngine, containers_alive, engine_harness
 
@@ -34,19 +34,24 @@ def major() -> int:
     return connection.connection.info.server_version // 10_000
 
 
+def run(name: str, *arguments: str) -> None:
+    """Run pg_dump or pg_restore as the owner."""
+    with as_owner(), Stream(find_tool(name, major()), arguments) as program:
+        program.finish()
+
+
 def dump(to: Path) -> None:
-    with as_owner():
-        backup._postgres_tool("pg_dump", major(), "--format=custom", "--file", str(to))
+    run("pg_dump", "--format=custom", "--file", str(to))
 
 
 def restore(of: Path) -> None:
     """What `manage.py restore` does with a database, in place of the one that lives on."""
-    server, name = major(), connection.settings_dict["NAME"]
+    name = connection.settings_dict["NAME"]
     connections.close_all()
     how = ("--clean", "--if-exists", "--no-owner", "--exit-on-error", "--single-transaction")
+    run("pg_restore", *how, "--dbname", name, str(of))
     with as_owner():
-        backup._postgres_tool("pg_restore", server, *how, "--dbname", name, str(of))
-        grant_service_privileges()  # as `migrate` does; the tables of the tracking server are the services' again
+        grant_service_privileges()
     with transaction.atomic():
         begin_recovery()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import tarfile
@@ -61,13 +63,13 @@ def place() -> Iterator[Path]:
 
 
 def manage(
-    *arguments: str, data: Path, program: str | None = None, umask: int = -1
+    *arguments: str, data: Path, program: str | None = None, umask: int = -1, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in without_servers().items() if name != "FAIRWAY_SECRET_KEY"}
     return subprocess.run(
         [sys.executable, "manage.py", *arguments],
         cwd=ROOT,
-        env=environment | {"FAIRWAY_DATA_DIR": str(data)},
+        env=environment | {"FAIRWAY_DATA_DIR": str(data)} | variables,
         input=program,
         capture_output=True,
         text=True,
@@ -186,11 +188,29 @@ def test_a_file_that_does_not_fit_is_refused_with_a_reason(backup: Path, place: 
         rewritten(backup, place / "format", manifest={"format": 2}): "reads format 1",
         rewritten(backup, place / "damaged", secret_key=b"other"): "damaged",
     }
-    folder = DataDir(place / "third", service_account())
     for file, reason in files.items():
         with pytest.raises(StartError, match=reason):
-            read_manifest(file, folder)
+            read_manifest(file)
     done = manage("restore", str(text), data=place / "third")
     assert done.returncode != 0 and "not a readable backup" in done.stderr
     done = manage("restore", str(backup), data=place / "third")
     assert done.returncode == 0, "a refused restore leaves the folder empty: " + done.stderr
+
+
+@pytest.mark.parametrize("point", ["restore.folder_marked", "restore.loaded", "restore.wrote.secret_key"])
+def test_up_refuses_what_a_killed_restore_left(backup: Path, place: Path, point: str) -> None:
+    data = place / point
+    killed = manage("restore", str(backup), data=data, FAIRWAY_KILL_AT=point)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    up = manage("up", "--port", str(free_port()), "--no-local-node", data=data)
+    assert up.returncode == 1 and "Traceback" not in up.stderr, up.stderr
+    assert "CommandError: A restore into th" in up.stderr and up.stderr.count("\n") == 1, up.stderr
+    done = manage("restore", str(backup), data=data)
+    assert done.returncode == 0, done.stderr
+    read = manage("shell", "--verbosity", "0", data=data, program=READ_ROWS)
+    assert json.loads(read.stdout) == ["kept2345ab", True, "a100", "vision"], read.stderr
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])

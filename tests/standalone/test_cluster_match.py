@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,7 +76,7 @@ def test_a_data_folder_that_lost_a_key_gets_no_new_one(folder: DataDir, lost: st
 @pytest.mark.usefixtures("cluster")
 def test_a_secret_key_of_the_environment_suffices(folder: DataDir, monkeypatch: pytest.MonkeyPatch) -> None:
     make_keys(folder.keys, CLUSTER)
-    monkeypatch.setenv("FAIRWAY_SECRET_KEY", "x" * 60)
+    monkeypatch.setenv("FAIRWAY_SECRET_KEY", secrets.token_urlsafe(64))
     check_same_cluster(folder)
 
 

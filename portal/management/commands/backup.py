@@ -6,6 +6,8 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
+from portal.config import variables
+from portal.config.data_paths import read_secret_key
 from portal.management.data_dir_command import DataDirCommand, installed_data_dir, path_argument
 from portal.standalone.backup import check_target, write_backup
 from portal.standalone.command_database import command_database
@@ -29,3 +31,7 @@ class Command(DataDirCommand):
             f"{target}: {target.stat().st_size / 1e6:.1f} MB, cluster {manifest.cluster}, "
             f"{len(manifest.files)} files. Whoever can read it can act as this portal: protect it like a private key."
         )
+        if variables.SECRET_KEY.read() not in ("", read_secret_key(folder.root)):
+            self.stdout.write(
+                "It does not contain FAIRWAY_SECRET_KEY, without which secrets cannot be read: keep that, too."
+            )

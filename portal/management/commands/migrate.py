@@ -1,21 +1,38 @@
-"""`manage.py migrate`: Django's, as the owner of the tables; then grants the services' role access."""
+"""`manage.py migrate`: Django's, as the owner of the tables; then MLflow's tables, and the services' privileges."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from django.core.management.base import CommandError
 from django.core.management.commands import migrate
+from django.db import OperationalError
 
-from portal.database.roles import as_owner, grant_service_privileges
+from portal.database.roles import as_owner, grant_service_privileges, take_over_tables
+from portal.database.unfinished_restore import UnfinishedRestore, is_restoring
+from portal.standalone.errors import StartError
+from portal.standalone.tracking_tables import migrate_tracking_tables
 
 
 class Command(migrate.Command):
     def execute(self, *args: Any, **options: Any) -> str | None:
         """Run the checks as the owner, too: they connect, and the services' role may not exist yet."""
-        with as_owner():
-            return super().execute(*args, **options)
+        try:
+            with as_owner():
+                return super().execute(*args, **options)
+        except StartError as refused:
+            raise CommandError(str(refused)) from refused
+        except OperationalError as refused:
+            if isinstance(refused.__cause__, UnfinishedRestore):
+                raise CommandError(str(refused)) from refused
+            raise
 
     def handle(self, *args: Any, **options: Any) -> None:
+        if options["plan"] or options["check_unapplied"]:
+            super().handle(*args, **options)
+            return
+        take_over_tables()
         super().handle(*args, **options)
-        if not options["plan"] and not options["check_unapplied"]:
+        migrate_tracking_tables()
+        if not is_restoring():  # at its end, a restore grants them itself
             grant_service_privileges()

