@@ -64,6 +64,7 @@ _STEP_TITLES = {
     "disk": "Disk",
     "clock": "Clock",
 }
+_MACHINE_STEP = {"machine": "Machine"}
 
 
 def run_connection_test(
@@ -71,22 +72,25 @@ def run_connection_test(
     keys: Mapping[Purpose, Path],
     cluster: str,
     *,
+    boot_id: str | None = None,
     now: Callable[[], float] = time.time,
 ) -> Iterator[StepResult]:
     """Test the connection to a node; yield each step as it ends, in page order.
 
     A step is skipped when an earlier one failed, or when this process does not have the key. Takes at most
-    about a minute.
+    about a minute. With ``boot_id``, the last step is that the machine is the one that reports it: machines that
+    were made from one disk image may have the same host key.
     """
-    test = _ConnectionTest(target, keys, cluster, now)
+    test = _ConnectionTest(target, keys, cluster, now, boot_id)
+    titles = _STEP_TITLES if boot_id is None else _STEP_TITLES | _MACHINE_STEP
     blocked_by: str | None = None
-    for name, title in _STEP_TITLES.items():
+    for name, title in titles.items():
         if blocked_by is not None and name not in test.steps_independent_of(blocked_by):
             yield StepResult(
                 name,
                 title,
                 StepOutcome.SKIPPED,
-                f"Skipped: {_STEP_TITLES[blocked_by].lower()} failed.",
+                f"Skipped: {titles[blocked_by].lower()} failed.",
                 0.0,
             )
             continue
@@ -109,12 +113,18 @@ class _ConnectionTest:
     """The steps, and results that later steps need."""
 
     def __init__(
-        self, target: SshTarget, keys: Mapping[Purpose, Path], cluster: str, now: Callable[[], float]
+        self,
+        target: SshTarget,
+        keys: Mapping[Purpose, Path],
+        cluster: str,
+        now: Callable[[], float],
+        boot_id: str | None,
     ) -> None:
         self._target = target
         self._keys = keys
         self._cluster = cluster
         self._now = now
+        self._boot_id = boot_id
         self._hello: Hello | None = None
         self._request_sent_s = self._reply_received_s = 0.0
 
@@ -123,7 +133,7 @@ class _ConnectionTest:
         """Return the steps that can run although ``failed`` failed."""
         if failed in ("control", "watch", "tunnel"):
             return ("watch", "tunnel")
-        return ("gpus", "disk", "clock") if failed in ("runtime", "gpus", "disk") else ()
+        return ("gpus", "disk", "clock", "machine") if failed in ("runtime", "gpus", "disk") else ()
 
     def step_resolve(self) -> OutcomeMessage:
         try:
@@ -228,6 +238,14 @@ class _ConnectionTest:
                 f"Its clock is {skew_s:.0f} s {way} the portal's; check its time service.",
             )
         return StepOutcome.OK, f"Its clock matches the portal's within {max(skew_s, 0.1):.1f} s."
+
+    def step_machine(self) -> OutcomeMessage:
+        if self._require_hello().boot_id != self._boot_id:
+            raise _StepFailedError(
+                "It is another machine with a copy of the host key: the node still answers at its old address, "
+                "and was started at another time."
+            )
+        return StepOutcome.OK, "It is the machine that answers at the old address, too."
 
     def _try_key(self, purpose: Purpose, use: str) -> OutcomeMessage:
         if purpose not in self._keys:

@@ -214,6 +214,18 @@ def scan_host_key(host: str, port: int = 22, key_type: str | None = None) -> Hos
     return HostKey(key.get_name(), key.get_base64())
 
 
+def scan_pinned_host(target: SshTarget) -> HostKey:
+    """Return the host key that a node presents, of the pinned key's type if it has one.
+
+    It equals the pinned one unless the machine was reinstalled or is another one. Raise NodeUnreachableError or
+    HostKeyMismatchError, the latter if it has no key of any supported type.
+    """
+    try:
+        return scan_host_key(target.host, target.port, target.host_key.split()[0])
+    except HostKeyMismatchError:
+        return scan_host_key(target.host, target.port)
+
+
 def connect_with_key(target: SshTarget, key_path: Path) -> SshConnection:
     """Open a connection with a private key. Raise a typed SshError."""
     key = paramiko.Ed25519Key.from_private_key_file(str(key_path))

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -34,6 +35,7 @@ EXIT_CODES = {
 }
 Handler = Callable[[argparse.Namespace], int]
 Command = Callable[[Fairway, argparse.Namespace], int]
+OPERATION_POLL_S = 0.5
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 
 
@@ -157,6 +159,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_ssh(add)
     add("quota", quota, "List the quotas of your projects.")
     add("nodes", nodes, "List nodes.")
+    _add_node_commands(commands, common)
     add("free", free, "Count all GPUs and the free GPUs of each model.")
     add("templates", templates, "List templates.")
     assistant = add(
@@ -169,6 +172,36 @@ def build_parser() -> argparse.ArgumentParser:
     api.add_argument("path", help="such as /api/v1/sweeps/")
     api.add_argument("--data", help="JSON body; - reads it from standard input")
     return parser
+
+
+def _add_node_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+    text = "Change a node, for administrators."
+    group = commands.add_parser("node", help=text, description=text, allow_abbrev=False)
+    subcommands = group.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(name: str, act: Command, text: str) -> argparse.ArgumentParser:
+        command = subcommands.add_parser(
+            name, help=text, description=text, parents=[common], allow_abbrev=False
+        )
+        command.set_defaults(act=lambda given: act(Fairway(timeout_s=given.timeout), given))
+        command.add_argument("node", help="name or id")
+        return command
+
+    add("host-key", show_host_key, "Show the confirmed host key of a node, and the one that it presents now.")
+    confirming = add("confirm-key", confirm_key, "Confirm the new host key of a reinstalled node.")
+    confirming.add_argument(
+        "--fingerprint", help="of the presented key, as compared on the machine; asked for on a terminal"
+    )
+    confirming.add_argument("--reason", required=True, help="why the key changed; it is stored")
+    script = add("setup-script", print_setup_script, "Print the script that sets up a node again.")
+    script.add_argument("--engine", default="auto", help="auto, rootless or rootful")
+    renaming = add("rename", rename_node, "Rename a node; its jobs continue.")
+    renaming.add_argument("name", help="the new name")
+    moving = add("move", move_node, "Move a node to another address, after a test of the connection there.")
+    moving.add_argument("host", help="host name or address")
+    moving.add_argument("--port", type=int, help="default: its present port")
+    for each in (renaming, moving):
+        each.add_argument("--reason", default="", help="stored with the change")
 
 
 def _add_ssh(add: Callable[[str, Command, str], argparse.ArgumentParser]) -> None:
@@ -391,6 +424,80 @@ def nodes(server: Fairway, given: argparse.Namespace) -> int:
         )  # fmt: skip
     columns = ("name", "pool.name", "state", "reachable", "free_gpus", "held_gpus", "gpu_count")
     return _print_rows(given, rows, columns)
+
+
+def show_host_key(server: Fairway, given: argparse.Namespace) -> int:
+    found = server.get(f"nodes/{given.node}/host-keys/")
+    return _print_fields(given, found, _host_key_fields(found))
+
+
+def _host_key_fields(found: dict[str, Any]) -> dict[str, Any]:
+    keys = {name: found[name] for name in ("known", "presented") if found[name]}
+    shown = {"address": f"{found['host']}:{found['port']}"}
+    shown |= {name: f"{key['fingerprint']} ({key['key_type']})" for name, key in keys.items()}
+    changed = "yes" if found["changed"] else "no"
+    return shown | {"changed": changed if found["presented"] else None, "problem": found["problem"]}
+
+
+def confirm_key(server: Fairway, given: argparse.Namespace) -> int:
+    found = server.get(f"nodes/{given.node}/host-keys/")
+    fingerprint = given.fingerprint
+    if not given.json:
+        for name, value in _host_key_fields(found).items():
+            if value:
+                print(f"{name:9}  {_clean(value)}", file=sys.stderr)
+    if fingerprint is None and found["changed"]:
+        fingerprint = _ask_for_fingerprint()
+    body = {"fingerprint": fingerprint or (found["presented"] or found["known"])["fingerprint"]}
+    return _follow_operation(server, given, "confirm-key", body | {"reason": given.reason})
+
+
+def _ask_for_fingerprint() -> str:
+    if not sys.stdin.isatty():
+        raise ValueError("--fingerprint must name the presented key, as compared on the machine")
+    command = "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"
+    print(f"Compare the presented key on the machine: {command}", file=sys.stderr)
+    return input("Fingerprint as the machine shows it: ").strip()
+
+
+def print_setup_script(server: Fairway, given: argparse.Namespace) -> int:
+    found = server.get(f"nodes/{given.node}/setup-script/", engine=given.engine)
+    if given.json:
+        print(json.dumps(found))
+        return OK
+    return _write_bytes([found["script"].encode()])
+
+
+def rename_node(server: Fairway, given: argparse.Namespace) -> int:
+    body = {"name": given.name, "reason": given.reason}
+    found = server.call("POST", f"nodes/{given.node}/rename/", json.dumps(body), once=True)
+    return _print_fields(given, found, {name: found[name] for name in ("id", "name")})
+
+
+def move_node(server: Fairway, given: argparse.Namespace) -> int:
+    body = {"host": given.host, "reason": given.reason} | ({"port": given.port} if given.port else {})
+    return _follow_operation(server, given, "move", body, once=True)
+
+
+def _follow_operation(
+    server: Fairway, given: argparse.Namespace, action: str, body: dict[str, Any], *, once: bool = False
+) -> int:
+    """Start an operation on a node, and print its steps until it has ended."""
+    started = server.call("POST", f"nodes/{given.node}/{action}/", json.dumps(body), once=once)
+    shown = 0
+    while True:
+        found = server.get(f"nodes/{given.node}/operations/{started['id']}/")
+        if not given.json:
+            for step in found["steps"][shown:]:
+                result = "ok" if step["ok"] else "FAILED"
+                print(f"{result:6}  {step['name']}: {_clean(step['message'])}", flush=True)
+            shown = len(found["steps"])
+        if found["finished_at"]:
+            break
+        time.sleep(OPERATION_POLL_S)
+    if given.json:
+        print(json.dumps(found, indent=1))
+    return OK if found["ok"] else REFUSED
 
 
 def free(server: Fairway, given: argparse.Namespace) -> int:

@@ -28,7 +28,7 @@ from scheduler.cycle import CycleState, run_cycle
 from scheduler.forecast.forecast_pass import ForecastState, run_forecast_pass
 from scheduler.idle_pass import run_idle_pass
 from scheduler.nodes.actor_supervisor import ACTOR_SUPERVISOR
-from scheduler.nodes.node_checks import run_check, run_enrolment
+from scheduler.nodes.node_checks import run_check, run_enrolment, run_move
 from scheduler.pipeline_plans import store_measured_profiles
 from scheduler.quota_replay import start_replays
 from scheduler.what_if import answer_query
@@ -154,6 +154,12 @@ def check_node(operation: str) -> None:
 def enrol_node(operation: str) -> None:
     """Start the enrolment of a node by a sudo login in a thread."""
     threading.Thread(target=run_enrolment, args=(operation,), name=f"enrol-{operation}", daemon=True).start()
+
+
+@_celery_task("scheduler.move_node")
+def move_node(operation: str) -> None:
+    """Start the test of a node's new address in a thread."""
+    threading.Thread(target=run_move, args=(operation,), name=f"move-{operation}", daemon=True).start()
 
 
 @_celery_task("scheduler.forecast")

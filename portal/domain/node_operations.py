@@ -13,6 +13,7 @@ class OperationKind(StrEnum):
     UPGRADE = "upgrade"
     PREFLIGHT = "preflight"
     GC = "gc"
+    MOVE = "move"
 
 
 CONTROL_CHANNEL_OPERATIONS = frozenset({OperationKind.UPGRADE, OperationKind.PREFLIGHT, OperationKind.GC})
@@ -24,6 +25,7 @@ OPERATION_TITLES: dict[OperationKind, str] = {
     OperationKind.UPGRADE: "Agent upgrade",
     OperationKind.PREFLIGHT: "Node check",
     OperationKind.GC: "Clean-up",
+    OperationKind.MOVE: "Change of address",
 }
 
 WARNING_ONLY_CHECKS = frozenset({"version"})
@@ -34,6 +36,9 @@ UPGRADE_CONFIRM_TIMEOUT_S = 60.0
 
 OPERATION_TIMEOUT_S = 240.0
 """Unfinished operations fail after this time: two attempts, and a pause while the node does not respond."""
+
+OWN_CONNECTION_TIMEOUT_S = 900.0
+"""The same for operations that open their own connections. An enrolment takes at most ten minutes, its test one."""
 
 MAX_PARALLEL_UPGRADES = 8
 """Nodes upgraded in parallel once the first has succeeded."""

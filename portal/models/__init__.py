@@ -12,7 +12,17 @@ from portal.models.job_views import SavedJobView
 from portal.models.jobs import Allocation, Attempt, Dependency, Job, JobEvent, Rendezvous, Task
 from portal.models.node_incidents import NodeIncident, OrphanContainer
 from portal.models.node_operations import AgentRollout, NodeOperation
-from portal.models.nodes import Gpu, GpuLink, Node, NodeLink, NodePool, Reservation, ReservationNode, Topology
+from portal.models.nodes import (
+    Gpu,
+    GpuLink,
+    HostKeyChange,
+    Node,
+    NodeLink,
+    NodePool,
+    Reservation,
+    ReservationNode,
+    Topology,
+)
 from portal.models.notices import Notice, NoticeDelivery, NoticePreferences, NoticeWebhook
 from portal.models.plans import LayerProfile, PipelinePlan, ProfileRun
 from portal.models.projects import Membership, Project

@@ -6,7 +6,7 @@ from django.db import models
 from django.db.models import Q
 
 from portal.domain.node_operations import OPERATION_TITLES, OperationKind, RolloutStatus
-from portal.models.columns import flag, one_of, optional_text, optional_time
+from portal.models.columns import flag, one_of, optional_number, optional_text, optional_time
 from portal.models.public_id import PublicIdField
 from portal.models.users import optional_user
 
@@ -46,7 +46,9 @@ class NodeOperation(models.Model):
         "When it was dispatched over the control channel; null: pending, or not over this channel."
     )
     uncordon_on_success = flag("For a check: uncordon the node if it succeeds.")
-    reason = optional_text(500, "Reason for the uncordon, given by the user who requested it.")
+    reason = optional_text(500, "Reason for the uncordon or move, given by the user who requested it.")
+    new_host = optional_text(255, "For a move: the address that is saved if the test there succeeds.")
+    new_port = optional_number("For a move: the port there.")
     program_sha256 = optional_text(64, "Digest of the program that an upgrade sent.")
 
     class Meta:

@@ -59,7 +59,9 @@ class Node(models.Model):
     """A machine. ``reachable`` is an overlay: an unreachable node keeps its jobs and their GPUs."""
 
     public_id = PublicIdField()
-    name = models.CharField(max_length=63, unique=True, validators=[slug_validator])
+    name = models.CharField(
+        max_length=63, validators=[slug_validator], help_text="Unique among the nodes that are not retired."
+    )
     pool = models.ForeignKey(NodePool, on_delete=models.PROTECT, related_name="nodes")
     state = models.CharField(max_length=12, default=NodeState.ENROLLING.value)
     state_reason = models.CharField(max_length=500, blank=True)
@@ -86,6 +88,9 @@ class Node(models.Model):
     status_message = models.CharField(
         max_length=1000, blank=True, help_text="The current problem as a message."
     )
+    unreachable_code = optional_text(
+        32, "Code of the error that keeps it unreachable, such as host_key_mismatch; blank: none is known."
+    )
     last_seen_at = optional_time()
     reconciled_at = optional_time()
     boot_id = models.CharField(max_length=64, blank=True)
@@ -93,6 +98,9 @@ class Node(models.Model):
         null=True,
         blank=True,
         help_text="Its addresses as reported at enrolment or return to service; null: not reported yet.",
+    )
+    next_hello_is_first = flag(
+        "Its host key or address was changed: its next hello is accepted like that of a new node."
     )
     agent_version = models.CharField(max_length=32, blank=True)
     agent_info = models.JSONField(
@@ -133,6 +141,7 @@ class Node(models.Model):
             models.CheckConstraint(
                 condition=Q(ssh_user__regex=r"^[a-z][a-z0-9-]{0,30}$"), name="node_ssh_user"
             ),
+            models.UniqueConstraint(fields=["name"], name="node_name_once", condition=~Q(state="retired")),
             models.UniqueConstraint(
                 fields=["host", "port"],
                 name="node_address_once",
@@ -153,6 +162,20 @@ class Node(models.Model):
         return self.state == NodeState.READY.value and accepts_another_job(
             self.breaker_state, self.probation_attempt_id
         )
+
+
+class HostKeyChange(models.Model):
+    """A confirmation of a new host key of a node; the key before it is not accepted any more."""
+
+    node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="host_key_changes")
+    old_key = models.CharField(max_length=2000, help_text="'type base64'.")
+    new_key = models.CharField(max_length=2000, help_text="'type base64'.")
+    actor = optional_user(models.SET_NULL)
+    reason = models.CharField(max_length=500)
+    changed_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering = ["-id"]
 
 
 class Topology(models.Model):

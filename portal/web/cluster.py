@@ -36,6 +36,8 @@ from portal.web.views import find_row, page, render_live
 
 NODES_PER_PAGE = 100
 INCIDENTS_SHOWN = 8
+ENROLMENT_CODES = ("authentication_refused", "agent_missing")
+"""Errors of a connection that the enrolment script repairs."""
 LOADER_RENEWAL_COMMAND = "python3 manage.py node-setup --renew-loader | ssh -p {port} {host} sudo sh"
 
 
@@ -93,6 +95,7 @@ def node_page(
         "pairs": gpu_link_matrix(row),
         "facts": _machine_facts(row),
         "version_warnings": row.agent_info.get("version_warnings", []),
+        "enrolment_codes": ENROLMENT_CODES,
         "checks": row.operations.order_by("-id")[:5] if user.is_admin else [],
         "last_check": latest_finished_operation(row) if user.is_admin else None,
         "last_cleanup": latest_finished_operation(row, OperationKind.GC) if user.is_admin else None,

@@ -15,8 +15,9 @@ from portal.models import Lease, Node, Task
 from portal.selectors.nodes.network_policy import DeniedAddressCache
 from portal.services.images.prefetch import PULL_IMAGE, nodes_with_images_to_pull
 from portal.services.jobs.signals import nodes_with_signals
-from portal.services.nodes.operations import OPERATIONS, nodes_with_due_operations
+from portal.services.nodes.operations import CONNECT, OPERATIONS, nodes_with_due_operations
 from scheduler import leases
+from scheduler.nodes.engine_connect import SETTINGS_COLUMNS, connection_settings
 from scheduler.nodes.node_actor import NodeActor
 
 log = logging.getLogger(__name__)
@@ -94,11 +95,15 @@ class ActorSupervisor:
         ours = {lease.name for lease in held}
         wanted = {
             node.public_id: node
-            for node in Node.objects.exclude(state=NodeState.RETIRED.value).only("public_id", "name")
+            for node in Node.objects.exclude(state=NodeState.RETIRED.value).only(
+                "public_id", *SETTINGS_COLUMNS
+            )
         }
         for node, actor in self._actors.items():
             if leases.node_lease(node) not in ours or node not in wanted:
                 actor.stop()
+            elif actor.settings != connection_settings(wanted[node]):  # if the notification was lost
+                actor.notify(CONNECT)
         self._acquire_nodes([node for id_, node in wanted.items() if id_ not in self._actors])
         for nodes, verb in (
             (self._nodes_with_work(), "work"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 from django.conf import settings
 
@@ -25,6 +26,24 @@ class EngineConnectError(Exception):
         self.code = code
 
 
+class ConnectionSettings(NamedTuple):
+    """What an actor knows of its node; a changed target needs another connection."""
+
+    name: str
+    target: SshTarget
+
+
+SETTINGS_COLUMNS = ("name", "host", "port", "ssh_user", "host_key")
+
+
+def connection_settings(node: Node) -> ConnectionSettings:
+    return ConnectionSettings(node.name, ssh_target(node))
+
+
+def ssh_target(node: Node) -> SshTarget:
+    return SshTarget(node.host, node.ssh_user, node.host_key, node.port)
+
+
 def open_engine(node: Node, role: Role = "control") -> NodeEngine:
     """Return an open engine. Raise EngineConnectError; each step has a limit of some seconds."""
     cluster = ClusterSettings.objects.get(id=1).cluster_id
@@ -39,8 +58,7 @@ def open_engine(node: Node, role: Role = "control") -> NodeEngine:
                 role=role,
             )
         else:
-            target = SshTarget(node.host, node.ssh_user, node.host_key, node.port)
-            engine = AgentEngine.ssh(target, control_key_path(), cluster=cluster, role=role)
+            engine = AgentEngine.ssh(ssh_target(node), control_key_path(), cluster=cluster, role=role)
     except SshError as problem:
         raise EngineConnectError(str(problem), problem.code) from problem
     except AgentError as refusal:

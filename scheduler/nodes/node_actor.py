@@ -46,12 +46,12 @@ from portal.services.jobs.files import READ_FILES_HINT
 from portal.services.nodes import nodes, quarantine
 from portal.services.nodes.alerts import record_xid
 from portal.services.nodes.gpus import record_gpu_health
-from portal.services.nodes.operations import OPERATIONS
+from portal.services.nodes.operations import CONNECT, OPERATIONS
 from portal.services.projects.data_set_sizes import MEASURE_HINT
 from scheduler.leases import HeldLease, LeaseLostError
 from scheduler.nodes import dispatch
 from scheduler.nodes.data_set_sizes import submit_measurement
-from scheduler.nodes.engine_connect import EngineConnectError, open_engine
+from scheduler.nodes.engine_connect import EngineConnectError, connection_settings, open_engine
 from scheduler.nodes.files import submit_requests
 from scheduler.nodes.image_pulls import ImagePuller, record_images
 from scheduler.nodes.node_connection import NodeConnection
@@ -99,6 +99,8 @@ class NodeActor(threading.Thread):
         super().__init__(name=f"node-{node.name}", daemon=True)
         self.node_id = node.pk
         self.node_name = node.name
+        self.settings = connection_settings(node)
+        """The name, address and host key that it uses."""
         self.lease = lease
         self._open_engine = connect
         self._inbox: queue.Queue[str] = queue.Queue(INBOX_SIZE)
@@ -188,6 +190,9 @@ class NodeActor(threading.Thread):
             raise self._errors.get()
         if self._connection is not None and not self._connection.engine.is_open:
             self._drop_connection("The node closed the connection.", IncidentKind.LINK_LOST)
+        if CONNECT in self._requested:
+            self._requested.discard(CONNECT)
+            self._apply_settings()
         if self._connection is None:
             self._connect()
         due = self._process_inbox()
@@ -269,12 +274,13 @@ class NodeActor(threading.Thread):
         if time.monotonic() < self._connect_at_s:
             return
         node = Node.objects.select_related("pool").get(pk=self.node_id)
+        self.node_name, self.settings = node.name, connection_settings(node)
         release_connection()
         try:
             with _CONNECT_LIMIT.acquire(last_attempt_failed=self._backoff_s > FIRST_BACKOFF_S):
                 engine = self._open_engine(node)
         except EngineConnectError as problem:
-            self._record_unreachable(node, str(problem), permanent=problem.code in PERMANENT_ERRORS)
+            self._record_unreachable(node, problem, permanent=problem.code in PERMANENT_ERRORS)
             return
         try:
             node_connection = NodeConnection(engine, self.lease, node)
@@ -286,7 +292,7 @@ class NodeActor(threading.Thread):
             engine.watch(self.handle_soon)
         except EngineConnectError as problem:
             engine.close()
-            self._record_unreachable(node, str(problem), permanent=True)
+            self._record_unreachable(node, problem, permanent=True)
             return
         except BaseException:
             engine.close()
@@ -296,6 +302,18 @@ class NodeActor(threading.Thread):
         self._last_contact_s = time.monotonic()
         self._connected_s, self._reconcile_at_s = self._last_contact_s, 0.0
         log.info("connected to %s", node.name)
+
+    def _apply_settings(self) -> None:
+        """Use the present name of the node, and reconnect if its address or host key was changed."""
+        before, node = self.settings, Node.objects.get(pk=self.node_id)
+        self.node_name, self.settings = node.name, connection_settings(node)
+        if self._connection is not None:
+            self._connection.node.name = node.name  # messages of work in progress name it
+            if before.target != self.settings.target:
+                log.info("connecting to %s again: its address or host key was changed", node.name)
+                self._reconnect(self._connection)
+                self._connection = None
+        self._backoff_s, self._connect_at_s = FIRST_BACKOFF_S, 0.0
 
     def _update_denied_addresses(self, node_connection: NodeConnection) -> None:
         """Send the node the addresses denied to containers, before any start and when they change."""
@@ -312,11 +330,11 @@ class NodeActor(threading.Thread):
             if refusal.code != DISK_FULL:
                 raise
 
-    def _record_unreachable(self, node: Node, message: str, *, permanent: bool) -> None:
+    def _record_unreachable(self, node: Node, problem: EngineConnectError, *, permanent: bool) -> None:
         self._back_off()
         silent_s = self._silent_for_s(node)
         if permanent or silent_s is None or silent_s >= UNREACHABLE_AFTER_S:
-            nodes.record_unreachable(node.pk, message)
+            nodes.record_unreachable(node.pk, str(problem), problem.code)
 
     def _silent_for_s(self, node: Node) -> float | None:
         """Return seconds since the last contact with the node; None when there was none."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from django.conf import settings
@@ -12,14 +13,15 @@ from django.db import connection
 
 from agents.connection_test import StepOutcome, run_connection_test
 from agents.enrolment import EnrolmentScriptError, enrol_with_sudo
-from agents.keys import Purpose
+from agents.keys import PURPOSES, Purpose
 from agents.ssh import SshError, SshTarget
 from portal.domain.states import NodeTransport
 from portal.errors import FairwayError
 from portal.models import ClusterSettings, Node, NodeOperation
 from portal.services.nodes.enrolment import get_script, pop_sudo_login
+from portal.services.nodes.identity import record_move_tested
 from portal.services.nodes.operations import record_connection_test_finished, record_operation_step
-from scheduler.nodes.engine_connect import EngineConnectError, control_key_path, open_engine
+from scheduler.nodes.engine_connect import EngineConnectError, control_key_path, open_engine, ssh_target
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +34,23 @@ def run_check(operation_id: str) -> None:
 def run_enrolment(operation_id: str) -> None:
     """Enrol a node through one sudo login, then test it."""
     _run(operation_id, lambda id_, node: _enrol(id_, node) and _check_node(id_, node))
+
+
+def run_move(operation_id: str) -> None:
+    """Test the connection to a node at another address with its pinned key, and save the address if it works.
+
+    While the node still answers at its old address, the machine at the new one must be the same.
+    """
+    operation = _get_unstarted(operation_id)
+    if operation is None:
+        return
+    try:
+        node = operation.node
+        target = replace(ssh_target(node), host=operation.new_host, port=operation.new_port or 22)
+        good = _test_connection(operation_id, target, node.boot_id if node.reachable else None)
+        record_move_tested(operation_id, good, target)
+    finally:
+        connection.close()
 
 
 def _run(operation_id: str, steps: Callable[[str, Node], bool]) -> None:
@@ -87,11 +106,14 @@ def _enrol(operation_id: str, node: Node) -> bool:
 def _check_node(operation_id: str, node: Node) -> bool:
     if node.transport == NodeTransport.LOCAL.value:
         return _check_local_node(operation_id, node)
+    return _test_connection(operation_id, ssh_target(node))
+
+
+def _test_connection(operation_id: str, target: SshTarget, boot_id: str | None = None) -> bool:
     cluster = ClusterSettings.objects.get(id=1).cluster_id
-    target = SshTarget(node.host, node.ssh_user, node.host_key, node.port)
-    good = True
-    for step in run_connection_test(target, _keys(), cluster):
-        if step.outcome is StepOutcome.SKIPPED and "key" in step.name:
+    good, keys = True, _keys()
+    for step in run_connection_test(target, keys, cluster, boot_id=boot_id):
+        if step.name in PURPOSES and step.name not in keys:  # another process has it
             continue
         ok = step.outcome is not StepOutcome.FAILED and step.outcome is not StepOutcome.SKIPPED
         good = good and step.outcome is not StepOutcome.FAILED

@@ -118,6 +118,7 @@ AUDIENCE: dict[type[columns.Model], dict[str, frozenset[str]]] = {
     models.RegistryLogin: dict.fromkeys(("host", "username", "changed_by"), ADMIN),
     models.AuditEntry: dict.fromkeys(("actor_name", "object_name", "before", "after", "reason"), ADMIN),
     models.AgentRollout: {"message": ADMIN},
+    models.HostKeyChange: {"reason": ADMIN},
 }
 """Who may read each column of text, beside the person of the row. A new column is put here, or into OTHERS."""
 
@@ -140,7 +141,7 @@ OTHERS: dict[str, str] = {
     "GpuLink": "kind level",
     "Node": "addresses name state state_reason transport host ssh_user host_key runtime settings labels "
     "storage_problem gang_interface missing_requirements status_message boot_id agent_version "
-    " agent_info breaker_state breaker_cause breaker_message",
+    " agent_info breaker_state breaker_cause breaker_message unreachable_code",
     "NodePool": "name engine policy fabric_interface fabric_network fabric_devices fabric_adapters",
     "Reservation": "name reason",
     "Topology": "name levels",
@@ -169,7 +170,8 @@ OTHERS: dict[str, str] = {
     "PipelinePlan": "answer",
     "JobEvent": "kind before after reason",
     "Lease": "name holder",
-    "NodeOperation": "kind steps reason program_sha256",
+    "NodeOperation": "kind steps reason program_sha256 new_host",
+    "HostKeyChange": "old_key new_key",
     "NodeIncident": "kind",
     "Notice": "kind",
     "NoticeDelivery": "channel state",

@@ -122,6 +122,7 @@ BROWSER = {
     "label": "Firefox on Linux",
 }
 """A subscription, with the keys of the example in RFC 8291."""
+HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f"
 SHARED_WEBHOOK = ("https://hooks.example.org/project", ["job_failed"])
 LOG = (
     b"2026-11-21T07:00:00.000001Z stdout F one\n"
@@ -141,7 +142,11 @@ def make() -> FixtureData:
     project.memberships.create(user=people["colleague"], role="member")
     factories.project("elsewhere", manager=people["stranger"])
     pool = factories.pool("main-pool")
-    node = factories.node(pool, gpus=4, name="node-one")
+    # nothing listens there
+    node = factories.node(pool, gpus=4, name="node-one", host="127.0.0.1", port=1, host_key=HOST_KEY)
+    node.host_key_changes.create(
+        old_key=HOST_KEY, new_key=HOST_KEY, actor=people["admin"], reason="reason of a new host key"
+    )
     tool = factories.environment("lab")
     batch = factories.environment("batch", tool=False)
     template = Template.objects.create(

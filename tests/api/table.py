@@ -83,6 +83,7 @@ VOLUME = {
     "nodes": ["node-one"],
     "projects": ["vision"],
 }
+NEW_KEY = {"fingerprint": f"SHA256:{'A' * 43}", "reason": "a new disk"}
 PROFILE = {"project": "vision", "name": "mlp", "profile": {"nodes": []}}
 PLAN = {"profile": "mlp", "gpus_per_node": 2, "node_bandwidth": 1e10}
 VALUE = {"value": "never shown"}
@@ -664,6 +665,13 @@ ROWS = [
     Row("topologies_get", "get", "topologies/{topology}/", EVERYBODY),
     Row("topologies_put", "put", "topologies/{topology}/", ADMIN, {"levels": ["rack"]}, hidden=403),
     Row("topologies_remove", "delete", "topologies/{topology}/", ADMIN, status=204, hidden=403),
+    # nothing listens at its address
+    Row("nodes_host_keys_get", "get", "nodes/{node}/host-keys/", ADMIN, hidden=403),
+    Row("nodes_confirm_key", "post", "nodes/{node}/confirm-key/", ADMIN, NEW_KEY, 409, hidden=403),
+    Row("nodes_rename", "post", "nodes/{node}/rename/", ADMIN, {"name": "rack-one"}, hidden=403),
+    Row("nodes_move", "post", "nodes/{node}/move/", ADMIN, {"host": "node-one.example"}, 201, hidden=403),
+    # no signed agent is at hand here
+    Row("nodes_setup_script", "get", "nodes/{node}/setup-script/", ADMIN, status=503, hidden=403),
     Row("nodes_test", "post", "nodes/{node}/test/", ADMIN, {}, 201, hidden=403),
     # no signed agent is at hand here; tests/services/test_node_operations.py has one
     Row("nodes_upgrade", "post", "nodes/{node}/upgrade/", ADMIN, {}, 503, hidden=403),

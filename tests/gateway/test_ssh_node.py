@@ -14,8 +14,9 @@ import aiohttp
 import httpx
 import pytest
 
-from agents.keys import PURPOSES, make_keys, read_public_key
+from agents.keys import PURPOSES, fingerprint, make_keys, read_public_key
 from agents.tunnel.pool import JOB_ADDRESS
+from portal.services.nodes.identity import do_confirm_host_key
 from portal.services.workspaces.access import do_open_workspace
 from tests import factories
 from tests.gateway.gateway_harness import Testbed, running_workspace
@@ -99,6 +100,20 @@ def test_another_host_key_is_never_trusted(far):
     with testbed.browser(job) as browser:
         assert browser.get("/lab", headers={"Cookie": cookie}).status_code == 502
     assert not testbed.tool.seen
+
+
+def test_a_confirmed_key_is_used_at_once(far):
+    testbed, job, cookie, sshd, node = far
+    admin = factories.user("root", admin=True)
+    with testbed.browser(job) as browser:
+        browser.headers["Cookie"] = cookie
+        assert browser.get("/lab").status_code == 200
+        key = sshd.change_host_key()
+        sshd.kill_sessions()
+        time.sleep(1.1)
+        assert browser.get("/lab").status_code == 502
+        do_confirm_host_key(admin, node, fingerprint=fingerprint(key), reason="a new disk")
+        assert browser.get("/lab").status_code == 200
 
 
 UNTIL_THE_END = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from agents.ssh import SshError, scan_host_key
 from tests.rig.needs import find_tool
 
 
@@ -40,6 +41,21 @@ class LoopbackSshd:
         for pid in _descendants(self.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+    def change_host_key(self) -> str:
+        """Gives it another host key at the same address, as a reinstalled machine has, and returns the key."""
+        path = self.folder / "host_key"
+        for old in (path, path.with_name("host_key.pub")):
+            old.unlink()
+        key = make_host_key(path)
+        os.kill(self.pid, signal.SIGHUP)
+        deadline_s = time.monotonic() + 5
+        while time.monotonic() < deadline_s:
+            with contextlib.suppress(SshError):
+                if scan_host_key(self.host, self.port).line == key:
+                    return key
+            time.sleep(0.02)
+        raise RuntimeError("sshd does not present its new host key")
 
     def _signal_all(self, number: signal.Signals) -> None:
         for pid in (self.pid, *_descendants(self.pid)):
@@ -73,7 +89,7 @@ def loopback_sshd(
     )
     (folder / "authorized_keys").write_text("\n".join(lines) + "\n")
     key = folder / "host_key"
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True, timeout=10)
+    host_key = make_host_key(key)
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(exist_ok=True)
     port = _free_port()
@@ -90,7 +106,6 @@ def loopback_sshd(
     )
     try:
         _wait_for("127.0.0.1", port)
-        host_key = " ".join(key.with_name("host_key.pub").read_text().split()[:2])
         yield LoopbackSshd("127.0.0.1", port, getpass.getuser(), host_key, folder, process.pid)
     finally:
         for pid in _descendants(process.pid):
@@ -98,6 +113,12 @@ def loopback_sshd(
                 os.kill(pid, signal.SIGKILL)
         process.kill()
         process.wait(10)
+
+
+def make_host_key(path: Path) -> str:
+    """Makes a host key and gives the public one: type and base64."""
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True, timeout=10)
+    return " ".join(path.with_name(f"{path.name}.pub").read_text().split()[:2])
 
 
 def _descendants(pid: int) -> list[int]:

@@ -117,6 +117,17 @@ class RigNode(NodeFaults):
         self.shut_down()
         self.boot()
 
+    def reinstall(self) -> None:
+        """Pulls the plug and starts from an empty disk: another host key; no account, agent, state or containers."""
+        self.shut_down()
+        state = self.folder / "disk/state"
+        subprocess.run(["umount", str(state)], check=True, timeout=10)
+        self.record.mounts.remove(str(state))
+        for part in ("upper", "work", "root", "disk"):
+            shutil.rmtree(self.folder / part)
+        self.make()
+        self.boot()
+
     def execute(
         self,
         *command: str,

@@ -10,12 +10,15 @@ from django.urls import path
 from rest_framework import serializers
 from rest_framework.request import Request
 
+from agents.enrolment import ENGINE_ACCESS_MODES
 from portal.api.cluster.inventory import get_gpu, represent_gpus, represent_nodes
 from portal.api.framework.request_parsing import (
     EmptyBody,
+    NameField,
     ReasonBody,
     StrictBooleanField,
     StrictCharField,
+    StrictIntegerField,
     StrictSerializer,
 )
 from portal.api.framework.row_actions import action_route
@@ -28,10 +31,19 @@ from portal.errors import NotFound
 from portal.models import AgentRollout, Gpu, Node, NodeOperation, User
 from portal.selectors.gpu_states import with_state
 from portal.selectors.lookup import get_by_key
+from portal.selectors.nodes.host_keys import list_host_key_changes
 from portal.selectors.nodes.nodes import get_nodes_by_id, list_nodes
 from portal.services.accounts.tokens import Scope
+from portal.services.nodes.enrolment import get_node_script
 from portal.services.nodes.gang_fabric import do_set_interface
 from portal.services.nodes.gpus import do_return_gpu_to_service
+from portal.services.nodes.identity import (
+    FINGERPRINT_PATTERN,
+    do_confirm_host_key,
+    do_move_node,
+    do_rename_node,
+    get_host_keys,
+)
 from portal.services.nodes.nodes import do_fence_node, do_set_node_state, do_uncordon_node
 from portal.services.nodes.operations import do_request_operation, do_start_connection_test, do_upgrade_all
 from portal.services.nodes.quarantine import do_clear_node_quarantine
@@ -71,6 +83,38 @@ class InterfaceBody(ReasonBody):
     interface = StrictCharField(
         max_length=15, allow_blank=True, help_text="Name of the interface; blank if detected by the agent."
     )
+
+
+class HostKeyBody(StrictSerializer):
+    """The new host key of a node."""
+
+    fingerprint = StrictCharField(
+        pattern=FINGERPRINT_PATTERN,
+        message="Name the fingerprint that was shown: SHA256: and 43 characters.",
+        help_text="Of the key that the node presents, as compared on the machine.",
+    )
+    reason = StrictCharField(max_length=500, help_text="Why the key changed.")
+
+
+class NodeNameBody(ReasonBody):
+    """The new name of a node."""
+
+    name = NameField(help_text="Unique among the nodes that are not retired.")
+
+
+class NodeAddressBody(ReasonBody):
+    """The new address of a node."""
+
+    host = StrictCharField(max_length=253, help_text="Host name or address.")
+    port = StrictIntegerField(
+        min_value=1, max_value=65_535, required=False, default=None, help_text="Default: its present port."
+    )
+
+
+class NodeScriptQuery(StrictSerializer):
+    """How the agent gets access to the container engine."""
+
+    engine = serializers.ChoiceField(list(ENGINE_ACCESS_MODES), required=False, default="auto")
 
 
 def _get_node(user: User, key: str) -> Node:
@@ -184,6 +228,39 @@ NODE_ACTIONS = [
         method="put",
         body=InterfaceBody,
     ),
+    _change(
+        "rename",
+        "nodes_rename",
+        "Rename a node",
+        "Its jobs continue, and requests that prefer it by name follow. The old name is free at once. Rejected with "
+        "`already_exists` if another node has the name.",
+        do_rename_node,
+        body=NodeNameBody,
+    ),
+    _start(
+        "move",
+        "nodes_move",
+        "Move a node to another address",
+        "The connection is tested there with the confirmed host key, and the address is saved if the test succeeds; "
+        "finished steps appear under operations/{id}/. Running tasks continue. Rejected with `address_unchanged`, "
+        "`already_exists`, `not_over_ssh`, or `move_in_progress` while another address is being tested.",
+        do_move_node,
+        body=NodeAddressBody,
+    ),
+    _start(
+        "confirm-key",
+        "nodes_confirm_key",
+        "Confirm the new host key of a node",
+        "For a machine that was reinstalled. The key is accepted only if the node presents it now; then the "
+        "connection is tested, and finished steps appear under operations/{id}/. Tasks of the old system end when "
+        "the node answers as restarted. Rejected with `host_key_changed` if it presents another key (`details` has "
+        "both fingerprints), `host_key_unchanged` if the key is the confirmed one, `node_unreachable` if none could "
+        "be read, `node_changed` if the node was changed meanwhile, and `not_over_ssh`.",
+        do_confirm_host_key,
+        body=HostKeyBody,
+        idempotent=False,
+        error_statuses=(409,),
+    ),
     _start(
         "test",
         "nodes_test",
@@ -264,8 +341,40 @@ class NodeOperationView(AdminView):
         return self.json_response(representations.NodeOperation.represent(row))
 
 
+class NodeHostKeysView(AdminView):
+    @_admin(
+        "nodes_host_keys_get",
+        "Get the host keys of a node",
+        response=representations.NodeHostKeys,
+        error_statuses=(409,),
+        detail="Connects to the node without a login, and takes as long as the node needs to answer, at most 20 s.",
+    )
+    def get(self, request: Request, node: str) -> HttpResponse:
+        row = _get_node(self.user, node)
+        keys = get_host_keys(self.user, row)
+        changes = list_host_key_changes(row)
+        return self.json_response(representations.NodeHostKeys.compose(node=row, keys=keys, changes=changes))
+
+
+class NodeScriptView(AdminView):
+    @_admin(
+        "nodes_setup_script",
+        "Get the script that sets up a node again",
+        response=representations.NodeScript,
+        query=NodeScriptQuery,
+        error_statuses=(409,),
+        detail="Such as after a reinstallation. It contains public keys and the agent, and no secret.",
+    )
+    def get(self, request: Request, node: str) -> HttpResponse:
+        row = _get_node(self.user, node)
+        script = get_node_script(self.user, row, engine=self.query["engine"])
+        return self.json_response(representations.NodeScript.compose(script=script))
+
+
 ROUTES = [
     *NODE_ACTIONS,
+    path("nodes/<slug:node>/host-keys/", NodeHostKeysView.as_view()),
+    path("nodes/<slug:node>/setup-script/", NodeScriptView.as_view()),
     RETURN_GPU,
     path("nodes/<slug:node>/operations/<slug:operation_id>/", NodeOperationView.as_view()),
     path("rollouts/", AgentRolloutsView.as_view()),

@@ -15,7 +15,7 @@ from django.db.models import QuerySet
 from rest_framework import serializers
 
 from portal.api.framework.responses import ResponseSerializer
-from portal.api.serializers.references import Reference
+from portal.api.serializers.references import Reference, UserReference
 from portal.domain.node_breaker import BreakerState, IncidentKind
 from portal.domain.node_operations import OperationKind, RolloutStatus
 from portal.domain.states import GpuHealth, GpuState, NodeState, RuntimeKind
@@ -190,6 +190,9 @@ class Node(Reference):
     reachable = serializers.BooleanField()
     unreachable_since = serializers.DateTimeField(allow_null=True)
     status_message = serializers.CharField(allow_blank=True)
+    unreachable_code = serializers.CharField(
+        allow_blank=True, help_text="Such as `host_key_mismatch`; blank if reachable or unknown."
+    )
     breaker = NodeBreaker(source="*")
     clock_skew_s = serializers.FloatField(
         allow_null=True,
@@ -272,6 +275,49 @@ class ReturningNode(Node):
         allow_null=True,
         help_text="The check that decides, under operations/; null if the node is already in service.",
     )
+
+
+class HostKey(ResponseSerializer):
+    """A public key of a node's sshd."""
+
+    key_type = serializers.CharField(help_text="Such as ssh-ed25519.")
+    fingerprint = serializers.CharField(help_text="SHA256 fingerprint as `ssh-keygen -l` prints it.")
+
+
+class HostKeyChange(ResponseSerializer):
+    """A confirmation of a new host key."""
+
+    old_type = serializers.CharField()
+    old_fingerprint = serializers.CharField()
+    new_type = serializers.CharField()
+    new_fingerprint = serializers.CharField()
+    actor = UserReference(allow_null=True, help_text="Who confirmed it; null if the account was removed.")
+    reason = serializers.CharField()
+    changed_at = serializers.DateTimeField()
+
+
+class NodeHostKeys(ResponseSerializer):
+    """The address of a node, its confirmed host key, and the one that it presents now."""
+
+    host = serializers.CharField(source="node.host")
+    port = serializers.IntegerField(source="node.port")
+    known = HostKey(source="keys.known", help_text="Every connection is pinned to it.")
+    presented = HostKey(
+        source="keys.presented", allow_null=True, help_text="null if none could be read; see `problem`."
+    )
+    problem = serializers.CharField(
+        source="keys.problem", allow_blank=True, help_text="Why no key could be read."
+    )
+    changed = serializers.BooleanField(
+        source="keys.changed", help_text="The presented key is not the confirmed one."
+    )
+    changes = HostKeyChange(many=True, help_text="The latest confirmations, newest first.")
+
+
+class NodeScript(ResponseSerializer):
+    """The script that sets up a node."""
+
+    script = serializers.CharField(help_text="POSIX shell; run it as root on the node.")
 
 
 class OperationStep(ResponseSerializer):

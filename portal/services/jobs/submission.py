@@ -165,7 +165,7 @@ def _preferred_nodes_error(request: JobRequest) -> str | None:
         return _("Name a node for each of the {tasks} tasks; there are {count} names.").format(
             tasks=request.tasks, count=len(names)
         )
-    rows = Node.objects.filter(name__in=names).select_related("pool")
+    rows = Node.objects.exclude(state=NodeState.RETIRED.value).filter(name__in=names).select_related("pool")
     pools = {node.name: node.pool for node in rows}
     if unknown := next((name for name in names if name not in pools), None):
         return _("There is no node {unknown}.").format(unknown=unknown)

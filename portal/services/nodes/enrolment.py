@@ -33,7 +33,7 @@ from portal.models import ClusterSettings, Node, NodeOperation, NodePool, User
 from portal.outbox import enqueue_task
 from portal.selectors.nodes.agent_version import bundled_agent
 from portal.services.encryption import DecryptionError, EncryptionContext, decrypt, encrypt
-from portal.services.nodes.nodes import do_create_node, validate_host
+from portal.services.nodes.nodes import do_create_node, require_ssh, validate_host
 from portal.valkey.client import valkey_client
 
 log = logging.getLogger(__name__)
@@ -111,12 +111,22 @@ def get_script(host: str, *, engine: str = "auto", runtime: str = "podman", acco
 
     Containers there may not connect to this machine's address on the route to ``host``.
     """
-    choices = check_choices(engine=engine, runtime=runtime, account=account)
+    choices, agent = check_choices(engine=engine, runtime=runtime, account=account), bundled_agent()
     public = {name: read_public_key(key_path(settings.KEY_DIR, name)) for name in PURPOSES}
     cluster = ClusterSettings.objects.get(id=1).cluster_id
     options = replace(choices, denied_networks=_portal_addresses(host))
     with _refusing():
-        return enrolment_script(cluster, PublicKeys(**public), bundled_agent().signed, options)
+        return enrolment_script(cluster, PublicKeys(**public), agent.signed, options)
+
+
+def get_node_script(actor: User, node: Node, *, engine: str = "auto") -> str:
+    """Return the script that sets up a known node again, such as after a reinstallation.
+
+    Raise Conflict for a node that is retired or not reached over SSH.
+    """
+    require_permission(actor, Permission.CHANGE, node)
+    require_ssh(node)
+    return get_script(node.host, engine=engine, runtime=node.runtime, account=node.ssh_user)
 
 
 def check_choices(*, engine: str, runtime: str, account: str) -> EnrolmentOptions:

@@ -38,7 +38,7 @@ from portal.services.lifecycle import elastic, job_control
 from portal.services.names import atomic_unique, check_name
 from portal.services.nodes import gpus
 from portal.services.nodes.gang_fabric import update_missing_requirements
-from portal.services.nodes.operations import record_operation_finished, request_operation
+from portal.services.nodes.operations import CONNECT, record_operation_finished, request_operation
 from portal.services.notices.write import notify_users_of_nodes
 
 HOST_KEY_PATTERN = re.compile(r"[a-z0-9@.-]{1,64} [A-Za-z0-9+/]{4,1900}={0,2}")
@@ -82,12 +82,7 @@ def do_create_node(
     check_name(name)
     wrong: dict[str, str] = {}
     if link is NodeTransport.SSH:
-        try:
-            validate_host(host)
-        except InvalidRequest as refusal:
-            wrong |= refusal.fields
-        if not 1 <= port <= 65_535:
-            wrong["port"] = _("Must be between 1 and 65535.")
+        wrong |= check_address(host, port)
         try:
             check_account(ssh_user)
         except EnrolmentError as fault:
@@ -110,8 +105,20 @@ def do_create_node(
         )
         after = {"name": name, "pool": pool.name, "host": host, "port": port, "host_key": host_key}
         record_action(actor, "node.create", node, after=after)
-        notify_node(node.public_id, "connect")
+        notify_node(node.public_id, CONNECT)
     return node
+
+
+def check_address(host: str, port: int) -> dict[str, str]:
+    """Return what is wrong with the address of an sshd, by field."""
+    wrong: dict[str, str] = {}
+    try:
+        validate_host(host)
+    except InvalidRequest as refusal:
+        wrong |= refusal.fields
+    if not 1 <= port <= 65_535:
+        wrong["port"] = _("Must be between 1 and 65535.")
+    return wrong
 
 
 def validate_host(host: str) -> None:
@@ -132,6 +139,7 @@ def do_set_node_state(actor: User, node: Node, state: NodeState, *, reason: str 
     require_permission(actor, Permission.CHANGE, node)
     with transaction.atomic():
         row = Node.objects.select_for_update(no_key=True).get(pk=node.pk)
+        require_not_retired(row)
         NodeOperation.objects.filter(node=row, uncordon_on_success=True, finished_at__isnull=True).update(
             uncordon_on_success=False
         )
@@ -172,6 +180,7 @@ def do_uncordon_node(
         return None
     with transaction.atomic():
         row = Node.objects.select_for_update(no_key=True).get(pk=node.pk)
+        require_not_retired(row)
         _require_connected_once(row)
         if row.state == NodeState.READY.value:
             return None
@@ -186,6 +195,24 @@ def do_uncordon_node(
         check.save(update_fields=["actor", "uncordon_on_success", "reason"])
         record_action(actor, "node.uncordon", row, after={"check": check.public_id}, reason=reason)
     return check
+
+
+def require_not_retired(node: Node) -> None:
+    """Raise Conflict for a retired node: its name and address may belong to another one."""
+    if node.state == NodeState.RETIRED.value:
+        message = _("{name} is retired; add the machine again.").format(name=node.name)
+        raise Conflict(message, code="node_retired")
+
+
+def require_ssh(node: Node) -> None:
+    """Raise Conflict for a node that is retired or not reached over SSH."""
+    require_not_retired(node)
+    if node.transport != NodeTransport.SSH.value:
+        message = _("{name} is this machine; it is not reached over SSH.").format(name=node.name)
+        raise Conflict(message, code="not_over_ssh")
+    if not node.host_key:
+        message = _("No host key of {name} was ever confirmed; add the machine again.").format(name=node.name)
+        raise Conflict(message, code="no_host_key")
 
 
 def _require_connected_once(node: Node) -> None:
@@ -230,7 +257,7 @@ def record_hello(node_id: int, agent_info: dict[str, Any], *, received_s: float)
         node = _lock_with_pool(node_id)
         rebooted = bool(node.boot_id) and node.boot_id != agent_info["boot_id"]
         if rebooted:
-            _end_tasks(node, EndReason.NODE_REBOOTED, "rebooted")
+            _end_tasks(node, EndReason.NODE_REBOOTED, "rebooted", _reinstallation_message(node))
         node.boot_id = agent_info["boot_id"]
         node.agent_info = agent_info
         update_missing_requirements(node, node.pool)
@@ -242,12 +269,15 @@ def record_hello(node_id: int, agent_info: dict[str, Any], *, received_s: float)
         if not silent:
             node.simulated = any(gpu.get("simulated") for gpu in agent_info["gpus"])
         _mark_seen(node)
-        if node.addresses is None:
+        if node.addresses is None or node.next_hello_is_first:
             node.addresses = reported_addresses(agent_info)
         if node.state == NodeState.ENROLLING.value:
             node.state = NodeState.READY.value
             record_action(None, "node.ready", node, after={"gpus": len(agent_info["gpus"])})
             request_operation(node, OperationKind.PREFLIGHT)
+        elif node.next_hello_is_first:
+            request_operation(node, OperationKind.PREFLIGHT)
+        node.next_hello_is_first = False
         node.save()
         if silent:
             gpus.record_driver_unresponsive(node, silent)
@@ -258,6 +288,14 @@ def record_hello(node_id: int, agent_info: dict[str, Any], *, received_s: float)
         publish_on_commit("cluster", {"kind": "node", "node": node.public_id, "state": node.state})
         trigger_cycle("node")
     return rebooted
+
+
+def _reinstallation_message(node: Node) -> str | None:
+    """Return why its tasks ended, if its host key was changed since it was last seen."""
+    changes = node.host_key_changes.all()
+    if node.last_seen_at is not None:
+        changes = changes.filter(changed_at__gt=node.last_seen_at)
+    return stored_text(f"The node {node.name} was reinstalled while it ran.") if changes.exists() else None
 
 
 def record_preflight_finished(operation_id: int, ok: bool) -> None:
@@ -361,7 +399,10 @@ def record_contact(
         for name, value in reported.items():
             setattr(node, name, value)
         node.save(
-            update_fields=["reachable", "unreachable_since", "status_message", "last_seen_at", *reported]
+            update_fields=[
+                *("reachable", "unreachable_since", "unreachable_code", "status_message", "last_seen_at"),
+                *reported,
+            ]
         )
         if back:
             publish_on_commit("cluster", {"kind": "node", "node": node.public_id, "state": node.state})
@@ -369,15 +410,18 @@ def record_contact(
     record_disk_full(node_id, disk_full_message)
 
 
-def record_unreachable(node_id: int, message: str) -> None:
-    """Mark the node unreachable, an overlay: its jobs keep running and keep their GPUs (I6)."""
+def record_unreachable(node_id: int, message: str, code: str = "") -> None:
+    """Mark the node unreachable, an overlay: its jobs keep running and keep their GPUs (I6).
+
+    ``code`` is that of the error that keeps it unreachable, as far as one is known.
+    """
     with transaction.atomic():
         node = Node.objects.select_for_update(no_key=True).get(pk=node_id)
-        changed = node.reachable or node.status_message != message[:1000]
+        changed = node.reachable or node.status_message != message[:1000] or node.unreachable_code != code
         node.reachable = False
         node.unreachable_since = node.unreachable_since or timezone.now()
-        node.status_message = message[:1000]
-        node.save(update_fields=["reachable", "unreachable_since", "status_message"])
+        node.status_message, node.unreachable_code = message[:1000], code
+        node.save(update_fields=["reachable", "unreachable_since", "unreachable_code", "status_message"])
         if changed:
             publish_on_commit(
                 "cluster", {"kind": "node", "node": node.public_id, "problem": node.status_message}
@@ -390,7 +434,8 @@ def _lock_with_pool(node_id: int) -> Node:
 
 
 def _mark_seen(node: Node) -> None:
-    node.reachable, node.unreachable_since, node.status_message = True, None, ""
+    node.reachable, node.unreachable_since = True, None
+    node.unreachable_code, node.status_message = "", ""
     node.last_seen_at = timezone.now()
 
 
@@ -408,11 +453,12 @@ def _set_state(actor: User | None, row: Node, state: NodeState, reason: str) -> 
     trigger_cycle("node")
 
 
-def _end_tasks(node: Node, reason: EndReason, proof: str) -> int:
+def _end_tasks(node: Node, reason: EndReason, proof: str, message: str | None = None) -> int:
+    """End the tasks that were started there, on this proof, and return their number."""
     tasks = Task.objects.filter(node=node, container_removed=False, attempt__state__in=LIVE_ATTEMPT_STATES)
     # unsent starts cannot be lost with the node; they are sent later
     ids = list(tasks.filter(attempt__start_sent_at__isnull=False).values_list("pk", flat=True))
-    message = end_message(reason, node=node.name)
+    message = message or end_message(reason, node=node.name)
     job_control.record_tasks_ended(
         [job_control.TaskEnd(task, reason, message=message, proof=proof) for task in ids]
     )

@@ -23,6 +23,7 @@ from portal.domain.node_operations import (
     FULL_DISK_GC_INTERVAL_S,
     OPERATION_TIMEOUT_S,
     OPERATION_TITLES,
+    OWN_CONNECTION_TIMEOUT_S,
     OperationKind,
     RolloutStatus,
     startable_count,
@@ -39,6 +40,8 @@ from portal.services.audit import record_action
 
 OPERATIONS = "orders"
 """The verb that notifies a node's actor of due operations."""
+CONNECT = "connect"
+"""The verb that has a node's actor connect at once, with the present name, address and host key of the node."""
 
 
 # -- for administrators ----------------------------------------------------------------------------
@@ -205,7 +208,8 @@ def delete_old_operations() -> None:
 
 
 def fail_overdue_operations() -> None:
-    """Fail operations that are not finished in time: the node does not answer, or no actor executed them."""
+    """Fail operations that are not finished in time: the node does not answer, or no process executed them."""
+    _fail_lost_operations()
     late = NodeOperation.objects.filter(
         _is_due(), dispatched_at__lt=Now() - dt.timedelta(seconds=OPERATION_TIMEOUT_S)
     )
@@ -225,6 +229,22 @@ def fail_overdue_operations() -> None:
         record_operation_finished(check.pk, ok=False)
 
 
+def _fail_lost_operations() -> None:
+    """Fail operations of a process that ended meanwhile, or whose message was lost."""
+    since = Now() - dt.timedelta(seconds=OWN_CONNECTION_TIMEOUT_S)
+    kinds = [kind.value for kind in OperationKind if kind not in CONTROL_CHANNEL_OPERATIONS]
+    lost = NodeOperation.objects.filter(kind__in=kinds, finished_at__isnull=True, started_at__lt=since)
+    for operation in lost:
+        record_operation_step(
+            operation.public_id,
+            name=OPERATION_TITLES[OperationKind(operation.kind)],
+            ok=False,
+            message=stored_text("It was interrupted; start it again."),
+            seconds=OWN_CONNECTION_TIMEOUT_S,
+        )
+        record_operation_finished(operation.pk, ok=False)
+
+
 def record_operation_step(operation_id: str, *, name: str, ok: bool, message: str, seconds: float) -> None:
     """Add a step of a connection test, for the page that waits."""
     with transaction.atomic():
@@ -235,12 +255,14 @@ def record_operation_step(operation_id: str, *, name: str, ok: bool, message: st
 
 
 def record_connection_test_finished(operation_id: str, ok: bool) -> None:
-    """Record the result; after a success the node's actor connects now."""
+    """Record the result, unless it is overdue; after a success the node's actor connects now."""
     with transaction.atomic():
         check = _lock_operation(public_id=operation_id)
+        if check.finished_at is not None:
+            return
         _finish(check, ok)
         if ok:
-            notify_node(check.node.public_id, "connect")
+            notify_node(check.node.public_id, CONNECT)
 
 
 def _lock_operation(**key: Any) -> NodeOperation:

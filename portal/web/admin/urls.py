@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.urls import path
 
 from portal.web.admin import audit
-from portal.web.admin.nodes import alerts, node_operations, nodes, recovery, topologies
+from portal.web.admin.nodes import alerts, identity, node_operations, nodes, recovery, topologies
 from portal.web.admin.projects import projects, quotas, users, webhooks
 from portal.web.admin.resources import announcements, environments, failure_rules, registries, volumes
 from portal.web.admin.scheduling import policy, reservations, scheduler
@@ -37,6 +37,10 @@ urlpatterns = [
     path("invitations/<slug:public_id>/revoke/", users.revoke_invitation, name="revoke-invitation"),
     path("nodes/add/", nodes.add_node, name="add-node"),
     path("nodes/<slug:public_id>/test/", nodes.test_node, name="test-node"),
+    path("nodes/<slug:public_id>/enrol/", identity.enrol_node, name="enrol-node"),
+    path("nodes/<slug:public_id>/host-key/", identity.host_key, name="node-host-key"),
+    path("nodes/<slug:public_id>/rename/", identity.rename_node, name="rename-node"),
+    path("nodes/<slug:public_id>/move/", identity.move_node, name="move-node"),
     path(
         "nodes/<slug:public_id>/gpus/<str:uuid>/return-to-service/",
         node_operations.return_gpu_to_service,

@@ -138,6 +138,8 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
             active_views=(
                 "node",
                 "add-node",
+                "enrol-node",
+                "node-host-key",
                 "node-operation",
                 "test-node",
                 "set-labels",

@@ -16,7 +16,7 @@ from portal.errors import InvalidRequest
 from portal.models import Node, NodePool, User
 from portal.services.nodes import enrolment, nodes, operations
 from portal.web.display.formatting import parse_whole_number
-from portal.web.views import action, find_row, form_page, render_form
+from portal.web.views import action, find_row, form_page, refusals_as_messages, render_form
 
 if TYPE_CHECKING:
     pass
@@ -38,7 +38,7 @@ def add_node(request: HttpRequest, user: User) -> HttpResponse:
     if request.method == "GET":
         return _form(request, values)
     try:
-        port = _port(values["port"])
+        port = parse_port(values["port"])
         if not values.get("host"):
             raise InvalidRequest(fields={"host": _("Enter the host name or address of the machine.")})
         choices = {name: values[name] for name in ("engine", "runtime", "account")}
@@ -65,7 +65,12 @@ def add_node(request: HttpRequest, user: User) -> HttpResponse:
 
 @action(AccessPolicy.ADMIN)
 def test_node(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
-    return _enroll(request, user, find_row(Node.objects, public_id=public_id), DEFAULTS["engine"])
+    """Test the connection of a node; with a sudo login, set it up before."""
+    node = find_row(Node.objects, public_id=public_id)
+    answer: HttpResponse = redirect("enrol-node", public_id)
+    with refusals_as_messages(request):
+        answer = _enroll(request, user, node, request.POST.get("engine", DEFAULTS["engine"]))
+    return answer
 
 
 # -- internal --------------------------------------------------------------------------------------
@@ -82,7 +87,8 @@ def _enroll(request: HttpRequest, user: User, node: Node, engine: str) -> HttpRe
     return redirect("node-operation", node.public_id, check.public_id)
 
 
-def _port(text: str) -> int:
+def parse_port(text: str) -> int:
+    """Raise InvalidRequest for a text that is no port."""
     port = parse_whole_number(text)
     if port is None or not 1 <= port <= 65_535:
         raise InvalidRequest(fields={"port": _("Must be between 1 and 65535.")})
