@@ -17,9 +17,11 @@ _django_app = get_asgi_application()
 
 from portal.api.monitoring.health import HEALTHZ_PATH, send_healthz  # noqa: E402
 from portal.database.pool_middleware import enable_pooling  # noqa: E402
+from portal.database.schema_version import check_service_start  # noqa: E402
 from portal.live.websocket.consumer import websocket_app  # noqa: E402
 from portal.request_timeout import RequestTimeoutApp  # noqa: E402
 
+check_service_start()
 enable_pooling()
 _http_app = RequestTimeoutApp(_django_app)
 

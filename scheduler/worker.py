@@ -11,7 +11,7 @@ import threading
 from typing import Any
 
 import django
-from celery import bootsteps
+from celery import bootsteps, signals
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from portal.config.celery import app
@@ -22,6 +22,7 @@ connections.settings[DEFAULT_DB_ALIAS]["OPTIONS"] |= {"server_side_binding": Tru
 
 from agents.connect_limiter import SWITCH_INTERVAL_S  # noqa: E402
 from portal.database.pool_middleware import enable_pooling  # noqa: E402
+from portal.database.schema_version import check_service_start  # noqa: E402
 from scheduler import tasks  # noqa: E402 - models need Django to be ready
 from scheduler.nodes.actor_supervisor import ACTOR_SUPERVISOR  # noqa: E402
 from scheduler.what_if import send_heartbeats  # noqa: E402
@@ -108,6 +109,11 @@ class AskStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self._stopping.set()
 
 
+def _check_database(**_: Any) -> None:
+    check_service_start()
+
+
+signals.worker_init.connect(_check_database)
 app.steps["worker"].update([NodesStep, AskStep])
 
 for chatty in ("celery.app.trace", "celery.worker.strategy", "celery.beat"):

@@ -12,6 +12,7 @@ import uvicorn
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.config.settings")
 django.setup()
 
+from portal.database.schema_version import check_service_start  # noqa: E402
 from portal.gateway.app import Gateway  # noqa: E402
 from portal.gateway.protocol.http_protocol import GatewayHttpProtocol  # noqa: E402
 from portal.gateway.proxy.websocket_protocol import RawWebSocketProtocol  # noqa: E402
@@ -26,6 +27,7 @@ def main() -> None:
     options.add_argument("--tls-cert")
     options.add_argument("--tls-key")
     chosen = options.parse_args()
+    check_service_start()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     # a browser's socket to an SSH node takes four descriptors
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -10,6 +10,7 @@ from django.db.utils import OperationalError
 from agents.keys import cluster_of_keys, missing_keys
 from portal.config import variables
 from portal.database.roles import as_owner
+from portal.database.schema_version import check_schema
 from portal.standalone.data_dir import DataDir
 from portal.standalone.errors import StartError, database_refused
 
@@ -49,6 +50,7 @@ def check_same_cluster(folder: DataDir) -> None:
 def _cluster_of_database() -> str:
     """Return the id of the cluster, or blank for a database that is new."""
     try:
+        check_schema()
         with as_owner(), connection.cursor() as cursor:
             cursor.execute("SELECT to_regclass('portal_clustersettings')")
             if cursor.fetchone()[0] is None:

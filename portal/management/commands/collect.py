@@ -10,6 +10,7 @@ from typing import Any
 from django.core.management.base import BaseCommand
 
 from agents.connect_limiter import SWITCH_INTERVAL_S
+from portal.database.schema_version import check_service_start
 from portal.live.collector.collector import Collector
 
 
@@ -17,6 +18,7 @@ class Command(BaseCommand):
     help = "Collects live samples and logs from every node."
 
     def handle(self, *args: Any, **options: Any) -> None:
+        check_service_start()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         asyncio.run(_collect())
 

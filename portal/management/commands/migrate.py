@@ -9,6 +9,7 @@ from django.core.management.commands import migrate
 from django.db import OperationalError
 
 from portal.database.roles import as_owner, grant_service_privileges, take_over_tables
+from portal.database.schema_version import UnknownSchemaError, check_schema, is_newer, write_version
 from portal.database.unfinished_restore import UnfinishedRestore, is_restoring
 from portal.standalone.errors import StartError
 from portal.standalone.tracking_tables import migrate_tracking_tables
@@ -20,7 +21,7 @@ class Command(migrate.Command):
         try:
             with as_owner():
                 return super().execute(*args, **options)
-        except StartError as refused:
+        except (StartError, UnknownSchemaError) as refused:
             raise CommandError(str(refused)) from refused
         except OperationalError as refused:
             if isinstance(refused.__cause__, UnfinishedRestore):
@@ -28,11 +29,16 @@ class Command(migrate.Command):
             raise
 
     def handle(self, *args: Any, **options: Any) -> None:
+        check_schema()
         if options["plan"] or options["check_unapplied"]:
             super().handle(*args, **options)
+            return
+        if is_newer():  # and allows this version: its tables and privileges stay as they are
+            self.stdout.write("The database was migrated by a newer version, which this one can use.")
             return
         take_over_tables()
         super().handle(*args, **options)
         migrate_tracking_tables()
+        write_version()
         if not is_restoring():  # at its end, a restore grants them itself
             grant_service_privileges()

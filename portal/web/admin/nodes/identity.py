@@ -67,12 +67,12 @@ def move_node(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     """Test the connection at the posted address and show the steps; the address is saved if it succeeds."""
     node = find_row(Node.objects, public_id=public_id)
     values = posted_values(request, "host", "port", "reason")
-    answer = redirect("node", public_id)
+    shown: tuple[str, ...] = ("node", public_id)
     with refusals_as_messages(request):
         port = parse_port(values["port"])
         operation = identity.do_move_node(user, node, host=values["host"], port=port, reason=values["reason"])
-        answer = redirect("node-operation", public_id, operation.public_id)
-    return answer
+        shown = ("node-operation", public_id, operation.public_id)
+    return redirect(*shown)
 
 
 @page(AccessPolicy.ADMIN)

@@ -67,10 +67,10 @@ def add_node(request: HttpRequest, user: User) -> HttpResponse:
 def test_node(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     """Test the connection of a node; with a sudo login, set it up before."""
     node = find_row(Node.objects, public_id=public_id)
-    answer: HttpResponse = redirect("enrol-node", public_id)
+    answer: HttpResponse | None = None
     with refusals_as_messages(request):
         answer = _enroll(request, user, node, request.POST.get("engine", DEFAULTS["engine"]))
-    return answer
+    return answer or redirect("enrol-node", public_id)
 
 
 # -- internal --------------------------------------------------------------------------------------
