@@ -180,7 +180,7 @@ def _add_node_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     subcommands = group.add_subparsers(required=True, metavar="COMMAND")
 
     def add(name: str, act: Command, text: str) -> argparse.ArgumentParser:
-        command = subcommands.add_parser(
+        command: argparse.ArgumentParser = subcommands.add_parser(
             name, help=text, description=text, parents=[common], allow_abbrev=False
         )
         command.set_defaults(act=lambda given: act(Fairway(timeout_s=given.timeout), given))

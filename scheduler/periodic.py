@@ -8,7 +8,6 @@ import logging
 from django.db import transaction
 from django.db.models import F
 from django.db.models.functions import Now
-from django.utils import timezone
 
 from portal.domain.formatting import format_duration
 from portal.domain.reasons import EndReason, end_message
@@ -17,24 +16,16 @@ from portal.domain.states import AttemptState, JobKind, NodeState
 from portal.domain.stored_texts import stored_text
 from portal.models import (
     Attempt,
-    BrowserSession,
-    Cycle,
-    EngineQuery,
-    Forecast,
     Node,
     OutboxMessage,
-    QuotaReplay,
-    ScheduleRun,
     Task,
 )
 from portal.outbox import send_outbox_rows
 from portal.selectors.jobs.time_limits import attempts_with_limit
 from portal.services.cluster import recovery, reservations
-from portal.services.idempotency import delete_expired_keys
 from portal.services.jobs import stalls, time_limits
 from portal.services.jobs.code_archives import delete_unused_archives
 from portal.services.jobs.dependencies import cancel_dependents
-from portal.services.jobs.files import delete_old_file_requests
 from portal.services.jobs.logs import delete_expired_logs
 from portal.services.lifecycle import job_control
 from portal.services.nodes import network_links, nodes, operations, quarantine
@@ -44,10 +35,10 @@ from portal.services.projects.data_set_sizes import repair_measurements
 from portal.services.projects.quota_additions import record_ended_additions
 from portal.services.user_requests import expire_requests
 from portal.services.workspaces.secret_replacement import request_replacements
-from portal.services.workspaces.terminals import delete_old_terminals
 from scheduler import clock
 from scheduler.failed_cycles import delete_old_failed_cycles
-from scheduler.forecast.forecast_store import RETENTION, score_started
+from scheduler.forecast.forecast_store import score_started
+from scheduler.retention import delete_expired_rows
 
 log = logging.getLogger(__name__)
 
@@ -57,11 +48,6 @@ UNSENT_AFTER_S = 20
 GANG_NODE_WAIT_S = 20
 """A gang waits this long for an unreachable node before its prepared tasks are stopped."""
 OUTBOX_AFTER_S = 1
-OUTBOX_RETENTION = dt.timedelta(hours=1)
-CYCLE_RETENTION = dt.timedelta(days=14)
-QUERY_RETENTION = dt.timedelta(hours=1)
-SCHEDULE_RUN_RETENTION = dt.timedelta(days=180)
-MAX_DELETED = 20_000
 
 
 def run_periodic_pass() -> None:
@@ -210,27 +196,11 @@ def send_outbox() -> int:
 
 
 def delete_old_rows() -> None:
-    """Delete expired rows, a bounded number per pass; none for an hour after the clock was set forward."""
+    """Delete expired rows and files, a bounded number per pass; none for an hour after the clock was set forward."""
     if clock.is_doubtful():
         return
-    now = timezone.now()
-    for rows in (
-        OutboxMessage.objects.filter(sent_at__lt=now - OUTBOX_RETENTION),
-        Cycle.objects.filter(started_at__lt=now - CYCLE_RETENTION),
-        Forecast.objects.filter(made_at__lt=now - RETENTION),
-        QuotaReplay.objects.filter(created_at__lt=now - CYCLE_RETENTION),
-        EngineQuery.objects.filter(asked_at__lt=now - QUERY_RETENTION),
-        ScheduleRun.objects.filter(due_at__lt=now - SCHEDULE_RUN_RETENTION),
-    ):
-        ids = list(rows.order_by("pk").values_list("pk", flat=True)[:MAX_DELETED])
-        rows.model._default_manager.filter(pk__in=ids).delete()
-    BrowserSession.objects.filter(expire_date__lt=now).delete()
+    delete_expired_rows()
     delete_old_failed_cycles()
-    quarantine.delete_old_incidents()
-    operations.delete_old_operations()
-    delete_expired_keys()
-    delete_old_terminals()
-    delete_old_file_requests()
     delete_unused_archives()
     delete_expired_logs()
     delete_old_notices()

@@ -23,6 +23,7 @@ connections.settings[DEFAULT_DB_ALIAS]["OPTIONS"] |= {"server_side_binding": Tru
 from agents.connect_limiter import SWITCH_INTERVAL_S  # noqa: E402
 from portal.database.pool_middleware import enable_pooling  # noqa: E402
 from portal.database.schema_version import check_service_start  # noqa: E402
+from portal.domain.cycle_metrics import CYCLE_EVERY_S  # noqa: E402
 from scheduler import tasks  # noqa: E402 - models need Django to be ready
 from scheduler.nodes.actor_supervisor import ACTOR_SUPERVISOR  # noqa: E402
 from scheduler.what_if import send_heartbeats  # noqa: E402
@@ -31,10 +32,10 @@ __all__ = ["app", "tasks"]
 
 DATABASE_CHECKOUT_LIMIT_S = 10.0
 """How long a thread of worker-nodes waits for a database connection; longer than a web request may."""
-CYCLE_EVERY_S = 5.0
 PERIODIC_EVERY_S = 5.0
 OUTBOX_EVERY_S = 2.0
 TRIM_EVERY_S = 600.0
+MEASURE_EVERY_S = 60.0
 FORECAST_EVERY_S = 20.0
 IDLE_EVERY_S = 20.0
 DEMO_EVERY_S = 20.0
@@ -53,6 +54,7 @@ app.conf.beat_schedule = {
         ("cycle", "scheduler.cycle", CYCLE_EVERY_S, "cycle"),
         ("periodic", "scheduler.periodic", PERIODIC_EVERY_S, "nodes"),
         ("outbox", "scheduler.outbox", OUTBOX_EVERY_S, "nodes"),
+        ("measure-portal", "scheduler.measure_portal", MEASURE_EVERY_S, "nodes"),
         ("trim", "scheduler.trim", TRIM_EVERY_S, "nodes"),
         ("forecast", "scheduler.forecast", FORECAST_EVERY_S, "replay"),
         ("idle", "scheduler.idle", IDLE_EVERY_S, "nodes"),

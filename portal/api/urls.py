@@ -47,7 +47,7 @@ from portal.api.jobs import (
     templates,
     workspaces,
 )
-from portal.api.monitoring import health, metrics
+from portal.api.monitoring import health, metrics, portal_health
 from portal.api.projects import (
     code,
     data_sets,
@@ -130,6 +130,7 @@ V1: list[URLPattern | URLResolver] = [
     path("volumes/", volumes.VolumesView.as_view()),
     path("volumes/<slug:volume>/", volumes.VolumeView.as_view()),
     *recovery.ROUTES,
+    path("portal-health/", portal_health.PortalHealthView.as_view()),
     path("scheduler/", scheduler.SchedulerView.as_view()),
     path("scheduler/failed-cycles/", scheduler.FailedCyclesView.as_view()),
     path("scheduler/failed-cycles/<slug:cycle>/", scheduler.FailedCycleView.as_view()),

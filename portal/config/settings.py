@@ -271,6 +271,7 @@ TERMINAL_IDLE_S = variables.TERMINAL_IDLE_MIN.read() * 60
 SUPPORT_ADDRESS = variables.SUPPORT_ADDRESS.read()
 """The mail address of "Ask for help" on a job's page; blank: no mail button."""
 LOG_RETENTION_DAYS = variables.LOG_RETENTION_DAYS.read()
+BACKUP_ALERT_HOURS = variables.BACKUP_ALERT_HOURS.read()
 """Logs of jobs that ended more days ago are removed; 0 keeps them forever."""
 
 SMTP_URL = variables.SMTP_URL.read()

@@ -369,6 +369,10 @@ LOG_RETENTION_DAYS = Variable(
     "FAIRWAY_LOG_RETENTION_DAYS", _days, 0,
     "logs are deleted this many days after the end of their job; `0`: never", "`0`", WORKER_NODES,
 )  # fmt: skip
+BACKUP_ALERT_HOURS = Variable(
+    "FAIRWAY_BACKUP_ALERT_HOURS", partial(_number, 0, 87_600, "hours"), 48,
+    "administrators are warned when the last backup is older; `0`: never", "`48`", WORKER_NODES,
+)  # fmt: skip
 SUPPORT_ADDRESS = Variable(
     "FAIRWAY_SUPPORT_ADDRESS", _mail_address, "", "mail address of *Ask for help* on the page of a job", readers=WEB,
 )  # fmt: skip

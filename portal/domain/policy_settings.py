@@ -55,6 +55,9 @@ PRICE_CURRENCY = "price_currency"
 GRID_CO2 = "grid_co2_g_per_kwh"
 CODE_SIZE_LIMIT = "code_size_limit_mib"
 NOTICE_RETENTION = "notice_retention_days"
+METRICS_RETENTION = "metrics_retention_days"
+CYCLE_RETENTION = "cycle_retention_days"
+FORECAST_RETENTION = "forecast_retention_days"
 WEBHOOK_PRIVATE_ADDRESSES = "webhook_private_addresses"
 
 _DECISION_NUMBERS = (
@@ -469,6 +472,34 @@ _OTHER_NUMBERS = (
         90,
         "Age at which notices that their users have read are deleted, in days; default 90. Raise it if users look "
         "for old notices.",
+        per_pool=False,
+    ),
+    NumberSetting(
+        METRICS_RETENTION,
+        "days",
+        7,
+        3_650,
+        90,
+        "Age at which the metrics of nodes are deleted, in days; default 90. Usage and reports of jobs are kept. "
+        "Lower it if the database becomes too large.",
+        per_pool=False,
+    ),
+    NumberSetting(
+        CYCLE_RETENTION,
+        "days",
+        1,
+        3_650,
+        14,
+        "Age at which the records of scheduling cycles and the replays of quotas are deleted, in days; default 14.",
+        per_pool=False,
+    ),
+    NumberSetting(
+        FORECAST_RETENTION,
+        "days",
+        30,
+        3_650,
+        90,
+        "Age at which forecasts of starts are deleted, in days; default 90. Their accuracy is computed from 30 days.",
         per_pool=False,
     ),
     NumberSetting(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import resource
+from pathlib import Path
 
 import django
 import uvicorn
@@ -14,6 +15,7 @@ django.setup()
 
 from portal.database.schema_version import check_service_start  # noqa: E402
 from portal.gateway.app import Gateway  # noqa: E402
+from portal.gateway.certificates import report_no_certificate, watch_certificate  # noqa: E402
 from portal.gateway.protocol.http_protocol import GatewayHttpProtocol  # noqa: E402
 from portal.gateway.proxy.websocket_protocol import RawWebSocketProtocol  # noqa: E402
 
@@ -31,7 +33,7 @@ def main() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     # a browser's socket to an SSH node takes four descriptors
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    uvicorn.run(
+    config = uvicorn.Config(
         Gateway(),
         host=chosen.bind,
         port=chosen.port,
@@ -51,6 +53,13 @@ def main() -> None:
         timeout_keep_alive=75,
         timeout_graceful_shutdown=3,
     )
+    config.load()
+    if config.ssl is not None:
+        key = chosen.tls_key or chosen.tls_cert
+        watch_certificate(config.ssl, Path(chosen.tls_cert), Path(key), config.ssl_ciphers)
+    else:
+        report_no_certificate()
+    uvicorn.Server(config).run()
 
 
 if __name__ == "__main__":

@@ -98,6 +98,11 @@ class Cycle(models.Model):
     class Meta:
         indexes = [models.Index(fields=["-id"], name="cycle_newest")]
 
+    @property
+    def seconds(self) -> float:
+        """Return its duration until the plan was committed."""
+        return (self.snapshot_ms + self.decide_ms + self.commit_ms) / 1000
+
 
 class SchedulerCounters(models.Model):
     """One row: monotonic counters of the scheduler for ``/metrics``, written by ``scheduler.counters``."""

@@ -7,7 +7,6 @@ without a response, which the next request takes over; a locked row means in pro
 
 from __future__ import annotations
 
-import datetime as dt
 import hashlib
 import json
 import re
@@ -16,12 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.db import transaction
-from django.utils import timezone
 
 from portal.errors import Conflict, FairwayError, MalformedRequest, Unsatisfiable
 from portal.models import IdempotencyKey, User
 
-RETENTION_DAYS = 7
 KEY_PATTERN = r"[\x21-\x7e]{1,255}"
 
 
@@ -70,12 +67,6 @@ def run_once(
             user=user, key=key, body_sha256=fingerprint, status__isnull=True
         ).delete()
         raise
-
-
-def delete_expired_keys() -> int:
-    """Delete keys older than a week; return how many. Called by the periodic pass."""
-    old = timezone.now() - dt.timedelta(days=RETENTION_DAYS)
-    return IdempotencyKey.objects.filter(created_at__lt=old).delete()[0]
 
 
 def fingerprint_of(route: str, body: Any) -> str:

@@ -262,7 +262,7 @@ def _is_ready(listening: ListenOptions, host: str) -> bool:
     else:
         connection = http.client.HTTPConnection(here, listening.port, timeout=2)
     try:
-        connection.request("GET", "/readyz", headers={"Host": host})
+        connection.request("GET", "/readyz?exclude=scheduler", headers={"Host": host})
         return connection.getresponse().status == http.HTTPStatus.OK
     except (OSError, http.client.HTTPException):
         return False

@@ -16,6 +16,7 @@ from portal.selectors.jobs.jobs import JobFilter, list_jobs
 from portal.selectors.nodes import cluster_overview
 from portal.selectors.nodes.cluster_overview import GpuModelSummary
 from portal.selectors.nodes.metric_series import RecentGpuUse, recent_gpu_use
+from portal.selectors.portal_alerts import portal_health
 from portal.selectors.projects.quota_usage import QuotaUsage, user_quota_usage
 from portal.web.display.formatting import gpu_amount
 from portal.web.display.job_rows import JobRow, job_rows
@@ -81,6 +82,7 @@ def home(request: HttpRequest, user: User) -> HttpResponse:
         "free": sum(strip.free for strip in strips),
         "total": sum(strip.total for strip in strips),
         "quotas": project_quotas(shares, strips),
+        "portal_alerts": portal_health().alerts if user.is_admin else [],
         "announcements": current_announcements()[:MAX_SHOWN],
         "unreachable_jobs": [row for row in live if row.is_unreachable],
         "steps": first_steps(live + ended, user),

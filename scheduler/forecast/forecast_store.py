@@ -35,7 +35,6 @@ MAX_BATCH = 500
 """Intervals per transaction; cycles write the same rows."""
 MAX_ANNOUNCED = 200
 """Changes per transaction that are pushed to open pages at most; pages poll for the rest."""
-RETENTION = dt.timedelta(days=90)
 MAX_SCORED = 2000
 _INTERVAL = ("forecast_at", "p10_at", "p50_at", "p90_at")
 

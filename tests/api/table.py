@@ -687,6 +687,7 @@ ROWS = [
     Row("recovery_adopt", "post", "recovery/containers/{container}/adopt/", ADMIN, {}, 409, hidden=403),
     Row("recovery_stop", "post", "recovery/containers/{container}/stop/", ADMIN, {}, 409, hidden=403),
     Row("scheduler_get", "get", "scheduler/", EVERYBODY),
+    Row("portal_health_get", "get", "portal-health/", ADMIN, hidden=403),
     Row("metrics", "get", "/metrics", ADMIN, hidden=403, scope=METRICS),
     Row("failed_cycles_list", "get", "scheduler/failed-cycles/", ADMIN, hidden=403),
     Row("failed_cycles_download", "get", "scheduler/failed-cycles/{failed}/", ADMIN, hidden=403),

@@ -15,6 +15,7 @@ from portal.errors import Conflict, InvalidRequest, Unsatisfiable
 from portal.models import IdempotencyKey, Job
 from portal.services import idempotency
 from portal.services.accounts.tokens import Scope, do_create_token
+from scheduler.retention import delete_expired_rows
 from tests import factories
 from tests.api import fixture_data as worlds
 from tests.api.table import JOB
@@ -155,10 +156,10 @@ def test_fifty_concurrent_requests_create_one_job():
 
 def test_old_keys_are_forgotten(fixture_data):
     submit(fixture_data.client("member"), "k", JOB)
-    assert idempotency.delete_expired_keys() == 0
+    assert delete_expired_rows()["idempotency keys"] == 0
     with transaction.atomic():
         IdempotencyKey.objects.update(created_at="2020-01-01T00:00:00Z")
-    assert idempotency.delete_expired_keys() == 1
+    assert delete_expired_rows()["idempotency keys"] == 1
 
 
 @pytest.mark.django_db(transaction=True)

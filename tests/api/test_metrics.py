@@ -12,12 +12,15 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from prometheus_client.parser import text_string_to_metric_families
 
+from portal.domain.portal_health import CertificateStatus
 from portal.domain.states import GpuHealth
 from portal.models import ClusterSettings, Forecast, JobVerdict, Node, NodePool, SchedulerCounters
 from portal.selectors import metrics
 from portal.services.accounts.tokens import Scope, do_create_token
+from portal.services.cluster.portal_health import measure_portal
 from portal.services.nodes.gpus import record_foreign_processes, record_gpu_health
 from portal.valkey import sample_cache
+from portal.valkey.portal_health import forget_gateway_certificate, store_gateway_certificate
 from scheduler import counters
 from scheduler.core.model.plan import Eviction, EvictionReason, Plan
 from scheduler.cycle import run_cycle
@@ -159,7 +162,7 @@ def test_nodes_and_gpus_that_are_unwell(dataset, admin) -> None:
     assert ("fairway_node_lag_seconds", silent.name) not in reported
 
 
-def test_alerts_and_dashboard_use_existing_metrics(dataset, admin) -> None:
+def test_alerts_and_dashboard_use_existing_metrics(dataset, admin, request) -> None:
     """Names in the files of ``deploy`` are names of ``/metrics``, with labels that these have."""
     now = timezone.now()
     job = factories.job(dataset["owner"], dataset["project"], dataset["environment"])
@@ -175,6 +178,9 @@ def test_alerts_and_dashboard_use_existing_metrics(dataset, admin) -> None:
         score_s=1,
     )
     run_cycle("test", "me")
+    measure_portal()
+    store_gateway_certificate(CertificateStatus("/cert.pem", now.timestamp()))
+    request.addfinalizer(forget_gateway_certificate)
     families = list(text_string_to_metric_families(admin.get("/metrics").content.decode()))
     known = {family.name for family in families}
     known |= {f"{family.name}_{end}" for family in families for end in ENDS.get(family.type, ())}

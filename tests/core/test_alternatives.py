@@ -13,6 +13,7 @@ from scheduler.core.decide import decide, preview_request
 from scheduler.core.model.plan import Alternative, AlternativeKind, Verdict
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.snapshot import JobId, PendingRow, PoolId, PoolRow, Snapshot, TopologyConstraint
+from scheduler.core.session.cache import MAX_VARIANT_LISTS, DecisionCache
 from tests.core.cluster_builder import FABRIC, cluster, counted, crowded, node, project, runs, started, waits
 
 POLICY = Policy()
@@ -165,3 +166,15 @@ def test_every_change_that_is_offered_starts_the_job(
     for row in snapshot.pending:
         if row.job in waiting:
             offered(snapshot, row.job, EAGER)
+
+
+def test_previews_of_ever_new_requests_keep_a_bounded_cache() -> None:
+    """A worker answers previews for weeks: what it keeps must not grow with their number."""
+    memory = DecisionCache()
+    snapshot = cluster([node("n0", 4)], [project("p")], running=[runs("long", "p", ("n0", range(4)), **FIRM)])
+    kept = []
+    for number in range(2 * MAX_VARIANT_LISTS + 10):
+        request = waits("preview", "p", 1 + number % 4, cpu_milli=1 + number)
+        assert not preview_request(snapshot, POLICY, request, memory).starts_now
+        kept.append(len(memory.variants))
+    assert 1 < max(kept) <= MAX_VARIANT_LISTS + 2

@@ -13,7 +13,8 @@ from portal.live.collector.rollup import MAX_COUNTER_GAP_S, NodeRollup, minute_c
 from portal.models import Attempt, AttemptGpuDay, NodeMetricsMinute
 from portal.selectors.jobs.jobs import attempt_energy_joules, list_attempts
 from portal.selectors.nodes.metric_series import read_node_series
-from portal.services.nodes.metrics_rollup import delete_expired_metrics, save_node_metrics
+from portal.services.nodes.metrics_rollup import save_node_metrics
+from scheduler.retention import delete_expired_rows
 from tests import factories
 
 
@@ -171,14 +172,15 @@ def test_a_minute_in_two_parts_is_joined(db):
     assert row.holders == [["abc"], ["abc"]]
 
 
-def test_old_minutes_are_removed_by_whole_days(db):
+def test_old_minutes_are_removed(db):
     node = factories.node(factories.pool())
     now = timezone.now()
     for days in [0, 1, 89, 91, 92, 200]:
         moment = now - dt.timedelta(days=days)
         save_node_metrics([(node.public_id, int(moment.timestamp() // 60) * 60, _row(1))])
-    assert delete_expired_metrics() == 3
-    assert delete_expired_metrics() == 0
+    kind = "metrics of nodes per minute"
+    assert delete_expired_rows()[kind] == 3
+    assert delete_expired_rows()[kind] == 0
     assert NodeMetricsMinute.objects.count() == 3
 
 

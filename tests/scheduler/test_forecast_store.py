@@ -16,7 +16,6 @@ from scheduler import periodic
 from scheduler.core.decide import decide
 from scheduler.core.model.plan import StartInterval
 from scheduler.cycle import run_cycle
-from scheduler.forecast import forecast_store
 from scheduler.forecast.forecast_store import save_intervals, score_started
 from tests import factories
 
@@ -113,7 +112,7 @@ def test_measured_forgets_after_thirty_days(waiting) -> None:
     score_started()
     Forecast.objects.update(started_at=timezone.now() - dt.timedelta(days=31))
     assert forecast_accuracy().scored == 0 and forecast_accuracy().mean_score_s is None
-    Forecast.objects.update(made_at=timezone.now() - forecast_store.RETENTION - dt.timedelta(days=1))
+    Forecast.objects.update(made_at=timezone.now() - dt.timedelta(days=91))
     periodic.delete_old_rows()
     assert not Forecast.objects.exists()
 

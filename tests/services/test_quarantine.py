@@ -14,6 +14,7 @@ from portal.errors import Forbidden
 from portal.models import Attempt, AuditEntry, Membership, Node, NodeIncident, Task
 from portal.services.lifecycle import job_control
 from portal.services.nodes import quarantine
+from scheduler.retention import delete_expired_rows
 from tests import factories
 from tests.services.test_lifecycle import place, run
 
@@ -163,7 +164,7 @@ def test_only_an_administrator_may_end_a_quarantine(dataset) -> None:
 
 def test_old_troubles_are_dropped(dataset) -> None:
     quarantine.record_incident(dataset["node"].pk, IncidentKind.LINK_LOST)
-    NodeIncident.objects.update(at=timezone.now() - quarantine.INCIDENT_RETENTION - dt.timedelta(days=1))
+    NodeIncident.objects.update(at=timezone.now() - dt.timedelta(days=15))
     quarantine.record_incident(dataset["node"].pk, IncidentKind.LINK_LOST)
-    quarantine.delete_old_incidents()
+    delete_expired_rows()
     assert NodeIncident.objects.count() == 1

@@ -90,6 +90,7 @@ WRONG = {
     "FAIRWAY_SESSION_IDLE_HOURS": ["nan", "inf", "-1", "0", "1e3", "8h", "8,5", "1_0", "99999", "-inf"],
     "FAIRWAY_SESSION_DAYS": ["NaN", "Infinity", "-0.5", "0", "9999", "."],
     "FAIRWAY_LOG_RETENTION_DAYS": ["-1", "7d", "36501"],
+    "FAIRWAY_BACKUP_ALERT_HOURS": ["-1", "2d", "87601"],
     "FAIRWAY_SUPPORT_ADDRESS": ["help", "a b@example.org", "help@", "a@b\nBcc: c@d"],
     "FAIRWAY_SMTP_URL": [
         "mail.example.org",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import logging
 import time
@@ -10,22 +9,18 @@ from collections.abc import Callable
 from typing import Any
 
 from django.db import DatabaseError, connection
-from django.db.models.functions import Now
 from django.http import HttpRequest, JsonResponse
-from django.utils import timezone
 from django.views.decorators.http import require_safe
 from redis.exceptions import RedisError
 
 from portal.access import AccessPolicy, access_policy
-from portal.models import Cycle, Lease
+from portal.selectors.scheduling.cycles import CYCLE_WATCH
 from portal.valkey.client import valkey_client
 
 log = logging.getLogger(__name__)
 
 REDIS_TIMEOUT_S = 2.0
-SCHEDULER_LEASE = "leader"
-SCHEDULER_STALE_AFTER_S = 30
-"""A working scheduler finishes a cycle every few seconds; this is six missed periods."""
+SCHEDULER = "scheduler"
 
 
 HEALTHZ_PATH = "/healthz"
@@ -55,12 +50,16 @@ async def send_healthz(scope: Any, send: Any) -> None:
 @access_policy(AccessPolicy.PUBLIC)
 @require_safe
 def readyz(request: HttpRequest) -> JsonResponse:
-    """Answer 200 when database and Valkey answer, else 503. The scheduler's state is only reported."""
+    """Answer 200 when database and Valkey answer and scheduling cycles end, else 503 with the reason.
+
+    With ``?exclude=scheduler``, the scheduler is reported only: pages and REST work without it.
+    """
     parts = {"database": _check(_database), "redis": _check(_redis)}
-    alive = parts["database"]["ok"] and _check(_scheduler)["ok"]
-    parts["scheduler"] = {"ok": alive}
     ready = parts["database"]["ok"] and parts["redis"]["ok"]
-    return _json_response({"ok": ready and alive, "ready": ready, "parts": parts}, 200 if ready else 503)
+    parts[SCHEDULER] = _scheduler(parts["database"]["ok"])
+    ok = ready and parts[SCHEDULER]["ok"]
+    is_enough = ready if SCHEDULER in request.GET.getlist("exclude") else ok
+    return _json_response({"ok": ok, "ready": ready, "parts": parts}, 200 if is_enough else 503)
 
 
 def _check(probe: Callable[[], bool]) -> dict[str, Any]:
@@ -83,12 +82,17 @@ def _redis() -> bool:
     return bool(valkey_client(REDIS_TIMEOUT_S).ping())
 
 
-def _scheduler() -> bool:
-    """Return whether a cycle runs or finished recently; the lease is released between cycles."""
-    if Lease.objects.filter(name=SCHEDULER_LEASE, expires_at__gt=Now()).exists():
-        return True
-    newest = Cycle.objects.order_by("-id").values_list("started_at", flat=True).first()
-    return newest is not None and timezone.now() - newest < dt.timedelta(seconds=SCHEDULER_STALE_AFTER_S)
+def _scheduler(database_answers: bool) -> dict[str, Any]:
+    if not database_answers:
+        CYCLE_WATCH.pause()
+        return {"ok": False}
+    try:
+        status = CYCLE_WATCH.observe()
+    except DatabaseError as problem:
+        log.warning("scheduler: %s", problem)
+        return {"ok": False}
+    ages = {"last_cycle_s": round(status.age_s, 1), "limit_s": round(status.limit_s, 1)}
+    return {"ok": status.ok, **ages} | ({} if status.ok else {"reason": status.reason})
 
 
 def _json_response(body: dict[str, Any], status: int) -> JsonResponse:

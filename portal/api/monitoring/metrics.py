@@ -13,8 +13,10 @@ from rest_framework.request import Request
 
 from portal.api.framework.views import AdminView, operation
 from portal.domain.cycle_metrics import BUCKETS_S, CYCLE_PHASES, OVERFLOW_BUCKET
+from portal.domain.portal_health import PortalMeasurement
 from portal.selectors.metrics import ClusterMetrics, NodeMetrics, collect_metrics
 from portal.services.accounts.tokens import Scope
+from portal.valkey.portal_health import last_measurement
 from portal.version import VERSION
 
 MIB = 1024 * 1024
@@ -132,6 +134,47 @@ def _gauges(name: str, description: str, labels: list[str], values: Mapping[Any,
     return family
 
 
+class PortalMachineCollector(Collector):
+    """The last measurement of the portal's machine; what is not known is missing."""
+
+    def __init__(self, found: PortalMeasurement) -> None:
+        self.found = found
+
+    def collect(self) -> Iterator[Metric]:
+        found = self.found
+        for name, description, attribute in (
+            ("fairway_disk_bytes", "Size of a file system of the portal's machine.", "total_bytes"),
+            ("fairway_disk_free_bytes", "Its free bytes.", "free_bytes"),
+            ("fairway_disk_inodes", "Its inodes.", "total_inodes"),
+            ("fairway_disk_free_inodes", "Its free inodes.", "free_inodes"),
+        ):
+            values = {disk.name: float(getattr(disk, attribute)) for disk in found.disks}
+            yield _gauges(name, description, ["disk"], values)
+        certificate = found.certificate
+        for name, description, value in (
+            ("fairway_log_bytes", "Size of the log folder on disk.", found.log_bytes),
+            ("fairway_log_files", "Files in the log folder.", found.log_files),
+            (
+                "fairway_last_backup_timestamp_seconds",
+                "Last successful backup; 0: never.",
+                found.backup_s or 0.0,
+            ),
+            (
+                "fairway_certificate_expiry_timestamp_seconds",
+                "End of the TLS certificate.",
+                certificate.expires_s if certificate else None,
+            ),
+            (
+                "fairway_certificate_refused",
+                "1 while the gateway cannot load the new TLS files.",
+                int(bool(certificate.refused)) if certificate else None,
+            ),
+            ("fairway_portal_measured_timestamp_seconds", "When these were measured.", found.measured_s),
+        ):
+            if value is not None:
+                yield GaugeMetricFamily(name, description, value)
+
+
 class MetricsView(AdminView):
     @operation(
         "metrics",
@@ -145,6 +188,8 @@ class MetricsView(AdminView):
     def get(self, request: Request) -> HttpResponse:
         registry = CollectorRegistry(auto_describe=False)
         registry.register(DatabaseMetricsCollector(collect_metrics()))
+        if (measured := last_measurement()) is not None:
+            registry.register(PortalMachineCollector(measured))
         answer = HttpResponse(generate_latest(registry), content_type=CONTENT_TYPE)
         answer["Cache-Control"] = "no-store"
         return answer

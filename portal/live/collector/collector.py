@@ -38,7 +38,7 @@ from portal.live.collector.sample_filter import keep_own_entries
 from portal.live.subscribed_topics import subscribed_topics
 from portal.live_events import send_frame
 from portal.models.usage import SHORT_RUN_S
-from portal.services.nodes.metrics_rollup import delete_expired_metrics, save_attempt_seconds
+from portal.services.nodes.metrics_rollup import save_attempt_seconds
 from portal.valkey import sample_cache
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,6 @@ log = logging.getLogger(__name__)
 TICK_S = 1.0
 STATE_REFRESH_S = 1.0
 FLUSH_INTERVAL_S = 2.0
-DELETE_INTERVAL_S = 3600.0
 MAX_BUFFERED_MINUTES = 20_000
 """Rollups of all nodes buffered during a database outage; each node drops its oldest ones beyond its part."""
 MAX_CONCURRENT_SENDS = 64
@@ -122,9 +121,6 @@ class Collector:
             asyncio.create_task(self._every(TICK_S, self._tick)),
             asyncio.create_task(self._every(STATE_REFRESH_S, self._refresh_state)),
             asyncio.create_task(self._every(FLUSH_INTERVAL_S, self._flush)),
-            asyncio.create_task(
-                self._every(DELETE_INTERVAL_S, lambda: self._in_database_thread(delete_expired_metrics))
-            ),
             asyncio.create_task(self._log_publisher.run()),
         ]
         try:

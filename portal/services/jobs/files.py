@@ -64,7 +64,6 @@ OPEN_TIMEOUT = dt.timedelta(seconds=10)
 HEADER_WAIT_S = 6.5
 """Below the time in which a response must start."""
 NODE_SILENT_AFTER = dt.timedelta(seconds=60)
-RETENTION = dt.timedelta(hours=1)
 MAX_PREVIEW_BYTES = 256 * 1024
 LIMIT_TEXT = f"A download has at most {MAX_BYTES // 1024**3} GiB and {MAX_ENTRIES:,} entries."
 
@@ -354,7 +353,3 @@ def file_requests(node: Node) -> list[FileRequest]:
 def take_request(request: FileRequest) -> bool:
     """Mark a request as taken; return False if it was before."""
     return FileRequest.objects.filter(pk=request.pk, taken_at__isnull=True).update(taken_at=Now()) == 1
-
-
-def delete_old_file_requests() -> None:
-    FileRequest.objects.filter(requested_at__lt=Now() - RETENTION).delete()

@@ -1,4 +1,4 @@
-"""Stores metrics per node and minute, and deletes old ones by day."""
+"""Stores metrics per node and minute; ``scheduler.retention`` deletes old ones."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from django.db import connection, transaction
-from django.utils import timezone
 
 from portal.models import Attempt, AttemptSeconds, Node, NodeMetricsMinute
 from portal.services.report_days import forget_report_days
 from portal.valkey.sample_cache import attempt_seconds
 
-RETENTION_DAYS = 90
 _PER_GPU = ("utilisation_percent", "memory_used_mib", "power_watts", "temperature_c")
 _PER_NODE = ("cpu_percent", "node_memory_used_mib")
 
@@ -86,17 +84,6 @@ def _add_gpu_use(gpu_use: Mapping[tuple[str, int, dt.date], GpuUseColumns]) -> N
             [list(column) for column in zip(*((*key, *use) for key, use in gpu_use.items()), strict=True)],
         )
     forget_report_days(day for _job, _attempt, day in gpu_use)
-
-
-def delete_expired_metrics() -> int:
-    """Delete metrics older than the retention period, a day at a time; return the number of rows."""
-    today = timezone.now().replace(hour=0, minute=0, second=0, microsecond=0)
-    edge = today - dt.timedelta(days=RETENTION_DAYS)
-    expired = NodeMetricsMinute.objects.filter(minute__lt=edge)
-    gone = AttemptSeconds.objects.filter(attempt__ended_at__lt=edge).delete()[0]
-    while (oldest := expired.order_by("minute").values_list("minute", flat=True).first()) is not None:
-        gone += expired.filter(minute__gte=oldest, minute__lt=oldest + dt.timedelta(days=1)).delete()[0]
-    return gone
 
 
 def save_attempt_seconds(job: str, number: int) -> None:

@@ -198,15 +198,6 @@ def request_due_gc() -> None:
             request_operation(node, OperationKind.GC)
 
 
-def delete_old_operations() -> None:
-    """Delete checks and garbage collections older than 30 days; tests and upgrades are kept."""
-    old = NodeOperation.objects.filter(
-        kind__in=[OperationKind.PREFLIGHT.value, OperationKind.GC.value],
-        finished_at__lt=Now() - dt.timedelta(days=30),
-    )
-    old.delete()
-
-
 def fail_overdue_operations() -> None:
     """Fail operations that are not finished in time: the node does not answer, or no process executed them."""
     _fail_lost_operations()

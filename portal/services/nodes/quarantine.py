@@ -28,7 +28,6 @@ from portal.models import Attempt, Job, Node, NodeIncident, Task, User
 from portal.outbox import trigger_cycle
 from portal.services.audit import record_action
 
-INCIDENT_RETENTION = dt.timedelta(days=14)
 _WINDOW = dt.timedelta(seconds=node_breaker.INCIDENT_WINDOW_S)
 _EARLY_FAILURE = dt.timedelta(seconds=node_breaker.EARLY_FAILURE_S)
 _MAX_INCIDENTS_READ = 50
@@ -145,10 +144,6 @@ def start_probations(attempts: Iterable[tuple[Attempt, Iterable[Node]]]) -> None
                 raise Conflict(f"{node.name} is on probation with another job.", code="node_on_probation")
             node.probation_attempt = wanted[node.pk]
             node.save(update_fields=["probation_attempt"])
-
-
-def delete_old_incidents() -> None:
-    NodeIncident.objects.filter(at__lt=timezone.now() - INCIDENT_RETENTION).delete()
 
 
 def do_clear_node_quarantine(actor: User, node: Node, *, reason: str = "") -> Node:

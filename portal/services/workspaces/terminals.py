@@ -28,7 +28,6 @@ TERMINAL_SIZE = range(1, 1001)
 OPEN_TIMEOUT = dt.timedelta(seconds=20)
 CONNECT_TIMEOUT = dt.timedelta(seconds=60)
 """The node closes a terminal without a connection after this time."""
-RETENTION = dt.timedelta(days=7)
 OPEN_TERMINAL_HINT = "terminal"
 
 IS_OPEN = Q(closed_at__isnull=True, error="") & (
@@ -152,13 +151,6 @@ def do_close_terminal(public_id: str, reason: str) -> None:
 def close_orphaned_terminals(reason: str) -> None:
     """Close all connected terminals when a gateway starts, because its predecessor's sockets are gone."""
     _close(Terminal.objects.filter(connected_at__isnull=False), reason)
-
-
-def delete_old_terminals() -> None:
-    """Delete old rows; the audit trail keeps that they were opened and closed."""
-    Terminal.objects.filter(
-        Q(closed_at__isnull=False) | Q(connected_at__isnull=True), requested_at__lt=Now() - RETENTION
-    ).delete()
 
 
 def _close(rows: QuerySet[Terminal], reason: str) -> None:

@@ -69,7 +69,8 @@ class SchedulingSession:
                 snapshot.topologies,
                 policy,
                 cache.hardware_key(snapshot.nodes),
-            )
+            ),
+            len(snapshot.pending),
         )
         seen = cache.compare(snapshot)
         check_snapshot(snapshot, cache.validated)

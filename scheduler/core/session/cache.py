@@ -18,6 +18,8 @@ from scheduler.core.session.gang import BatchRequest, Gang
 
 MAX_CLASS_IDS = 100_000
 """Numbering of request classes restarts after this many."""
+MAX_VARIANT_LISTS = 200
+"""Variants are kept of this many requests, and of as many as are pending: a list takes about 20 kB."""
 
 
 class RestrictedRow(NamedTuple):
@@ -85,13 +87,15 @@ class DecisionCache:
             found.append(known[1])
         return tuple(found)
 
-    def begin(self, frame: tuple[object, ...]) -> None:
+    def begin(self, frame: tuple[object, ...], pending_count: int) -> None:
         """Start a decision; discard results of rows if ``frame`` (projects, pools, quotas, ...) changed."""
         self._running, self._next_running = self._next_running, {}
         if frame != self._frame:
             self._frame = frame
             self._pending, self._running = {}, {}
             self.validated, self.feasible_pools, self.variants = {}, {}, {}
+        if len(self.variants) > MAX_VARIANT_LISTS + pending_count:
+            self.variants.clear()  # users preview more requests than ever wait
         if max(map(len, (self.shape_ids, self.quota_class_ids, self.class_ids))) > MAX_CLASS_IDS:
             for known in (
                 self.shape_ids,

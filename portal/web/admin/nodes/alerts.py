@@ -1,4 +1,4 @@
-"""The alerts page: unacknowledged and recent XIDs, foreign processes and invalid rows."""
+"""The alerts page: the portal's machine, unacknowledged and recent XIDs, foreign processes, invalid rows."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from django.utils.translation import gettext as _
 from portal.access import AccessPolicy
 from portal.models import User
 from portal.selectors.nodes.alerts import AlertView, alerts, invalid_rows
+from portal.selectors.portal_alerts import portal_health
 from portal.services.nodes.alerts import do_acknowledge_alert, do_acknowledge_invalid_row
 from portal.web.views import action, page, refusals_as_messages, render_live
 
@@ -21,6 +22,7 @@ ACKNOWLEDGED_LIMIT = 30
 def alerts_page(request: HttpRequest, user: User) -> HttpResponse:
     found = [AlertView(row) for row in alerts()[:OPEN_ALERTS_LIMIT]]
     context = {
+        "portal_alerts": portal_health().alerts,
         "invalid": invalid_rows()[:OPEN_ALERTS_LIMIT],
         "alerts": [each for each in found if each.needs_attention],
         "notes": [each for each in found if not each.needs_attention],
