@@ -46,33 +46,50 @@ mount -t tmpfs -o mode=755 tmpfs /run
 mkdir -p /run/rig/etc /run/rig/work
 mount -t overlay overlay -o lowerdir=/etc,upperdir=/run/rig/etc,workdir=/run/rig/work /etc
 mount -t tmpfs -o mode=755 tmpfs /opt
-cp -a {folder}/opt/. /opt/
-mkdir -p /opt/fairway/.venv/lib/{python}/site-packages /opt/python
+mkdir -p /opt/python
 mount --bind {base} /opt/python
-mount --bind {packages} /opt/fairway/.venv/lib/{python}/site-packages
-mkdir /etc/systemd/rig /etc/fairway
+mkdir -p /etc/systemd/rig /etc/systemd/system
+mount -t tmpfs -o mode=755 tmpfs /etc/systemd/system
+cp -a {folder}/opt /run/rig/source
+cp -a {folder}/settings {folder}/shipped /run/rig/
 cp -r {folder}/units/. /etc/systemd/rig/
-cp {folder}/settings/* /etc/fairway/
-chmod 600 /etc/fairway/*
 cp {folder}/valkey.conf /etc/valkey-rig.conf
 mount -t tmpfs -o mode=755 tmpfs /var
-mkdir -p /var/lib/rig-postgres /var/log /var/tmp /run/rig-postgres
+mkdir -p /var/lib/rig-postgres /var/log /var/tmp /run/postgresql
 chmod 1777 /var/tmp
-chown postgres /var/lib/rig-postgres /run/rig-postgres
+ln -s /run /var/run
+chown postgres /var/lib/rig-postgres /run/postgresql
 mount -t tmpfs -o mode=1777 tmpfs /tmp
 mount -o remount,bind,ro /
 mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys
 mount -o remount,bind,ro /sys
 mount --make-rshared /
 ip link set lo up
-systemd-sysusers /etc/systemd/rig/fairway.sysusers.conf
+{install}
+cd /
+export container=rig SYSTEMD_UNIT_PATH=/etc/systemd/rig:/etc/systemd/system
+export SYSTEMD_GENERATOR_PATH= SYSTEMD_ENVIRONMENT_GENERATOR_PATH=
+exec {systemd} --system --unit=rig.target --log-target=null --show-status=false
+"""
+
+ENVIRONMENT = """mkdir -p /opt/fairway/.venv/lib/{python}/site-packages
+cp -a /run/rig/source/fairway/.venv/. /opt/fairway/.venv/
+mount --bind {packages} /opt/fairway/.venv/lib/{python}/site-packages
+"""
+"""What `manage.py build` would download."""
+INSTALL = (
+    "cp -a /run/rig/source/. /opt/\n"
+    + ENVIRONMENT
+    + """mkdir /etc/fairway
+cp /run/rig/settings/* /etc/fairway/
+chmod 600 /etc/fairway/*
+cp /run/rig/shipped/* /etc/systemd/system/
+systemd-sysusers /run/rig/shipped/fairway.sysusers.conf
 cd /opt/fairway
 env -i PATH=$PATH LD_LIBRARY_PATH=/opt/python/lib FAIRWAY_NO_DEV=1 FAIRWAY_DATA_DIR=/run/rig/none \\
   .venv/bin/python manage.py build
-cd /
-export container=rig SYSTEMD_UNIT_PATH=/etc/systemd/rig SYSTEMD_GENERATOR_PATH= SYSTEMD_ENVIRONMENT_GENERATOR_PATH=
-exec {systemd} --system --unit=rig.target --log-target=null --show-status=false
 """
+)
 
 RIG_UNITS = {
     "rig.target": "[Unit]\nAllowIsolate=yes\nWants=rig-postgres.service rig-valkey.service dbus.socket\n",
@@ -85,7 +102,7 @@ RIG_UNITS = {
     "Environment=LD_LIBRARY_PATH=/opt/python/lib\n",
     "rig-postgres.service": "[Service]\nUser=postgres\nType=exec\n"
     "ExecStartPre={bin}/initdb --no-sync --auth-local=trust --auth-host=scram-sha-256 -D /var/lib/rig-postgres/data\n"
-    "ExecStart={bin}/postgres -D /var/lib/rig-postgres/data -c unix_socket_directories=/run/rig-postgres\n",
+    "ExecStart={bin}/postgres -D /var/lib/rig-postgres/data -c unix_socket_directories=/run/postgresql\n",
     "rig-valkey.service": "[Service]\nType=exec\nUser=nobody\nExecStart={valkey} /etc/valkey-rig.conf\n",
 }
 
@@ -107,10 +124,11 @@ def _python() -> str:
 
 
 class SystemdMachine(contextlib.AbstractContextManager["SystemdMachine"]):
-    """A running systemd. `folder` keeps what it copies."""
+    """A running systemd. `folder` keeps what it copies. A ``bare`` one has Fairway only as a repository."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, bare: bool = False) -> None:
         self._folder = folder
+        self._bare = bare
         self.passwords = {name: secrets.token_hex(16) for name in ("owner", "services", "valkey")}
 
     def __enter__(self) -> SystemdMachine:
@@ -128,7 +146,8 @@ class SystemdMachine(contextlib.AbstractContextManager["SystemdMachine"]):
                 stderr=(self._folder / "boot.log").open("wb"),
             )  # fmt: skip
             assert eventually(self._answers, 60), (self._folder / "boot.log").read_text()
-            self._create_roles()
+            if not self._bare:
+                self._create_roles()
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -198,7 +217,7 @@ class SystemdMachine(contextlib.AbstractContextManager["SystemdMachine"]):
             return True
         with contextlib.suppress(IndexError, OSError):
             return "accepting" in self.run(
-                find_postgres().program("pg_isready"), "-h", "/run/rig-postgres", check=False
+                find_postgres().program("pg_isready"), "-h", "/run/postgresql", check=False
             )
         return False
 
@@ -211,9 +230,20 @@ class SystemdMachine(contextlib.AbstractContextManager["SystemdMachine"]):
             f"CREATE ROLE fairway LOGIN CREATEROLE PASSWORD '{self.passwords['owner']}'",
             "CREATE DATABASE fairway OWNER fairway",
         )
-        psql = (find_postgres().program("psql"), "-h", "/run/rig-postgres", "-U", "postgres", "-c")
+        psql = (find_postgres().program("psql"), "-h", "/run/postgresql", "-U", "postgres", "-c")
         for statement in statements:
             self.run(*psql, statement, account="postgres")
+
+    def with_passwords(self, text: str) -> str:
+        """Return a shipped file of settings with the passwords of the servers."""
+        values = {
+            "postgres://fairway:PASSWORD": f"postgres://fairway:{self.passwords['owner']}",
+            "postgres://fairway_app:PASSWORD": f"postgres://fairway_app:{self.passwords['services']}",
+            "redis://:PASSWORD": f"redis://:{self.passwords['valkey']}",
+        }
+        for old, new in values.items():
+            text = text.replace(old, new)
+        return text
 
     def _write_files(self) -> None:
         checkout = self._folder / "opt" / "fairway"
@@ -230,8 +260,13 @@ class SystemdMachine(contextlib.AbstractContextManager["SystemdMachine"]):
         (environment / "bin" / "python").symlink_to(f"/opt/python/bin/{_python()}")
         (environment / "pyvenv.cfg").write_text("home = /opt/python/bin\n")
         shutil.copy(ROOT / ".venv" / "fairway-locks.txt", environment)
+        if self._bare:
+            identity = ("-c", "user.name=t", "-c", "user.email=t@example.org")
+            for words in ("init --quiet", "add --all -- :!.venv", "commit --quiet -m source"):
+                subprocess.run(["git", *identity, *words.split()], cwd=checkout, check=True)
         units = self._folder / "units"
-        shutil.copytree(UNITS, units)
+        shutil.copytree(UNITS, self._folder / "shipped")
+        units.mkdir()
         packages = (ROOT / ".venv" / "lib" / _python() / "site-packages").resolve()
         valkey = str(find_valkey().program.resolve()).replace(
             str(packages), f"/opt/fairway/.venv/lib/{_python()}/site-packages"
@@ -245,27 +280,21 @@ class SystemdMachine(contextlib.AbstractContextManager["SystemdMachine"]):
             )
         settings = self._folder / "settings"
         settings.mkdir()
-        values = {
-            "postgres://fairway:PASSWORD": f"postgres://fairway:{self.passwords['owner']}",
-            "postgres://fairway_app:PASSWORD": f"postgres://fairway_app:{self.passwords['services']}",
-            "redis://:PASSWORD": f"redis://:{self.passwords['valkey']}",
-        }
         for name in ("fairway.env", "owner.env"):
-            text = (UNITS / name).read_text()
-            for old, new in values.items():
-                text = text.replace(old, new)
+            text = self.with_passwords((UNITS / name).read_text())
             assert not re.search(r"^[^#]*PASSWORD", text, re.MULTILINE)
             (settings / name).write_text(text)
         (self._folder / "valkey.conf").write_text(
             f'port 6379\nbind 127.0.0.1\nsave ""\nrequirepass {self.passwords["valkey"]}\n'
         )
-        (self._folder / "boot.sh").write_text(
-            BOOT.format(
-                cgroups=CGROUPS,
-                folder=self._folder,
-                python=_python(),
-                packages=packages,
-                systemd=SYSTEMD,
-                base=sys.base_prefix,
-            )
-        )
+        places = {
+            "cgroups": CGROUPS,
+            "folder": self._folder,
+            "python": _python(),
+            "packages": packages,
+            "systemd": SYSTEMD,
+            "base": sys.base_prefix,
+        }
+        self.environment_script = ENVIRONMENT.format(**places)
+        install = "" if self._bare else INSTALL.format(**places)
+        (self._folder / "boot.sh").write_text(BOOT.format(**places, install=install))
