@@ -13,7 +13,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 30.0
 REPEATED_STATUSES = frozenset({429, 502, 503, 504})
 POLL_S = 2.0
+BULK_POLL_S = 1.0
 MAX_EMPTY_ANSWERS = 10
 """An ended job's log that is not complete is read this often more; the rest of it may still be copied."""
 
@@ -110,6 +111,18 @@ class Fairway:
     def jobs(self, **filters: Any) -> Iterator[Job]:
         """Yield the visible jobs, newest first; filters are those of ``GET jobs/``, such as ``state``."""
         return (Job(self, each) for each in self.list("jobs/", **filters))
+
+    def change_jobs(self, action: str, jobs: Sequence[str], **value: Any) -> dict[str, Any]:
+        """Change jobs by their ids; return the result of each (``POST jobs/bulk/``) when all are processed.
+
+        ``action`` is stop, requeue, hold, release, priority (``priority=``) or move (``project=``).
+        """
+        body = json.dumps({"action": action, "jobs": list(jobs), **value})
+        found: dict[str, Any] = self.call("POST", "jobs/bulk/", body, once=True)
+        while found["finished_at"] is None:
+            time.sleep(BULK_POLL_S)
+            found = self.get(f"bulk-acts/{_quote(found['id'])}/")
+        return found
 
     # -- requests --------------------------------------------------------------------------------------
 

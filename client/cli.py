@@ -26,12 +26,18 @@ from .ssh import config_block, proxy, ssh_command
 OK, REFUSED, USAGE, UNREACHABLE, JOB_FAILED, TIMED_OUT, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
 EXIT_CODES = {
     OK: "done; a job that was waited for completed",
-    REFUSED: "the server refused the request, or there is no address or token",
+    REFUSED: "the server refused the request, or the change of a job, or there is no address or token",
     USAGE: "the command line is wrong",
     UNREACHABLE: "the server did not answer",
     JOB_FAILED: "the job that was waited for ended without success",
     TIMED_OUT: "the job did not end in the given time",
     INTERRUPTED: "interrupted; the job goes on",
+}
+BULK_ACTIONS = {
+    "stop": "Stop or cancel jobs.",
+    "hold": "Keep waiting jobs from starting.",
+    "release": "Let held jobs start.",
+    "requeue": "Return running jobs to the queue, and submit ended ones again.",
 }
 Handler = Callable[[argparse.Namespace], int]
 Command = Callable[[Fairway, argparse.Namespace], int]
@@ -135,10 +141,13 @@ def build_parser() -> argparse.ArgumentParser:
     for name, act, text in (
         ("status", status, "Show a job."),
         ("spec", spec, "Print the request of a job as YAML, for run -f."),
-        ("stop", stop, "Stop or cancel a job."),
         ("open", open_workspace, "Print the page on which a workspace opens in a browser."),
     ):
         add(name, act, text).add_argument("job", help="id of a job")
+    for name, text in BULK_ACTIONS.items():
+        changing = add(name, change_jobs, text)
+        changing.add_argument("jobs", nargs="+", metavar="JOB", help="ids of jobs")
+        changing.set_defaults(action=name)
     asking = add(
         "why", why, "Say why a job is pending, when it is expected to start, and what starts it sooner."
     )
@@ -371,9 +380,23 @@ def export(server: Fairway, given: argparse.Namespace) -> int:
     return OK
 
 
-def stop(server: Fairway, given: argparse.Namespace) -> int:
-    job = server.job(given.job).stop()
-    return _print_fields(given, job.data, {"id": job.id, "state": job.state, "message": job.data["message"]})
+def change_jobs(server: Fairway, given: argparse.Namespace) -> int:
+    """Change one job or several, and wait until each is changed or refused."""
+    if given.action == "stop" and len(given.jobs) == 1:  # repeatable, and right for a job that has ended
+        job = server.job(given.jobs[0]).stop()
+        return _print_fields(
+            given, job.data, {"id": job.id, "state": job.state, "message": job.data["message"]}
+        )
+    found = server.change_jobs(given.action, given.jobs)
+    if given.json:
+        print(json.dumps(found, indent=1))
+    else:
+        rows = [
+            each["job"] | {"result": "done" if each["changed"] else each["refusal"]}
+            for each in found["results"]
+        ]
+        _print_rows(given, rows, ("id", "name", "result"))
+    return OK if found["changed"] == found["total"] else REFUSED
 
 
 def show_logs(server: Fairway, given: argparse.Namespace) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 from django.db import connection, transaction
@@ -38,3 +38,14 @@ def send_after_commit(send: Callable[[list[Item]], object], items: Sequence[Item
     gathered = _Batch(send)
     gathered.items += items
     transaction.on_commit(gathered)
+
+
+def pending_items(send: Callable[[list[Item]], object]) -> Iterator[Item]:
+    """Yield what the current transaction sends if it commits.
+
+    An item of a savepoint that is still open is rolled back only together with what is added now.
+    """
+    for hook in connection.run_on_commit:
+        function = hook[1]
+        if isinstance(function, _Batch) and function.send == send:
+            yield from function.items

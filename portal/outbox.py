@@ -18,18 +18,24 @@ from redis.exceptions import RedisError
 from portal.config.celery import app
 from portal.failpoints import failpoint
 from portal.models import OutboxMessage
-from portal.on_commit import send_after_commit
+from portal.on_commit import pending_items, send_after_commit
 from portal.valkey.client import VALKEY_BREAKER, record_valkey_error, valkey_client
 
 log = logging.getLogger(__name__)
 
 BROKER_TIMEOUT_S = 1.0
 """Time limit for an answer of the broker."""
+CYCLE_TASK = "scheduler.cycle"
 
 
 def trigger_cycle(trigger: str) -> None:
-    """Request a scheduling cycle after the current transaction; ``trigger`` is stored in the cycle's row."""
-    enqueue_task("scheduler.cycle", [trigger], "cycle")
+    """Request a scheduling cycle after the current transaction; ``trigger`` is stored in the cycle's row.
+
+    A transaction requests one for each trigger: the cycle sees all that it changed.
+    """
+    known = pending_items(send_outbox_rows)
+    if not any(row.name == CYCLE_TASK and row.arguments == [trigger] for row in known):
+        enqueue_task(CYCLE_TASK, [trigger], "cycle")
 
 
 def notify_node(node: str, verb: str, subject: str = "") -> None:

@@ -1,4 +1,7 @@
-"""A time limit for every request of the web process: a response starts in time, or the client gets a 503."""
+"""A time limit for every request of the web process: a response starts in time, or the client gets a 503.
+
+A request that finds too many others gets a 503 before any work (`portal.admission`).
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from typing import Any
 from django.conf import settings
 from django.utils.translation import gettext_noop as _
 
+from portal.admission import Admission
 from portal.api.framework import problems
 from portal.domain.uploads import UPLOAD_TIMEOUT_S, is_upload_path
 from portal.static_error_page import CONTENT_SECURITY_POLICY, MEDIA_TYPE, static_error_page
@@ -23,9 +27,16 @@ RESPONSE_START_TIMEOUT_S = 8.0
 RETRY_AFTER_S = 5
 TITLE = _("A required service is unavailable")
 MESSAGE = _(
-    "Fairway waits for its database or Valkey. Jobs and workspaces keep running. Try again in a moment; a submitted "
-    "form may have been processed, so check before you submit it again."
+    "The request took longer than 8 s and may still be processed. Jobs and workspaces keep running. Check before you "
+    "send a change again, or repeat it with the same Idempotency-Key."
 )
+BUSY_TITLE = _("Too many requests")
+BUSY_MESSAGE = _(
+    "The portal has too many requests at the moment. Nothing was done for this one. Jobs and workspaces keep "
+    "running. Try again in a few seconds."
+)
+UNPOOLED_REQUESTS = 20
+"""Requests at once where threads do not share connections."""
 
 Application = Callable[[Any, Any, Any], Awaitable[None]]
 
@@ -40,13 +51,18 @@ class RequestTimeoutApp:
 
     def __init__(self, application: Application, *, within_s: float = RESPONSE_START_TIMEOUT_S) -> None:
         self._application, self._within_s = application, within_s
+        # one for each connection: none waits for a connection while it is worked on
+        self._admission = Admission(settings.DATABASE_POOL or UNPOOLED_REQUESTS)
         self._abandoned_tasks: set[asyncio.Task[None]] = set()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        exchange = _RequestExchange(receive, send)
         is_file = is_artifact_path(scope["path"]) or is_upload_path(scope["path"])
+        # a large file takes minutes of a disk and little of this process: it neither waits nor makes others wait
+        exchange = _RequestExchange(receive, send, None if is_file else self._admission)
         within_s = max(ARTIFACT_TIMEOUT_S, UPLOAD_TIMEOUT_S) + 1 if is_file else self._within_s
         work = asyncio.ensure_future(self._application(scope, exchange.receive, exchange.send))
+        # an abandoned request keeps its turn until its thread ends
+        work.add_done_callback(lambda _: exchange.leave())
         try:
             # a slow client does not use up the application's time
             await asyncio.wait(
@@ -58,6 +74,8 @@ class RequestTimeoutApp:
             exchange.abandoned = not (work.done() or exchange.response_started.done())
             if not exchange.abandoned:
                 await work
+                if exchange.refused:
+                    await _send_unavailable(scope, send, BUSY_TITLE, BUSY_MESSAGE)
                 return
         except asyncio.CancelledError:
             work.cancel()
@@ -65,7 +83,7 @@ class RequestTimeoutApp:
         self._abandoned_tasks.add(work)
         work.add_done_callback(self._on_task_done)
         log.error("no response to %s %s within %g s", scope["method"], scope["path"], within_s)
-        await _send_unavailable(scope, send)
+        await _send_unavailable(scope, send, TITLE, MESSAGE)
 
     def _on_task_done(self, work: asyncio.Task[None]) -> None:
         self._abandoned_tasks.discard(work)
@@ -76,41 +94,55 @@ class RequestTimeoutApp:
 class _RequestExchange:
     """The messages of one request between server and application."""
 
-    def __init__(self, receive: Any, send: Any) -> None:
-        self._receive, self._send = receive, send
+    def __init__(self, receive: Any, send: Any, admission: Admission | None) -> None:
+        self._receive, self._send, self._admission = receive, send, admission
+        self._has_turn = False
         loop = asyncio.get_running_loop()
         self.response_started: asyncio.Future[None] = loop.create_future()
         self.received: asyncio.Future[None] = loop.create_future()
         self.abandoned = False
         """The application has not responded in time; its later messages are dropped."""
+        self.refused = False
+        """No turn in time: the application was told that the client is gone, and has done nothing."""
 
     async def receive(self) -> Any:
         message = await self._receive()
         if not message.get("more_body", False) and not self.received.done():
             self.received.set_result(None)
-        return message
+            # only now: a client that sends slowly uses no turn
+            if self._admission is not None and message["type"] == "http.request":
+                self._has_turn = await self._admission.enter()
+                self.refused = not self._has_turn
+        return {"type": "http.disconnect"} if self.refused else message
+
+    def leave(self) -> None:
+        """Return the turn, once: the response has started, or the application has ended."""
+        if self._has_turn and self._admission is not None:
+            self._has_turn = False
+            self._admission.leave()
 
     async def send(self, message: Any) -> None:
-        if self.abandoned:
+        if self.abandoned or self.refused:
             return
         if not self.response_started.done():
             self.response_started.set_result(None)
+            self.leave()
         await self._send(message)
 
 
-async def _send_unavailable(scope: Any, send: Any) -> None:
+async def _send_unavailable(scope: Any, send: Any, title: str, message: str) -> None:
     asked = dict(scope["headers"])
     if scope["path"].startswith("/api/"):
         kind = problems.MEDIA_TYPE
-        body: bytes = problems.problem_response(503, problems.CODES[503], MESSAGE).content
+        body: bytes = problems.problem_response(503, problems.CODES[503], message).content
     elif asked.get(b"hx-request"):
-        kind, body = "text/plain; charset=utf-8", f"{TITLE}. {MESSAGE}".encode()
+        kind, body = "text/plain; charset=utf-8", f"{title}. {message}".encode()
     else:
         kind = MEDIA_TYPE
         language = asked.get(b"accept-language", b"").decode("latin-1")
         again = ("", _("Try again")) if scope["method"] == "GET" else ("/", _("Back to my work"))
         body = static_error_page(
-            TITLE, MESSAGE, link=again, is_temporary=True, accept_language=language
+            title, message, link=again, is_temporary=True, accept_language=language
         ).encode()
     headers = {
         "content-type": kind,

@@ -24,6 +24,7 @@ from portal.domain.policy_settings import (
 from portal.models import (
     AttemptSeconds,
     BrowserSession,
+    BulkAct,
     Cycle,
     EngineQuery,
     FileRequest,
@@ -113,6 +114,11 @@ RULES = (
     RetentionRule("ended terminals; the audit trail stays", _terminals, 7 * _DAY),
     RetentionRule(
         "idempotency keys", lambda before: IdempotencyKey.objects.filter(created_at__lt=before), 7 * _DAY
+    ),
+    RetentionRule(
+        "actions on several jobs that are done",
+        lambda before: BulkAct.objects.filter(created_at__lt=before, finished_at__isnull=False),
+        7 * _DAY,
     ),
     RetentionRule(
         "requests for files of jobs",

@@ -41,6 +41,7 @@ IDLE_EVERY_S = 20.0
 DEMO_EVERY_S = 20.0
 FAILURES_EVERY_S = 3.0
 PROFILES_EVERY_S = 5.0
+BULK_EVERY_S = 2.0
 SWEEPS_EVERY_S = 20.0
 SERVICES_EVERY_S = 5.0
 SCHEDULES_EVERY_S = 5.0
@@ -62,6 +63,7 @@ app.conf.beat_schedule = {
         ("profiles", "scheduler.profiles", PROFILES_EVERY_S, "nodes"),
         ("demo", "scheduler.demo", DEMO_EVERY_S, "nodes"),
         ("sweeps", "scheduler.advance_sweeps", SWEEPS_EVERY_S, "nodes"),
+        ("bulk", "scheduler.bulk", BULK_EVERY_S, "nodes"),
         ("schedules", "scheduler.schedules", SCHEDULES_EVERY_S, "nodes"),
         ("services", "scheduler.advance_services", SERVICES_EVERY_S, "nodes"),
         ("notices", "scheduler.deliver_notices", NOTICES_EVERY_S, "nodes"),

@@ -30,6 +30,10 @@ IDLE_TIMEOUT_S = 300.0
 """Connections idle for longer are closed when another one is returned."""
 
 
+class PoolFullError(psycopg.OperationalError):
+    """All connections were in use for the whole wait; nothing was sent to the database."""
+
+
 class ConnectionPool:
     """At most ``size`` connections, last in, first out."""
 
@@ -53,13 +57,13 @@ class ConnectionPool:
     ) -> TimeoutConnection:
         """Return a connection to the same database as the same role that has answered within the last 0.1 s.
 
-        Raise OperationalError if none is free within ``wait_s``, the server does not answer, or connecting
-        fails.
+        Raise PoolFullError if none is free within ``wait_s``, and OperationalError if the server does not answer
+        or connecting fails.
         """
         try:
             self._turns.get(timeout=self.wait_s)
         except Empty:
-            raise psycopg.OperationalError(
+            raise PoolFullError(
                 f"all {self.size} connections to the database were in use for {self.wait_s:.0f} s"
             ) from None
         try:

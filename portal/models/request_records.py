@@ -1,8 +1,12 @@
-"""Records of requests: the audit trail, and responses by ``Idempotency-Key``."""
+"""Records of requests: the audit trail, responses by ``Idempotency-Key``, and actions on many jobs."""
 
 from __future__ import annotations
 
 from django.db import models
+from django.db.models.functions import Now
+
+from portal.models.columns import optional_time
+from portal.models.public_id import PublicIdField
 
 
 class AuditEntry(models.Model):
@@ -44,3 +48,24 @@ class IdempotencyKey(models.Model):
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["user", "key"], name="idempotency_once")]
+
+
+class BulkAct(models.Model):
+    """One action on many jobs. The row is the queue: a job without a result is still to be changed."""
+
+    public_id = PublicIdField()
+    user = models.ForeignKey("User", on_delete=models.CASCADE, related_name="+")
+    action = models.CharField(max_length=12)
+    value = models.BigIntegerField(null=True, help_text="The priority, or the key of the project.")
+    jobs = models.JSONField(help_text="Public ids in the order of the request.")
+    results = models.JSONField(
+        default=dict, help_text="By public id: [public id of the changed or new job, refusal or blank]."
+    )
+    created_at = models.DateTimeField(db_default=Now())
+    finished_at = optional_time()
+
+    class Meta:
+        indexes = [
+            models.Index(fields=["id"], condition=models.Q(finished_at__isnull=True), name="bulk_act_open"),
+            models.Index(fields=["created_at"], name="bulk_act_by_time"),
+        ]

@@ -20,7 +20,7 @@ from portal.domain.job_spec import job_fields
 from portal.domain.states import JobKind, JobState, Role
 from portal.domain.tensorboard import MAX_JOBS
 from portal.errors import FairwayError, InvalidRequest
-from portal.models import Job, SavedJobView, User
+from portal.models import BulkAct, Job, SavedJobView, User
 from portal.models.jobs import total_gpus
 from portal.selectors.jobs.jobs import (
     ROW_RELATIONS,
@@ -30,7 +30,14 @@ from portal.selectors.jobs.jobs import (
     list_jobs,
     one_row_per_sweep,
 )
-from portal.services.jobs.bulk import BULK_ACTIONS, MAX_BULK_JOBS, check_bulk, do_bulk
+from portal.services.jobs.bulk import (
+    BULK_ACTIONS,
+    MAX_CHOSEN_JOBS,
+    advance_bulk,
+    bulk_results,
+    check_bulk,
+    start_bulk,
+)
 from portal.services.jobs.tensorboard import do_open_tensorboard
 from portal.services.jobs.views import do_delete_view, do_save_view
 from portal.web.display.csv_download import csv_response
@@ -314,29 +321,47 @@ def bulk(request: HttpRequest, user: User) -> HttpResponse:
     if name not in BULK_ACTIONS:
         raise InvalidRequest(_("There is no such action."))
     chosen = list(dict.fromkeys(request.POST.getlist("job")))
-    if not chosen or len(chosen) > MAX_BULK_JOBS:
-        messages.error(request, _("Choose 1 to {max_bulk_jobs} jobs.").format(max_bulk_jobs=MAX_BULK_JOBS))
+    if not chosen or len(chosen) > MAX_CHOSEN_JOBS:
+        messages.error(request, _("Choose 1 to {max_bulk_jobs} jobs.").format(max_bulk_jobs=MAX_CHOSEN_JOBS))
         return redirect(back)
     found = {job.public_id: job for job in list_jobs(user).filter(public_id__in=chosen)}
     jobs, rule = [found[one] for one in chosen if one in found], BULK_ACTIONS[name]
     context: dict[str, Any] = {"action": name, "rule": rule, "back": back}
-    status = 200
-    if request.POST.get("confirmed") == "1":
+    status, is_confirmed = 200, request.POST.get("confirmed") == "1"
+    results = check_bulk(user, jobs, name)
+    if is_confirmed and any(each.changed for each in results):
         try:
-            results = do_bulk(user, jobs, name, _bulk_value(request, user, rule.parameter))
+            act = advance_bulk(start_bulk(user, jobs, name, _bulk_value(request, user, rule.parameter)))
         except FairwayError as refusal:
             context["problem"], status = refusal.message, refusal.status
-            results = check_bulk(user, jobs, name)
         else:
-            context["is_done"] = True
-    else:
-        results = check_bulk(user, jobs, name)
+            if act.finished_at is None:
+                return redirect("bulk-act", act.public_id)
+            results, context["is_done"] = bulk_results(act), True
+    elif is_confirmed:
+        context["is_done"] = True
     if rule.parameter == "project":
         context["projects"] = visible_projects(user).filter(archived_at__isnull=True).order_by("name")
     context["selected"], context["missing"] = len(chosen), len(chosen) - len(jobs)
     context["changed"] = [each for each in results if each.changed]
     context["refused"] = [each for each in results if not each.changed]
     return render(request, "jobs/bulk.html", context, status=status)
+
+
+@page(AccessPolicy.SIGNED_IN)
+def bulk_act(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    """Show how far an action is that goes on after its request, and which jobs were refused."""
+    rows = BulkAct.objects.select_related("user").filter(user=user)
+    act = find_row(rows, _("There is no such action on several jobs."), public_id=public_id)
+    context: dict[str, Any] = {
+        "act": act,
+        "rule": BULK_ACTIONS[act.action],
+        "total": len(act.jobs),
+        "done": len(act.results),
+        "changed": sum(not refusal for _, refusal in act.results.values()),
+        "refused": [each for each in bulk_results(act) if not each.changed],
+    }
+    return render_live(request, "jobs/bulk_act.html", "jobs/bulk_act_live.html", context)
 
 
 def _bulk_value(request: HttpRequest, user: User, parameter: str) -> Any:

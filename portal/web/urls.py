@@ -83,6 +83,7 @@ urlpatterns = [
     path("launch/alternatives/", views.alternatives, name="launch-alternatives"),
     path("jobs/", job_list.jobs, name="jobs"),
     path("jobs/bulk/", job_list.bulk, name="jobs-bulk"),
+    path("jobs/bulk/<str:public_id>/", job_list.bulk_act, name="bulk-act"),
     path("jobs/jobs.csv", job_list.jobs_csv, name="jobs-csv"),
     path("jobs/views/", job_list.save_view, name="save-job-view"),
     path("jobs/views/<slug:public_id>/delete/", job_list.delete_view, name="delete-job-view"),

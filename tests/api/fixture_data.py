@@ -16,6 +16,7 @@ from portal.domain.notices import Channel
 from portal.models import (
     AgentRollout,
     AttemptObservation,
+    BulkAct,
     Checkpoint,
     DataSet,
     DataSetVersion,
@@ -302,6 +303,10 @@ def work_of(
         decided_at=timezone.now(),
         code_since=timezone.now(),
     )
+    work["bulk_act"] = BulkAct.objects.create(
+        user=owner, action="hold", jobs=[work["job"].public_id], finished_at=timezone.now(),
+        results={work["job"].public_id: [work["job"].public_id, ""]},
+    )  # fmt: skip
     work["extension"] = asked_for(work["running"])
     work["quota_request"] = UserRequest.objects.create(
         kind="quota",

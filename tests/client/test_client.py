@@ -24,8 +24,9 @@ from django.utils import timezone
 
 from client import Fairway, FairwayError, Refused, TimedOut, api, cli
 from portal.domain.job_spec import job_fields
-from portal.models import Attempt, CodeArchive, Job, Task
+from portal.models import Attempt, BulkAct, CodeArchive, Job, Task
 from portal.services.accounts.tokens import Scope, do_create_token
+from portal.services.jobs.bulk import advance_bulk
 from portal.services.jobs.logs import write_log_bytes
 from portal.services.lifecycle import job_control
 from portal.services.lifecycle.job_control import RankPlacement
@@ -99,6 +100,38 @@ def test_python_submits_waits_reads_logs_and_stops(address, dataset, fields) -> 
     text = job.spec()
     copy = server.submit_yaml(text.replace("name: run", "name: again"))
     assert Job.objects.get(public_id=copy.id).command == ["python", "train.py"]
+
+
+def test_an_action_on_several_jobs_is_followed_until_each_is_changed_or_refused(
+    address, dataset, fields, monkeypatch, capsys
+) -> None:
+    monkeypatch.setattr(api, "BULK_POLL_S", 0.05)
+    ids = [Fairway().submit(**fields | {"name": f"run-{number}"}).id for number in range(3)]
+    assert fairway("hold", ids[0]) == cli.OK
+    answered = threading.Event()
+
+    def only_record(act: BulkAct) -> BulkAct:  # the request's time is over before it changed a job
+        answered.set()
+        return act
+
+    def work() -> None:
+        answered.wait(60)
+        advance_bulk(BulkAct.objects.get(finished_at=None))
+        connection.close()
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    capsys.readouterr()
+    with monkeypatch.context() as patched:
+        patched.setattr("portal.api.jobs.job_lists.advance_bulk", only_record)
+        assert fairway("hold", *ids) == cli.REFUSED
+    worker.join()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines[1:]] == [[one, f"run-{at}"] for at, one in enumerate(ids)]
+    assert "It is held already." in lines[1] and lines[2].endswith("done") and lines[3].endswith("done")
+    assert Job.objects.filter(held=True).count() == 3
+    assert fairway("release", *ids) == cli.OK and not Job.objects.filter(held=True).exists()
+    assert fairway("stop", *ids) == cli.OK and {job.state for job in Job.objects.all()} == {"CANCELLED"}
 
 
 def test_logs_are_followed_until_the_job_ends(address, dataset, fields) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import signal
 import subprocess
@@ -12,10 +13,13 @@ import pytest
 import redis
 from django.conf import settings as django_settings
 from django.db import connections
+from django.utils import timezone
 
 from portal.config.celery import app
 from portal.domain.states import JobState
-from portal.models import Attempt, Job, Lease, Node, OutboxMessage
+from portal.models import Attempt, BulkAct, Job, Lease, Node, OutboxMessage
+from portal.services.jobs.bulk import start_bulk
+from portal.services.jobs.submission import do_cancel_job
 from portal.standalone.servers.binaries import find_valkey
 from scheduler import leases
 from tests import factories
@@ -170,3 +174,26 @@ def _own_valkey(harness: EngineHarness) -> tuple[int, str]:
 
 def _state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
+
+def test_a_killed_worker_leaves_the_rest_of_an_action_on_many_jobs_to_another(harness, dataset) -> None:
+    """Requeued ended jobs are new jobs: one that is processed twice, or not at all, changes their number."""
+    jobs = [submit(dataset, 0.05) for _ in range(120)]
+    for job in jobs:
+        do_cancel_job(dataset["owner"], job)
+    act = start_bulk(dataset["owner"], jobs, "requeue")
+    BulkAct.objects.filter(pk=act.pk).update(created_at=timezone.now() - dt.timedelta(minutes=1))
+    first = harness.start_worker("ask,nodes")
+
+    def done() -> int:
+        return len(BulkAct.objects.get(pk=act.pk).results)
+
+    wait_for("some are processed", done, 60)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    assert done() < len(jobs), "the worker was killed too late"
+    assert Job.objects.count() == len(jobs) + done()
+    harness.start_worker("ask,nodes")
+    wait_for("all are processed", lambda: BulkAct.objects.get(pk=act.pk).finished_at, 60)
+    assert {refusal for _, refusal in BulkAct.objects.get(pk=act.pk).results.values()} == {""}
+    assert Job.objects.count() == 2 * len(jobs)

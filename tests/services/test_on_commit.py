@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from django.db import transaction
 
+from portal.models import OutboxMessage
 from portal.on_commit import send_after_commit
+from portal.outbox import trigger_cycle
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -71,3 +73,17 @@ def test_concurrent_senders_do_not_share_messages(sent, ways) -> None:
         send_after_commit(again, [1])
         send_after_commit(one, [2])
     assert sent == [("two", [1]), ("one", [9]), ("one", [2])]
+
+
+def test_a_transaction_requests_one_cycle_for_each_trigger_that_was_not_rolled_back() -> None:
+    with transaction.atomic():
+        with pytest.raises(RuntimeError), transaction.atomic():
+            trigger_cycle("hold")
+            raise RuntimeError
+        for _ in range(3):
+            with transaction.atomic():
+                trigger_cycle("hold")
+                trigger_cycle("requeue")
+    assert sorted(row.arguments[0] for row in OutboxMessage.objects.all()) == ["hold", "requeue"]
+    trigger_cycle("hold")
+    assert OutboxMessage.objects.count() == 3

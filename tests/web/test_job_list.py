@@ -11,7 +11,8 @@ import pytest
 from django.urls import reverse
 from django.utils import timezone
 
-from portal.models import Job, JobAnnotation, JobVerdict, SavedJobView, Sweep, Trial
+from portal.models import BulkAct, Job, JobAnnotation, JobVerdict, SavedJobView, Sweep, Trial
+from portal.services.jobs.bulk import advance_bulk
 from portal.web import job_list
 from tests import factories
 
@@ -149,6 +150,26 @@ def test_a_confirmation_counts_changeable_jobs_and_explains_the_others(dataset, 
     assert Job.objects.get(name="depth-anything-ft").priority == -5
     page = text(client.post(reverse("jobs-bulk"), confirmed | {"priority": "5"}))
     assert "Only managers of the project may raise a priority above 0." in page
+
+
+def test_an_action_that_goes_on_shows_its_progress_until_it_is_complete(dataset, client_of, monkeypatch):
+    chosen = [dataset.jobs[name].public_id for name in ("depth-anything-ft", "dino-abl-b128")]
+    client = client_of("member")
+    with monkeypatch.context() as patched:
+        patched.setattr("portal.web.job_list.advance_bulk", lambda act: act)  # the request's time is over
+        answer = client.post(
+            reverse("jobs-bulk"), {"job": chosen, "action": "priority", "confirmed": "1", "priority": "-5"}
+        )
+    act = BulkAct.objects.get()
+    assert answer.status_code == 302 and answer["Location"] == reverse("bulk-act", args=[act.public_id])
+    page = client.get(answer["Location"])
+    assert "0 of 2 jobs processed, 0 changed." in text(page) and "every 1s" in page.content.decode()
+    advance_bulk(act)
+    live = client.get(answer["Location"], headers={"HX-Request": "true"})
+    assert "2 of 2 jobs processed, 1 changed." in text(live)
+    assert "It no longer waits; only a waiting job can be changed." in text(live)
+    assert "every 1s" not in live.content.decode() and "<html" not in live.content.decode()
+    assert client_of("a-lindqvist").get(answer["Location"]).status_code == 404
 
 
 # -- one job ---------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from django.http import Http404, HttpResponse, JsonResponse
 from redis.exceptions import RedisError
 from rest_framework import exceptions
 
+from portal.database.failures import VALKEY_AWAY, database_failure_message
 from portal.errors import FairwayError, InvalidRequest, MalformedRequest, ServiceUnavailable, Unauthenticated
 from portal.services.yaml_input import line_of
 
@@ -100,11 +101,11 @@ def response_for(failure: Exception, lines: Mapping[str, int] | None = None) -> 
         case SuspiciousOperation():
             return response_for_status(400)
         case OperationalError() | InterfaceError():
-            log.warning("the database does not answer: %s", failure)
-            return _error_response(ServiceUnavailable("The database does not answer. Try again in a moment."))
+            log.warning("the database failed: %s", failure)
+            return _error_response(ServiceUnavailable(database_failure_message(failure)))
         case RedisError():
             log.warning("Redis does not answer: %s", failure)
-            return _error_response(ServiceUnavailable("Redis does not answer. Try again in a moment."))
+            return _error_response(ServiceUnavailable(VALKEY_AWAY))
     return None
 
 

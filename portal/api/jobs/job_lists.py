@@ -23,11 +23,20 @@ from portal.api.jobs.job_requests import ID_OR_NAME, build_body_field, get_refer
 from portal.api.serializers.references import Reference, UserReference
 from portal.domain.job_spec import job_fields
 from portal.errors import InvalidRequest
-from portal.models import SavedJobView, User
+from portal.models import BulkAct, Job, SavedJobView, User
 from portal.selectors.jobs.jobs import get_jobs
 from portal.selectors.lookup import get_first
 from portal.services.accounts.tokens import Scope
-from portal.services.jobs.bulk import BULK_ACTIONS, MAX_BULK_JOBS, check_bulk, do_bulk
+from portal.services.idempotency import run_once
+from portal.services.jobs.bulk import (
+    BULK_ACTIONS,
+    MAX_BULK_JOBS,
+    MAX_CHOSEN_JOBS,
+    advance_bulk,
+    bulk_results,
+    check_bulk,
+    start_bulk,
+)
 from portal.services.jobs.views import do_delete_view, do_save_view
 from portal.valkey import rate_limits
 
@@ -60,10 +69,32 @@ class BulkJobResult(ResponseSerializer):
 
 
 class BulkResults(ResponseSerializer):
-    """The results in the order of the request."""
+    """The results so far in the order of the request."""
 
+    id = serializers.CharField(allow_null=True, help_text="Of `bulk-acts/{id}/`; null for a dry run.")
+    total = serializers.IntegerField(help_text="Number of jobs of the request.")
+    done = serializers.IntegerField(help_text="Number of jobs that were changed or refused.")
+    finished_at = serializers.DateTimeField(allow_null=True, help_text="null: jobs are still to be changed.")
     changed = serializers.IntegerField(help_text="Number of jobs that were, or could be, changed.")
     results = BulkJobResult(many=True)
+
+
+def get_bulk_act(user: User, public_id: str) -> BulkAct:
+    """Return an action of this user on several jobs. Raise NotFound."""
+    rows = BulkAct.objects.select_related("user").filter(user=user, public_id=public_id)
+    return get_first(rows, "There is no such action on several jobs.")
+
+
+def represent_bulk_act(act: BulkAct) -> dict[str, Any]:
+    """Return the results so far."""
+    return BulkResults.compose(
+        id=act.public_id,
+        total=len(act.jobs),
+        done=len(act.results),
+        finished_at=act.finished_at,
+        changed=sum(not refusal for _, refusal in act.results.values()),
+        results=bulk_results(act),
+    )
 
 
 class JobsBulkView(SignedInView):
@@ -76,25 +107,51 @@ class JobsBulkView(SignedInView):
         body=BulkBody,
         response=BulkResults,
         rate=rate_limits.JOB_SUBMITS,
+        idempotent=True,
+        accepts=True,
         error_statuses=[404, 422],
         detail="Each job is changed, or refused with a reason, on its own. `requeue` returns a running job to the "
-        "queue with its age, and submits an ended one again. `priority` and `move` change waiting jobs.",
+        "queue with its age, and submits an ended one again. `priority` and `move` change waiting "
+        "jobs. What takes longer than 3 s goes on after the answer 202, whose Location is the status.",
     )
     def post(self, request: Request) -> HttpResponse:
         """Whether each job was changed."""
         body = self.body
-        jobs = get_jobs(self.user, body["jobs"])
+        if body["dry_run"]:
+            jobs, _ = self._resolve()
+            if len(jobs) > MAX_CHOSEN_JOBS:
+                raise InvalidRequest(fields={"jobs": f"A dry run takes at most {MAX_CHOSEN_JOBS} jobs."})
+            results = check_bulk(self.user, jobs, body["action"])
+            changed, total = sum(each.changed for each in results), len(results)
+            return self.json_response(
+                BulkResults.compose(
+                    id=None, total=total, done=total, finished_at=None, changed=changed, results=results
+                )
+            )
+
+        # The key covers the row of the action, whose results are stored job by job. A repetition finds the row
+        # although its jobs may have been moved to a project that the user cannot see.
+        def start() -> dict[str, Any]:
+            jobs, value = self._resolve()
+            return {"id": start_bulk(self.user, jobs, body["action"], value).public_id}
+
+        key = self.request.headers.get("Idempotency-Key")
+        if key is None:
+            public_id = start()["id"]
+        else:
+            kept = run_once(self.user, key, self.request.path, self.request.data, lambda: (202, start()))
+            public_id = kept.body["id"]
+        act = advance_bulk(get_bulk_act(self.user, public_id))
+        status = 200 if act.finished_at else 202
+        headers = {} if act.finished_at else {"Location": f"/api/v1/bulk-acts/{act.public_id}/"}
+        return self.json_response(represent_bulk_act(act), status, headers)
+
+    def _resolve(self) -> tuple[list[Job], Any]:
+        """Return the jobs, all of which the token may change, and the value of the action."""
+        jobs = get_jobs(self.user, self.body["jobs"])
         for job in jobs:
             self.require_scope_of(job)
-        value = self._value(BULK_ACTIONS[body["action"]].parameter)
-        dry = body["dry_run"]
-        results = (
-            check_bulk(self.user, jobs, body["action"])
-            if dry
-            else do_bulk(self.user, jobs, body["action"], value)
-        )
-        changed = sum(each.changed for each in results)
-        return self.json_response(BulkResults.compose(changed=changed, results=results))
+        return jobs, self._value(BULK_ACTIONS[self.body["action"]].parameter)
 
     def _value(self, parameter: str) -> Any:
         if parameter and parameter not in self.body:
@@ -102,6 +159,20 @@ class JobsBulkView(SignedInView):
         if parameter == "project":
             return get_referenced_row(visible_projects(self.user), self.body["project"], "project")
         return self.body[parameter] if parameter else None
+
+
+class BulkActView(SignedInView):
+    @operation(
+        "bulk_acts_get",
+        "Get an action on several jobs",
+        tag="jobs",
+        scope=Scope.READ,
+        response=BulkResults,
+        error_statuses=[404],
+    )
+    def get(self, request: Request, act: str) -> HttpResponse:
+        """The results so far."""
+        return self.json_response(represent_bulk_act(get_bulk_act(self.user, act)))
 
 
 class SavedJobViewBody(StrictSerializer):
@@ -175,6 +246,7 @@ class JobViewView(SignedInView):
 
 ROUTES = [
     path("jobs/bulk/", JobsBulkView.as_view()),
+    path("bulk-acts/<slug:act>/", BulkActView.as_view()),
     path("job-views/", JobViewsView.as_view()),
     path("job-views/<slug:view>/", JobViewView.as_view()),
 ]

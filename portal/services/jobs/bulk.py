@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from django.db import transaction
+from django.db import InterfaceError, OperationalError, connection, transaction
+from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
+from redis.exceptions import RedisError
 
-from portal.access import Permission, permitted_job_ids
+from portal.access import Permission, permitted_job_ids, visible_jobs, visible_projects
 from portal.domain.states import TERMINAL_JOB_STATES, DesiredState, JobKind, JobState
 from portal.errors import FairwayError, InvalidRequest
-from portal.models import Job, User
+from portal.models import BulkAct, Job, User
+from portal.selectors.jobs.jobs import ROW_RELATIONS
 from portal.services.jobs.changes import change_refusal, do_change_job
 from portal.services.jobs.submission import (
     check_resubmission,
@@ -24,7 +30,23 @@ from portal.services.jobs.submission import (
     do_suspend_job,
 )
 
-MAX_BULK_JOBS = 100
+log = logging.getLogger(__name__)
+
+MAX_CHOSEN_JOBS = 100
+"""Jobs that a page offers to choose at once."""
+MAX_BULK_JOBS = 5000
+REQUEST_LIMIT_S = 3.0
+"""A request works on its jobs for this long; the worker changes the rest. Below the request limit of 8 s."""
+WORKER_LIMIT_S = 15.0
+WORKER_DELAY_S = REQUEST_LIMIT_S + 2
+"""The worker leaves newer rows to the request that wrote them."""
+_CHUNK_JOBS = 10
+_CHUNK_S = 0.5
+_LOCK_TIMEOUT = "1s"
+_LOCKED_STATES = {"55P03", "57014", "40P01"}
+"""Lock timeout, statement timeout, deadlock: the job is busy, and the connection still usable."""
+_OUTAGES = (OperationalError, InterfaceError, RedisError)
+"""Failures of a server, not of a job: the action goes on when the server answers again."""
 
 
 @dataclass(frozen=True)
@@ -135,25 +157,185 @@ BULK_ACTIONS: Mapping[str, BulkAction] = {
 def check_bulk(user: User, jobs: Sequence[Job], action: str) -> list[BulkResult]:
     """Return which of the jobs the action can change now, in the given order."""
     if len(jobs) > MAX_BULK_JOBS:
-        raise InvalidRequest(
-            fields={"jobs": _("At most {max_bulk_jobs} jobs at once.").format(max_bulk_jobs=MAX_BULK_JOBS)}
-        )
+        raise InvalidRequest(fields={"jobs": _too_many()})
     controlled = permitted_job_ids(user, Permission.CONTROL, jobs)
     rule = BULK_ACTIONS[action]
-    denied = _("Only its owner and managers of its project may change it.")
     return [
-        BulkResult(job, (rule.refusal(user, job) or "") if job.pk in controlled else denied) for job in jobs
+        BulkResult(job, (rule.refusal(user, job) or "") if job.pk in controlled else _denied())
+        for job in jobs
     ]
 
 
+def start_bulk(user: User, jobs: Sequence[Job], action: str, value: Any = None) -> BulkAct:
+    """Record an action on jobs; ``advance_bulk`` or the worker changes them. ``value``: a number or a project."""
+    if len(jobs) > MAX_BULK_JOBS:
+        raise InvalidRequest(fields={"jobs": _too_many()})
+    number = value if value is None or isinstance(value, int) else value.pk
+    ids = [job.public_id for job in jobs]
+    return BulkAct.objects.create(user=user, action=action, value=number, jobs=ids)
+
+
+def advance_bulk(act: BulkAct, limit_s: float = REQUEST_LIMIT_S, *, wait: bool = True) -> BulkAct:
+    """Change jobs of the action until none is left or the time is over; return its new state.
+
+    Each transaction changes a few jobs and stores their results, so that a kill repeats and loses none.
+    Without ``wait``, an action that another process works on is left to it.
+    """
+    deadline_s = time.monotonic() + limit_s
+    while act.finished_at is None and time.monotonic() < deadline_s:
+        try:
+            advanced = _advance_chunk(act, _CHUNK_JOBS, wait=wait)
+        except _OUTAGES:
+            raise
+        except Exception:  # at the end of the transaction, such as by a deferred constraint; logged below
+            advanced = _advance_one_by_one(act, wait=wait)
+        if advanced is None:
+            break
+        act = advanced
+    return act
+
+
+def advance_open_bulk_acts(limit_s: float = WORKER_LIMIT_S) -> int:
+    """Continue actions whose requests have been answered; return how many were open. Called by the worker."""
+    deadline_s = time.monotonic() + limit_s
+    old = timezone.now() - dt.timedelta(seconds=WORKER_DELAY_S)
+    acts = list(BulkAct.objects.filter(finished_at__isnull=True, created_at__lt=old).order_by("pk")[:100])
+    for place, act in enumerate(acts):
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            break
+        share_s = left_s / (len(acts) - place)  # a long action does not delay the others
+        try:
+            advance_bulk(act, share_s, wait=False)
+        except _OUTAGES:
+            raise
+        except Exception:  # the other actions go on
+            log.exception("the action %s on several jobs failed", act.public_id)
+    return len(acts)
+
+
+def bulk_results(act: BulkAct) -> list[BulkResult]:
+    """Return the results so far, in the order of the request, of jobs that the user can still see."""
+    done = [act.results[one] for one in act.jobs if one in act.results]
+    rows = visible_jobs(act.user).select_related("project").filter(public_id__in=[one for one, _ in done])
+    found = {job.public_id: job for job in rows}
+    return [BulkResult(found[one], refusal) for one, refusal in done if one in found]
+
+
+def _lock_act(act: BulkAct, *, wait: bool) -> BulkAct | None:
+    """Return the locked row, or None if another process works on it."""
+    rows = BulkAct.objects.select_for_update(no_key=True, of=("self",), skip_locked=not wait)
+    return rows.select_related("user").filter(pk=act.pk).first()
+
+
+def _advance_one_by_one(act: BulkAct, *, wait: bool) -> BulkAct | None:
+    """Change the next jobs in a transaction each, after their common one failed; refuse those that fail again."""
+    advanced: BulkAct | None = act
+    for _number in range(_CHUNK_JOBS):
+        if advanced is None or advanced.finished_at is not None:
+            break
+        try:
+            advanced = _advance_chunk(advanced, 1, wait=wait)
+        except _OUTAGES:
+            raise
+        except Exception:
+            log.exception("a job of the action %s on several jobs was not changed", act.public_id)
+            advanced = _refuse_next(act, wait=wait)
+    return advanced
+
+
+def _refuse_next(act: BulkAct, *, wait: bool) -> BulkAct | None:
+    with transaction.atomic():
+        locked = _lock_act(act, wait=wait)
+        if locked is not None and locked.finished_at is None:
+            one = _open_ids(locked, 1)[0]
+            _store_results(locked, {one: [one, _failed()]})
+        return locked
+
+
+def _open_ids(act: BulkAct, limit: int) -> list[str]:
+    return [one for one in act.jobs if one not in act.results][:limit]
+
+
+def _store_results(act: BulkAct, results: Mapping[str, list[str]]) -> None:
+    act.results |= results
+    if len(act.results) == len(act.jobs):
+        act.finished_at = timezone.now()
+    act.save(update_fields=["results", "finished_at"])
+
+
+def _advance_chunk(act: BulkAct, limit: int, *, wait: bool) -> BulkAct | None:
+    """Change at most ``limit`` jobs and store their results in one transaction; return the new row.
+
+    Return None if another process works on the action.
+    """
+    with transaction.atomic():
+        locked = _lock_act(act, wait=wait)
+        if locked is not None and locked.finished_at is None:
+            _store_results(locked, _change_next(locked, limit))
+        return locked
+
+
+def _change_next(act: BulkAct, limit: int) -> dict[str, list[str]]:
+    if not act.user.is_active:
+        refusal = _("The account that asked for it is deactivated.")
+        return {one: [one, refusal] for one in _open_ids(act, len(act.jobs))}
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT set_config('lock_timeout', %s, true)", [_LOCK_TIMEOUT])
+    ids = _open_ids(act, limit)
+    # in the order of their keys, as other writers lock them
+    rows = visible_jobs(act.user).select_related(*ROW_RELATIONS, "template").order_by("pk")
+    jobs = list(rows.filter(public_id__in=ids))
+    controlled = permitted_job_ids(act.user, Permission.CONTROL, jobs)
+    deadline_s = time.monotonic() + _CHUNK_S
+    results: dict[str, list[str]] = {}
+    for job in jobs:
+        result = _change_job(act, job) if job.pk in controlled else BulkResult(job, _denied())
+        results[job.public_id] = [result.job.public_id, result.refusal]
+        if time.monotonic() > deadline_s:
+            return results
+    missing = _("It cannot be found, or you may not see it.")
+    return results | {one: [one, missing] for one in ids if one not in results}
+
+
+def _change_job(act: BulkAct, job: Job) -> BulkResult:
+    """Change one job in a savepoint. Raise only when a server does not answer."""
+    rule = BULK_ACTIONS[act.action]
+    try:
+        with transaction.atomic():
+            if refusal := rule.refusal(act.user, job):
+                return BulkResult(job, refusal)
+            value: Any = act.value
+            if rule.parameter == "project" and act.value is not None:
+                value = visible_projects(act.user).filter(pk=act.value).first()
+                if value is None:
+                    return BulkResult(job, _("There is no such project, or you may not see it."))
+            return BulkResult(rule.perform(act.user, job, value))
+    except FairwayError as refused:
+        return BulkResult(job, refused.message)
+    except OperationalError as failure:
+        if getattr(failure.__cause__, "sqlstate", None) not in _LOCKED_STATES:
+            raise
+        return BulkResult(job, _("Another change of it takes too long; it was not changed. Try again."))
+    except (InterfaceError, RedisError):
+        raise
+    except Exception:  # a fault of one job does not stop the others
+        log.exception("job %s of the action %s on several jobs was not changed", job.public_id, act.public_id)
+        return BulkResult(job, _failed())
+
+
+def _denied() -> str:
+    return _("Only its owner and managers of its project may change it.")
+
+
+def _failed() -> str:
+    return _("It was not changed because of an error in Fairway, which is in the log. Tell an administrator.")
+
+
+def _too_many() -> str:
+    return _("At most {max_bulk_jobs} jobs at once.").format(max_bulk_jobs=MAX_BULK_JOBS)
+
+
 def do_bulk(user: User, jobs: Sequence[Job], action: str, value: Any = None) -> list[BulkResult]:
-    """Change the jobs that can be changed, one after the other; each succeeds or is refused on its own."""
-    results = []
-    for found in check_bulk(user, jobs, action):
-        if not found.refusal:
-            try:
-                found = BulkResult(BULK_ACTIONS[action].perform(user, found.job, value))
-            except FairwayError as refused:
-                found = BulkResult(found.job, refused.message)
-        results.append(found)
-    return results
+    """Change jobs for as long as a request may, each on its own; return the results so far."""
+    return bulk_results(advance_bulk(start_bulk(user, jobs, action, value)))

@@ -331,9 +331,11 @@ def do_cancel_job(user: User, job: Job) -> Job:
 def do_hold_job(user: User, job: Job, held: bool) -> Job:
     require_permission(user, Permission.CONTROL, job)
     with transaction.atomic():
+        if job.owner_id == user.pk:
+            return job_control.set_job_held(job.pk, held, actor=user.username)
         before = Job.objects.select_for_update(no_key=True).get(pk=job.pk).held
         job = job_control.set_job_held(job.pk, held, actor=user.username)
-        if job.owner_id != user.pk and before != job.held:
+        if before != job.held:
             record_action(user, "job.hold" if held else "job.release", job)
     return job
 

@@ -53,6 +53,7 @@ from portal.services.lifecycle.state_events import (
     attempt_topic_event,
     job_event,
     job_topic_events,
+    lock_job,
     placement_text,
     record_event,
 )
@@ -560,7 +561,7 @@ def cancel_job(job_id: int, reason: EndReason, *, actor: str, message: str = "")
     Ended jobs are unchanged.
     """
     with transaction.atomic():
-        job = Job.objects.select_for_update(no_key=True).get(pk=job_id)
+        job = lock_job(job_id)
         if job.state in TERMINAL_JOB_STATES or job.desired_state == DesiredState.CANCELLED:
             return job
         job.desired_state = DesiredState.CANCELLED.value
@@ -573,14 +574,14 @@ def cancel_job(job_id: int, reason: EndReason, *, actor: str, message: str = "")
             transition_job(job, JobState.CANCELLED, reason=reason, message=message, actor=actor)
         else:
             request_stop(attempt.pk, reason, actor=actor, message=message)
-        job.refresh_from_db()
+            job.refresh_from_db()
         return job
 
 
 def set_job_held(job_id: int, held: bool, *, actor: str) -> Job:
     """Hold a job, or release it; a running attempt continues."""
     with transaction.atomic():
-        job = Job.objects.select_for_update(no_key=True).get(pk=job_id)
+        job = lock_job(job_id)
         if job.state in TERMINAL_JOB_STATES:
             raise Conflict(
                 _("The job has already ended: {state}.").format(state=job.state.lower()), code="job_ended"

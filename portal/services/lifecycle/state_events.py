@@ -46,6 +46,12 @@ def attempt_topic_event(attempt: Attempt, kind: str, message: str) -> TopicEvent
     return f"job.{attempt.job.public_id}", data
 
 
+def lock_job(job_id: int) -> Job:
+    """Return the job, locked, with the owner and the project that its events name."""
+    rows = Job.objects.select_for_update(of=("self",), no_key=True)
+    return rows.select_related("owner", "project").get(pk=job_id)
+
+
 def job_topic_events(job: Job) -> list[TopicEvent]:
     """Return the job's state for subscribers of the job, its owner and its project."""
     data = {"kind": "job_state", "job": job.public_id, "state": job.state, "message": job.message}

@@ -72,6 +72,7 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
                 "job-switch",
                 "job-change",
                 "jobs-bulk",
+                "bulk-act",
             ),
             in_tab_bar=True,
         ),

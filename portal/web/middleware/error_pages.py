@@ -20,6 +20,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from redis.exceptions import RedisError
 
+from portal.database.failures import VALKEY_AWAY, database_failure_message
 from portal.errors import FairwayError, NotFound, ServiceUnavailable, TooManyRequests, Unauthenticated
 from portal.static_error_page import CONTENT_SECURITY_POLICY, static_error_page
 
@@ -77,9 +78,9 @@ class ErrorPageMiddleware:
             return render_error(request, problem)
         if isinstance(problem, (DatabaseAway, InterfaceError, RedisError)):
             log.error("a dependency is unavailable: %s", problem)
-            return render_error(
-                request, ServiceUnavailable(_("The database does not answer. Try again in a few seconds."))
-            )
+            away = isinstance(problem, RedisError)
+            message = VALKEY_AWAY if away else database_failure_message(problem)
+            return render_error(request, ServiceUnavailable(_(message)))
         return None
 
 

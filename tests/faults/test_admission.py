@@ -1,0 +1,110 @@
+"""The web process works on a bounded number of requests; others wait for a turn or are refused before any work."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from django.conf import settings
+
+from portal import admission
+from portal.request_timeout import UNPOOLED_REQUESTS, RequestTimeoutApp
+from tests.faults.test_deadline import Served, answer
+
+AT_ONCE = settings.DATABASE_POOL or UNPOOLED_REQUESTS
+
+
+class Application:
+    """Answers each request once ``go_on`` is set; counts requests of which it received the whole body."""
+
+    def __init__(self) -> None:
+        self.go_on = asyncio.Event()
+        self.begun = self.running = self.most = 0
+        self.streams = False
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        while (message := await receive()).get("more_body"):
+            pass
+        if message["type"] == "http.disconnect":
+            return
+        self.begun += 1
+        self.running += 1
+        self.most = max(self.most, self.running)
+        if self.streams:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await self.go_on.wait()
+            await send({"type": "http.response.body", "body": b""})
+        else:
+            await self.go_on.wait()
+            await answer(send)
+        self.running -= 1
+
+
+async def serve(app: RequestTimeoutApp, served: Served) -> Served:
+    await app(served.scope, served.receive, served.send)
+    return served
+
+
+async def begin(app: RequestTimeoutApp, count: int, **more: Any) -> list[asyncio.Task[Served]]:
+    tasks = [asyncio.create_task(serve(app, Served(path="/api/v1/jobs/", **more))) for _ in range(count)]
+    for _ in range(20):
+        await asyncio.sleep(0)
+    return tasks
+
+
+async def test_what_gets_no_turn_in_time_is_refused_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "WAIT_S", 0.2)
+    inner = Application()
+    app = RequestTimeoutApp(inner)
+    first = await begin(app, AT_ONCE)
+    late = await asyncio.gather(*await begin(app, 5))
+    for served in late:
+        assert served.status == 503 and served.headers["retry-after"] == "5"
+        assert "Nothing was done" in json.loads(served.said[1]["body"])["detail"]
+    assert inner.begun == AT_ONCE
+    inner.go_on.set()
+    assert {served.status for served in await asyncio.gather(*first)} == {200}
+    (again,) = await asyncio.gather(*await begin(app, 1))
+    assert again.status == 200
+
+
+async def test_waiting_requests_get_their_turn_when_others_end() -> None:
+    inner = Application()
+    app = RequestTimeoutApp(inner)
+    tasks = await begin(app, AT_ONCE * 3)
+    assert inner.begun == AT_ONCE
+    inner.go_on.set()
+    assert {served.status for served in await asyncio.gather(*tasks)} == {200}
+    assert inner.most <= AT_ONCE
+
+
+async def test_requests_beyond_the_number_that_may_wait_are_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(admission, "MAX_WAITING", 3)
+    inner = Application()
+    app = RequestTimeoutApp(inner)
+    first, waiting = await begin(app, AT_ONCE), await begin(app, 3)
+    (refused,) = await asyncio.gather(*await begin(app, 1))
+    assert refused.status == 503 and inner.begun == AT_ONCE
+    inner.go_on.set()
+    assert {served.status for served in await asyncio.gather(*first, *waiting)} == {200}
+
+
+async def test_a_download_and_a_client_that_sends_slowly_use_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "WAIT_S", 0.2)
+    inner = Application()
+    inner.streams = True
+    app = RequestTimeoutApp(inner)
+    downloads = await begin(app, AT_ONCE)
+    body = [(0.0, b"a"), (60.0, b"b")]
+    senders = [asyncio.create_task(serve(app, Served(*body, method="POST"))) for _ in range(AT_ONCE)]
+    (served,) = await begin(app, 1)
+    inner.go_on.set()
+    assert (await served).status == 200
+    assert {each.status for each in await asyncio.gather(*downloads)} == {200}
+    for each in senders:
+        each.cancel()
+    await asyncio.gather(*senders, return_exceptions=True)
