@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -179,6 +180,9 @@ def test_rules_are_set_in_a_recreated_namespace(dataset: Dataset, link: Link) ->
     link.request("prepare", timeout_s=60, epoch=1, spec=later)
     link.request("stop", timeout_s=30, epoch=1, job="jlast", attempt=1, grace_s=0)
     link.request("remove", timeout_s=30, epoch=1, job="jlast", attempt=1)
+    deadline_s = time.monotonic() + 10
+    while namespaces(dataset.node) and time.monotonic() < deadline_s:
+        time.sleep(0.1)
     assert namespaces(dataset.node) == [], "podman kept the namespace, so this test shows nothing"
     link.request("start", timeout_s=60, epoch=1, spec=later)
     assert json.loads(result(link, "jlater")) == []
