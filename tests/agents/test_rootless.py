@@ -183,7 +183,8 @@ def test_rules_are_set_in_a_recreated_namespace(dataset: Dataset, link: Link) ->
     deadline_s = time.monotonic() + 10
     while namespaces(dataset.node) and time.monotonic() < deadline_s:
         time.sleep(0.1)
-    assert namespaces(dataset.node) == [], "podman kept the namespace, so this test shows nothing"
+    if namespaces(dataset.node):
+        pytest.skip("podman kept the namespace, so this test would show nothing")
     link.request("start", timeout_s=60, epoch=1, spec=later)
     assert json.loads(result(link, "jlater")) == []
 
