@@ -38,35 +38,25 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--nodes", type=int, default=20)
     parser.add_argument("--pending", type=int, default=200)
     parser.add_argument("--verbose", action="store_true")
-    wanted = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     with scratch_database() as url:
-        bodies = build_cluster(wanted.nodes, wanted.pending)
-        command = [
-            "-m",
-            "celery",
-            "-A",
-            "scheduler.worker",
-            "worker",
-            "-Q",
-            "ask",
-            "-P",
-            "solo",
-            "-l",
-            "ERROR",
-        ]
+        bodies = build_cluster(options.nodes, options.pending)
+        from portal.standalone.process_table import PROCESSES
+
+        (declared,) = (process for process in PROCESSES if process.name == "worker-ask")
         worker = subprocess.Popen(
-            [sys.executable, *command, "--without-gossip", "--without-mingle"],
+            [sys.executable, *declared.template],
             env={**os.environ, "DATABASE_URL": url, "DATABASE_OWNER_URL": ""},
         )
         try:
-            measure(worker.pid, bodies, wanted)
+            measure(worker.pid, bodies, options)
         finally:
             worker.terminate()
             worker.wait()
     return 0
 
 
-def measure(worker: int, bodies: list[dict[str, Any]], wanted: argparse.Namespace) -> None:
+def measure(worker: int, bodies: list[dict[str, Any]], options: argparse.Namespace) -> None:
     """Submit until the time is over and print the figure."""
     from portal.engine_client import query_would_start
 
@@ -74,7 +64,7 @@ def measure(worker: int, bodies: list[dict[str, Any]], wanted: argparse.Namespac
     draw, answered, unanswered = random.Random(1), 0, 0
     first_mib = highest_mib = _resident_mib(worker)
     began_s = next_s = sample_s = time.monotonic()
-    while time.monotonic() - began_s < wanted.seconds:
+    while time.monotonic() - began_s < options.seconds:
         body = _varied(draw, bodies)
         _add_ended_job(draw, body)
         if query_would_start(body, wait_s=5.0) is None:
@@ -85,10 +75,10 @@ def measure(worker: int, bodies: list[dict[str, Any]], wanted: argparse.Namespac
         highest_mib = max(highest_mib, now_mib)
         if answered <= WARM_ANSWERS:
             first_mib = max(first_mib, now_mib)
-        if wanted.verbose and time.monotonic() >= sample_s:
+        if options.verbose and time.monotonic() >= sample_s:
             sample_s += SAMPLE_EVERY_S
             print(f"{time.monotonic() - began_s:.0f} s: {answered} answers, {now_mib:.1f} MiB", flush=True)
-        next_s += 1 / wanted.per_s
+        next_s += 1 / options.per_s
         time.sleep(max(0.0, next_s - time.monotonic()))
     last_mib = _resident_mib(worker)
     ratio = round(last_mib / first_mib, 3)
@@ -108,7 +98,7 @@ def measure(worker: int, bodies: list[dict[str, Any]], wanted: argparse.Namespac
 
 
 def _varied(draw: random.Random, bodies: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return a request as users make them: hardly one is like another."""
+    """Return a request that differs from nearly all others."""
     return {
         **draw.choice(bodies),
         "gpus_per_task": draw.choice((1, 2, 4, 8)),

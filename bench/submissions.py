@@ -65,11 +65,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--crowd", type=int, default=300, help="clients that send at the same moment; 0: none"
     )
-    wanted = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     with scratch_database() as url, tempfile.TemporaryDirectory(prefix="fairway-bench-") as folder:
         from portal.standalone.process_table import web_arguments
 
-        tokens = _tokens(wanted.clients + CROWD_USERS + 1)
+        tokens = _tokens(options.clients + CROWD_USERS + 1)
         socket = Path(folder) / "web.sock"
         words = [*web_arguments(socket), "--log-level", "error"]
         environment = {"DATABASE_URL": url, "FAIRWAY_DATA_DIR": folder}
@@ -77,14 +77,14 @@ def main(arguments: list[str]) -> int:
             stack.enter_context(_process(sys.executable, *words, **environment))
             _until_served(socket)
             _submit_all(socket, tokens[:1], WARM, "warm")
-            alone = _submit_all(socket, tokens[:1], max(10, wanted.jobs // 5), "alone")
-            together = _submit_all(socket, tokens[1 : wanted.clients + 1], wanted.jobs, "together")
-            ok = _report(f"{wanted.clients} clients", alone, together, wanted.jobs)
-            if wanted.crowd:
-                crowd_tokens = tokens[wanted.clients + 1 :]
-                senders = [crowd_tokens[place % CROWD_USERS] for place in range(wanted.crowd)]
-                crowd = _submit_all(socket, senders, wanted.crowd, "crowd")
-                ok &= _report(f"{wanted.crowd} clients at once", alone, crowd, wanted.crowd)
+            alone = _submit_all(socket, tokens[:1], max(10, options.jobs // 5), "alone")
+            together = _submit_all(socket, tokens[1 : options.clients + 1], options.jobs, "together")
+            ok = _report(f"{options.clients} clients", alone, together, options.jobs)
+            if options.crowd:
+                crowd_tokens = tokens[options.clients + 1 :]
+                senders = [crowd_tokens[place % CROWD_USERS] for place in range(options.crowd)]
+                crowd = _submit_all(socket, senders, options.crowd, "crowd")
+                ok &= _report(f"{options.crowd} clients at once", alone, crowd, options.crowd)
     return 0 if ok else 1
 
 
@@ -143,8 +143,8 @@ def _submit(client: httpx.Client, name: str) -> Answer:
     began_s = time.perf_counter()
     try:
         answer = client.post("/api/v1/jobs/", content=json.dumps(_request | {"name": name}), headers=_JSON)
-    except httpx.TransportError as problem:
-        return Answer(f"{name} {problem!r}", 0, (time.perf_counter() - began_s) * 1000)
+    except httpx.TransportError as error:
+        return Answer(f"{name} {error!r}", 0, (time.perf_counter() - began_s) * 1000)
     took_ms = (time.perf_counter() - began_s) * 1000
     job = answer.json().get("id", "") if answer.status_code == 201 else ""
     return Answer(name, answer.status_code, took_ms, answer.headers.get("Retry-After"), job)
