@@ -50,7 +50,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Round:
+class GroupResult:
     """The answers of one group of clients, and the seconds from their first request to the last answer."""
 
     answers: list[Answer]
@@ -123,7 +123,7 @@ def _until_served(socket: Path) -> None:
         time.sleep(0.05)
 
 
-def _submit_all(socket: Path, tokens: Sequence[str], jobs: int, prefix: str) -> Round:
+def _submit_all(socket: Path, tokens: Sequence[str], jobs: int, prefix: str) -> GroupResult:
     """Submit ``jobs`` jobs by as many clients as tokens, each one job after the other."""
     began_s: list[float] = []
     start = threading.Barrier(len(tokens), action=lambda: began_s.append(time.perf_counter()))
@@ -136,7 +136,7 @@ def _submit_all(socket: Path, tokens: Sequence[str], jobs: int, prefix: str) -> 
 
     with ThreadPoolExecutor(len(tokens)) as pool:
         answers = [answer for each in pool.map(submit, range(len(tokens))) for answer in each]
-    return Round(answers, time.perf_counter() - began_s[0])
+    return GroupResult(answers, time.perf_counter() - began_s[0])
 
 
 def _submit(client: httpx.Client, name: str) -> Answer:
@@ -153,7 +153,7 @@ def _submit(client: httpx.Client, name: str) -> Answer:
 _JSON = {"Content-Type": "application/json"}
 
 
-def _report(row: str, alone: Round, group: Round, jobs: int) -> bool:
+def _report(row: str, alone: GroupResult, group: GroupResult, jobs: int) -> bool:
     from portal.models import Job
 
     answers, spent_s = group.answers, group.spent_s

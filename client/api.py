@@ -121,7 +121,7 @@ class Fairway:
         found: dict[str, Any] = self.call("POST", "jobs/bulk/", body, once=True)
         while found["finished_at"] is None:
             time.sleep(BULK_POLL_S)
-            found = self.get(f"bulk-acts/{_quote(found['id'])}/")
+            found = self.get(f"bulk-operations/{_quote(found['id'])}/")
         return found
 
     # -- requests --------------------------------------------------------------------------------------

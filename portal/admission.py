@@ -16,30 +16,30 @@ LOG_PERIOD_S = 10.0
 
 
 class Admission:
-    """``at_once`` requests are worked on; up to ``MAX_WAITING`` others wait, first come, first served."""
+    """``slots`` requests are worked on at once; up to ``MAX_WAITING`` others wait, in the order of their arrival."""
 
-    def __init__(self, at_once: int) -> None:
-        self._turns = asyncio.Semaphore(at_once)
+    def __init__(self, slots: int) -> None:
+        self._slots = asyncio.Semaphore(slots)
         self._waiting = 0
         self._refused = 0
         self._logged_s = float("-inf")
 
-    async def enter(self) -> bool:
-        """Wait for a turn. Return False if there is none in time; after True, call ``leave``."""
+    async def acquire(self) -> bool:
+        """Wait for a slot. Return False if none becomes free in time; after True, call ``release``."""
         if self._waiting >= MAX_WAITING:
             return self._refuse()
         self._waiting += 1
         try:
             async with asyncio.timeout(WAIT_S):
-                await self._turns.acquire()
+                await self._slots.acquire()
         except TimeoutError:
             return self._refuse()
         finally:
             self._waiting -= 1
         return True
 
-    def leave(self) -> None:
-        self._turns.release()
+    def release(self) -> None:
+        self._slots.release()
 
     def _refuse(self) -> bool:
         self._refused += 1

@@ -61,8 +61,8 @@ class RequestTimeoutApp:
         exchange = _RequestExchange(receive, send, None if is_file else self._admission)
         within_s = max(ARTIFACT_TIMEOUT_S, UPLOAD_TIMEOUT_S) + 1 if is_file else self._within_s
         work = asyncio.ensure_future(self._application(scope, exchange.receive, exchange.send))
-        # an abandoned request keeps its turn until its thread ends
-        work.add_done_callback(lambda _: exchange.leave())
+        # an abandoned request keeps its slot until its thread ends
+        work.add_done_callback(lambda _: exchange.release_slot())
         try:
             # a slow client does not use up the application's time
             await asyncio.wait(
@@ -96,37 +96,37 @@ class _RequestExchange:
 
     def __init__(self, receive: Any, send: Any, admission: Admission | None) -> None:
         self._receive, self._send, self._admission = receive, send, admission
-        self._has_turn = False
+        self._has_slot = False
         loop = asyncio.get_running_loop()
         self.response_started: asyncio.Future[None] = loop.create_future()
         self.received: asyncio.Future[None] = loop.create_future()
         self.abandoned = False
         """The application has not responded in time; its later messages are dropped."""
         self.refused = False
-        """No turn in time: the application was told that the client is gone, and has done nothing."""
+        """No slot became free in time. The application received ``http.disconnect`` and did nothing."""
 
     async def receive(self) -> Any:
         message = await self._receive()
         if not message.get("more_body", False) and not self.received.done():
             self.received.set_result(None)
-            # only now: a client that sends slowly uses no turn
+            # only now: a client that sends slowly uses no slot
             if self._admission is not None and message["type"] == "http.request":
-                self._has_turn = await self._admission.enter()
-                self.refused = not self._has_turn
+                self._has_slot = await self._admission.acquire()
+                self.refused = not self._has_slot
         return {"type": "http.disconnect"} if self.refused else message
 
-    def leave(self) -> None:
-        """Return the turn, once: the response has started, or the application has ended."""
-        if self._has_turn and self._admission is not None:
-            self._has_turn = False
-            self._admission.leave()
+    def release_slot(self) -> None:
+        """Release the slot once: when the response has started, or the application has ended."""
+        if self._has_slot and self._admission is not None:
+            self._has_slot = False
+            self._admission.release()
 
     async def send(self, message: Any) -> None:
         if self.abandoned or self.refused:
             return
         if not self.response_started.done():
             self.response_started.set_result(None)
-            self.leave()
+            self.release_slot()
         await self._send(message)
 
 

@@ -10,7 +10,7 @@ from celery.beat import PersistentScheduler
 STEP_S = 5.0
 
 
-class SteadyScheduler(PersistentScheduler):  # type: ignore[misc]
+class ClockTolerantScheduler(PersistentScheduler):  # type: ignore[misc]
     """Sends every task at once after the clock was set, and begins its intervals anew."""
 
     def __init__(self, *args: Any, **options: Any) -> None:

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 STEP_S = 30.0
 """A smaller difference between two passes is a clock that is being corrected slowly, or a slow pass."""
-DOUBTFUL_S = 3_600.0
+CAUTION_S = 3_600.0
 """For this long after a step forward nothing is evicted for a date, or deleted for its age."""
 MAX_STEPS = 100
 SAVE_EVERY_S = 60.0
@@ -65,15 +65,15 @@ class ClockRecord:
     def without_ended(self, first_live: int) -> ClockRecord:
         """Return the record without steps that no live attempt has seen and that are not recent."""
         steady_s = _steady_s()
-        kept = (s for s in self.steps if s.last_attempt >= first_live or steady_s - s.steady_s < DOUBTFUL_S)
+        kept = (s for s in self.steps if s.last_attempt >= first_live or steady_s - s.steady_s < CAUTION_S)
         return replace(self, steps=tuple(kept))
 
     def ahead_s(self, attempt: int) -> float:
         """Return how much of the time since the start of an attempt did not pass."""
         return max(0.0, sum(step.change_s for step in self.steps if step.last_attempt >= attempt))
 
-    def is_doubtful(self, steady_s: float) -> bool:
-        recent = (step.change_s for step in self.steps if 0 <= steady_s - step.steady_s < DOUBTFUL_S)
+    def was_set_forward(self, steady_s: float) -> bool:
+        recent = (step.change_s for step in self.steps if 0 <= steady_s - step.steady_s < CAUTION_S)
         return sum(recent) > STEP_S
 
 
@@ -106,9 +106,9 @@ def observe() -> ClockRecord:
     return record
 
 
-def is_doubtful() -> bool:
+def was_set_forward() -> bool:
     """Return whether the clock was set forward within the last hour and not set back since."""
-    return observe().is_doubtful(_steady_s())
+    return observe().was_set_forward(_steady_s())
 
 
 def _steady_s() -> float:
@@ -139,13 +139,13 @@ def _load() -> ClockRecord | None:
             for s in found["steps"]
         )
         return ClockRecord(str(found["boot"]), float(found["offset_s"]), steps)
-    except (RedisError, OSError, ValueError, KeyError, TypeError) as problem:
-        log.warning("earlier steps of the clock are unknown: %s", problem)
+    except (RedisError, OSError, ValueError, KeyError, TypeError) as error:
+        log.warning("earlier steps of the clock are unknown: %s", error)
         return None
 
 
 def _save(record: ClockRecord) -> None:
     try:
         valkey_client(VALKEY_TIMEOUT_S).set(KEY, json.dumps(asdict(record)))
-    except (RedisError, OSError) as problem:
-        record_valkey_error(problem)
+    except (RedisError, OSError) as error:
+        record_valkey_error(error)

@@ -67,7 +67,7 @@ def run_periodic_pass() -> None:
     repair_measurements()
     network_links.update_slow_nodes()
     quarantine.evaluate_breakers()
-    if not clock.is_doubtful():
+    if not clock.was_set_forward():
         reservations.drain_started_reservations()
     recovery.end_recovery_if_complete()
     cancel_dependents()
@@ -197,7 +197,7 @@ def send_outbox() -> int:
 
 def delete_old_rows() -> None:
     """Delete expired rows and files, a bounded number per pass; none for an hour after the clock was set forward."""
-    if clock.is_doubtful():
+    if clock.was_set_forward():
         return
     delete_expired_rows()
     delete_old_failed_cycles()

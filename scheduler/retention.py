@@ -24,7 +24,7 @@ from portal.domain.policy_settings import (
 from portal.models import (
     AttemptSeconds,
     BrowserSession,
-    BulkAct,
+    BulkOperation,
     Cycle,
     EngineQuery,
     FileRequest,
@@ -116,8 +116,8 @@ RULES = (
         "idempotency keys", lambda before: IdempotencyKey.objects.filter(created_at__lt=before), 7 * _DAY
     ),
     RetentionRule(
-        "actions on several jobs that are done",
-        lambda before: BulkAct.objects.filter(created_at__lt=before, finished_at__isnull=False),
+        "finished bulk operations on jobs",
+        lambda before: BulkOperation.objects.filter(created_at__lt=before, finished_at__isnull=False),
         7 * _DAY,
     ),
     RetentionRule(

@@ -17,7 +17,7 @@ from portal.config.celery import app
 from portal.outbox import has_queued_messages
 from portal.services.cluster.demo import replenish_demo_jobs
 from portal.services.cluster.portal_health import measure_portal
-from portal.services.jobs.bulk import advance_open_bulk_acts
+from portal.services.jobs.bulk import advance_open_bulk_operations
 from portal.services.jobs.dependencies import cancel_dependents
 from portal.services.jobs.failures import identify_failures
 from portal.services.notices.delivery import start_delivery
@@ -190,7 +190,7 @@ _DIRECT_TASKS: dict[str, Callable[..., object]] = {
     "scheduler.profiles": store_measured_profiles,
     "scheduler.outbox": periodic.send_outbox,
     "scheduler.advance_sweeps": advance_active_sweeps,
-    "scheduler.bulk": advance_open_bulk_acts,
+    "scheduler.bulk": advance_open_bulk_operations,
     "scheduler.schedules": submit_due_jobs,
     "scheduler.advance_service": advance_service,
     "scheduler.advance_services": advance_active_services,

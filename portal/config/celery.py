@@ -46,7 +46,7 @@ def _configured() -> Celery:
         task_default_queue="cycle",
         worker_hijack_root_logger=False,
         worker_send_task_events=False,
-        beat_scheduler="scheduler.beat:SteadyScheduler",
+        beat_scheduler="scheduler.beat:ClockTolerantScheduler",
         timezone="UTC",
     )
     return app

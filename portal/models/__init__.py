@@ -28,7 +28,7 @@ from portal.models.plans import LayerProfile, PipelinePlan, ProfileRun
 from portal.models.projects import Membership, Project
 from portal.models.quotas import Quota, QuotaAddition, QuotaChange, QuotaReplay
 from portal.models.reproduction import CodeArchive, EnvironmentRecord, JobAnnotation, Rerun
-from portal.models.request_records import AuditEntry, BulkAct, IdempotencyKey
+from portal.models.request_records import AuditEntry, BulkOperation, IdempotencyKey
 from portal.models.scheduler import (
     ClusterSettings,
     Cycle,

@@ -1,4 +1,4 @@
-"""Records of requests: the audit trail, responses by ``Idempotency-Key``, and actions on many jobs."""
+"""Records of requests: the audit trail, responses by ``Idempotency-Key``, and bulk operations on jobs."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class IdempotencyKey(models.Model):
         constraints = [models.UniqueConstraint(fields=["user", "key"], name="idempotency_once")]
 
 
-class BulkAct(models.Model):
-    """One action on many jobs. The row is the queue: a job without a result is still to be changed."""
+class BulkOperation(models.Model):
+    """One action on many jobs. A job without a result is still to be changed."""
 
     public_id = PublicIdField()
     user = models.ForeignKey("User", on_delete=models.CASCADE, related_name="+")
@@ -66,6 +66,8 @@ class BulkAct(models.Model):
 
     class Meta:
         indexes = [
-            models.Index(fields=["id"], condition=models.Q(finished_at__isnull=True), name="bulk_act_open"),
-            models.Index(fields=["created_at"], name="bulk_act_by_time"),
+            models.Index(
+                fields=["id"], condition=models.Q(finished_at__isnull=True), name="bulk_operation_open"
+            ),
+            models.Index(fields=["created_at"], name="bulk_operation_by_time"),
         ]

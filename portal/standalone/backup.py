@@ -29,7 +29,7 @@ from portal.models import ClusterSettings
 from portal.standalone.backup_requirements import check_backup_possible, server_major
 from portal.standalone.data_dir import DataDir
 from portal.standalone.errors import StartError
-from portal.standalone.postgres_tools import Stream, find_tool
+from portal.standalone.postgres_tools import ToolProcess, find_tool
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -140,7 +140,7 @@ def _add_dump(out: BinaryIO, major: int, others: list[str]) -> str:
     options += [f'--exclude-schema="{name}"' for name in others]
     out.write(bytes(tarfile.BLOCKSIZE))
     checksum, size = hashlib.sha256(), 0
-    with Stream(find_tool("pg_dump", major), options, stdout=subprocess.PIPE) as dump:
+    with ToolProcess(find_tool("pg_dump", major), options, stdout=subprocess.PIPE) as dump:
         for chunk in dump.output():
             out.write(chunk)
             checksum.update(chunk)

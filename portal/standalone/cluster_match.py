@@ -12,7 +12,7 @@ from portal.config import variables
 from portal.database.roles import as_owner
 from portal.database.schema_version import check_schema
 from portal.standalone.data_dir import DataDir
-from portal.standalone.errors import StartError, database_refused
+from portal.standalone.errors import StartError, database_start_error
 
 
 def check_same_cluster(folder: DataDir) -> None:
@@ -57,8 +57,8 @@ def _cluster_of_database() -> str:
                 return ""
             cursor.execute("SELECT cluster_id FROM portal_clustersettings WHERE id = 1")
             row = cursor.fetchone()
-    except OperationalError as trouble:
-        raise database_refused(trouble) from trouble
+    except OperationalError as error:
+        raise database_start_error(error) from error
     return str(row[0]) if row else ""
 
 

@@ -11,7 +11,7 @@ class StartError(Exception):
     """A requirement cannot be started; the message states the cause and the remedy."""
 
 
-def database_refused(error: OperationalError) -> StartError:
+def database_start_error(error: OperationalError) -> StartError:
     """Return the error for a database that accepts no connection."""
     if isinstance(error.__cause__, UnfinishedRestore):
         return StartError(str(error))

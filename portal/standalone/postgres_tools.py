@@ -65,7 +65,7 @@ def find_tool(name: str, at_least: int) -> PostgresTool:
     return tools[0]
 
 
-class Stream:
+class ToolProcess:
     """A running pg_dump or pg_restore. Use as a context manager; it is killed if its block raises."""
 
     def __init__(
@@ -97,7 +97,7 @@ class Stream:
         self._timed_out = True
         self.process.kill()
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> ToolProcess:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -161,7 +161,7 @@ def memory_file(content: bytes = b"") -> Iterator[int]:
 def read_contents(tool: PostgresTool, archive: IO[bytes]) -> list[str]:
     """Return the lines of an archive's table of contents. Raise StartError if this version cannot read it."""
     with memory_file() as output:
-        with Stream(tool, ["--list"], stdin=subprocess.PIPE, stdout=output) as stream:
+        with ToolProcess(tool, ["--list"], stdin=subprocess.PIPE, stdout=output) as stream:
             stream.feed(archive)
             stream.finish()
         size = os.fstat(output).st_size

@@ -28,7 +28,7 @@ NOT_INHERITED = (
 
 
 @dataclass(frozen=True)
-class Places:
+class ProcessAddresses:
     """What differs between `up`, systemd and docker-compose.yml: sockets, files and the public port."""
 
     web_socket: Path
@@ -50,8 +50,8 @@ class PortalProcess:
     def key_variable(self) -> str:
         return f"FAIRWAY_{str(self.key).upper()}_KEY"
 
-    def arguments(self, places: Places) -> tuple[str, ...]:
-        values = {f"{{{name}}}": str(value) for name, value in vars(places).items()}
+    def arguments(self, addresses: ProcessAddresses) -> tuple[str, ...]:
+        values = {f"{{{name}}}": str(value) for name, value in vars(addresses).items()}
         return tuple(values.get(word, word) for word in self.template)
 
 
@@ -161,7 +161,7 @@ def portal_processes(
     checkout: Path, folder: DataDir, listening: ListenOptions, environment: Mapping[str, str]
 ) -> tuple[list[Process], list[Process]]:
     """Return the public processes and the workers, each with only the key that its work needs."""
-    places = Places(web_socket(folder), folder.run / "beat", listening.bind, listening.port)
+    addresses = ProcessAddresses(web_socket(folder), folder.run / "beat", listening.bind, listening.port)
     options: tuple[str, ...] = ()
     if listening.tls_cert and listening.tls_key:
         options = ("--tls-cert", str(listening.tls_cert), "--tls-key", str(listening.tls_key))
@@ -170,7 +170,7 @@ def portal_processes(
         own = dict(environment)
         if declared.key is not None:
             own[declared.key_variable] = str(key_path(folder.keys, declared.key))
-        command = (sys.executable, *declared.arguments(places))
+        command = (sys.executable, *declared.arguments(addresses))
         if declared.name == "gateway":
             command += options
         return Process(declared.name, command, own, folder=checkout, niceness=declared.niceness)

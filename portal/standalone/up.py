@@ -34,7 +34,7 @@ from portal.standalone.address import (
 )
 from portal.standalone.cluster_match import check_same_cluster
 from portal.standalone.data_dir import DataDir
-from portal.standalone.errors import StartError, database_refused
+from portal.standalone.errors import StartError, database_start_error
 from portal.standalone.instance_lock import InstanceLock, refuse_second
 from portal.standalone.original_folder import refuse_copy
 from portal.standalone.process_table import (
@@ -218,7 +218,7 @@ def migrate_database() -> None:
     try:
         call_command("migrate", interactive=False, verbosity=0)
     except OperationalError as trouble:
-        raise database_refused(trouble) from trouble
+        raise database_start_error(trouble) from trouble
     except ProgrammingError as trouble:
         raise StartError(f"The database cannot be migrated: {trouble}") from trouble
 

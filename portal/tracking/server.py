@@ -120,8 +120,8 @@ def migrate_tables(engine: Engine) -> None:
             from mlflow.store.db.utils import _initialize_tables, _upgrade_db
 
             (_upgrade_db if current else _initialize_tables)(engine)  # type: ignore[no-untyped-call]
-    except DBAPIError as refused:
-        sys.exit(str(refused.orig).splitlines()[0])
+    except DBAPIError as error:
+        sys.exit(str(error.orig).splitlines()[0])
     finally:
         engine.dispose()
 

@@ -20,7 +20,7 @@ from portal.domain.job_spec import job_fields
 from portal.domain.states import JobKind, JobState, Role
 from portal.domain.tensorboard import MAX_JOBS
 from portal.errors import FairwayError, InvalidRequest
-from portal.models import BulkAct, Job, SavedJobView, User
+from portal.models import BulkOperation, Job, SavedJobView, User
 from portal.models.jobs import total_gpus
 from portal.selectors.jobs.jobs import (
     ROW_RELATIONS,
@@ -177,7 +177,7 @@ def jobs(request: HttpRequest, user: User) -> HttpResponse:
         "saved": _saved_views(user),
         "query_string": request.GET.urlencode(),
         "projects": list(visible_projects(user).order_by("name").values_list("name", flat=True)[:200]),
-        "bulk_actions": [(name, _(name.capitalize())) for name in BULK_ACTIONS],
+        "bulk_operationions": [(name, _(name.capitalize())) for name in BULK_ACTIONS],
         "older": older,
         "newer": newer,
     }
@@ -331,13 +331,13 @@ def bulk(request: HttpRequest, user: User) -> HttpResponse:
     results = check_bulk(user, jobs, name)
     if is_confirmed and any(each.changed for each in results):
         try:
-            act = advance_bulk(start_bulk(user, jobs, name, _bulk_value(request, user, rule.parameter)))
+            operation = advance_bulk(start_bulk(user, jobs, name, _bulk_value(request, user, rule.parameter)))
         except FairwayError as refusal:
             context["problem"], status = refusal.message, refusal.status
         else:
-            if act.finished_at is None:
-                return redirect("bulk-act", act.public_id)
-            results, context["is_done"] = bulk_results(act), True
+            if operation.finished_at is None:
+                return redirect("bulk-operation", operation.public_id)
+            results, context["is_done"] = bulk_results(operation), True
     elif is_confirmed:
         context["is_done"] = True
     if rule.parameter == "project":
@@ -349,19 +349,19 @@ def bulk(request: HttpRequest, user: User) -> HttpResponse:
 
 
 @page(AccessPolicy.SIGNED_IN)
-def bulk_act(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
-    """Show how far an action is that goes on after its request, and which jobs were refused."""
-    rows = BulkAct.objects.select_related("user").filter(user=user)
-    act = find_row(rows, _("There is no such action on several jobs."), public_id=public_id)
+def bulk_operation(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
+    """Show the progress of a bulk operation that continues after its request, and which jobs were refused."""
+    rows = BulkOperation.objects.select_related("user").filter(user=user)
+    operation = find_row(rows, _("There is no such bulk operation."), public_id=public_id)
     context: dict[str, Any] = {
-        "act": act,
-        "rule": BULK_ACTIONS[act.action],
-        "total": len(act.jobs),
-        "done": len(act.results),
-        "changed": sum(not refusal for _, refusal in act.results.values()),
-        "refused": [each for each in bulk_results(act) if not each.changed],
+        "operation": operation,
+        "rule": BULK_ACTIONS[operation.action],
+        "total": len(operation.jobs),
+        "done": len(operation.results),
+        "changed": sum(not refusal for _, refusal in operation.results.values()),
+        "refused": [each for each in bulk_results(operation) if not each.changed],
     }
-    return render_live(request, "jobs/bulk_act.html", "jobs/bulk_act_live.html", context)
+    return render_live(request, "jobs/bulk_operation.html", "jobs/bulk_operation_live.html", context)
 
 
 def _bulk_value(request: HttpRequest, user: User, parameter: str) -> Any:

@@ -101,7 +101,7 @@ PAGES = [
     Page("jobs", "get", "/jobs/", EVERYBODY),
     Page("jobs-csv", "get", "/jobs/jobs.csv", EVERYBODY),
     Page("jobs-bulk", "post", "/jobs/bulk/", CONTROLLERS, BULK_HOLD, 200, 200, 200),
-    Page("bulk-act", "get", "/jobs/bulk/{bulk_act}/", OWNER | {"former"}, denied=404),
+    Page("bulk-operation", "get", "/jobs/bulk/{bulk_operation}/", OWNER | {"former"}, denied=404),
     Page("save-job-view", "post", "/jobs/views/", EVERYBODY, {"name": "new", "query": "?q=a"}, 302),
     Page("delete-job-view", "post", "/jobs/views/{job_view}/delete/", CONTROLLERS, None, 302, denied=302),
     Page("job", "get", "/jobs/{running}/", INSIDE),

@@ -212,7 +212,7 @@ OTHERS: dict[str, str] = {
     # given back to the person who asked alone, or to nobody
     "InvalidRow": "kind",
     "IdempotencyKey": "key route body_sha256 body",
-    "BulkAct": "action jobs results",
+    "BulkOperation": "action jobs results",
     "EngineQuery": "kind body answer",
     "QuotaReplay": "quotas digest error result",
     "Terminal": "session_key secret error",

@@ -16,7 +16,7 @@ from portal.domain.notices import Channel
 from portal.models import (
     AgentRollout,
     AttemptObservation,
-    BulkAct,
+    BulkOperation,
     Checkpoint,
     DataSet,
     DataSetVersion,
@@ -303,7 +303,7 @@ def work_of(
         decided_at=timezone.now(),
         code_since=timezone.now(),
     )
-    work["bulk_act"] = BulkAct.objects.create(
+    work["bulk_operation"] = BulkOperation.objects.create(
         user=owner, action="hold", jobs=[work["job"].public_id], finished_at=timezone.now(),
         results={work["job"].public_id: [work["job"].public_id, ""]},
     )  # fmt: skip

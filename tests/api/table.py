@@ -246,7 +246,7 @@ ROWS = [
     Row("job_views_list", "get", "job-views/", EVERYBODY),
     Row("job_views_save", "post", "job-views/", EVERYBODY, {"name": "new", "query": "?q=a"}, 201, scope=JOBS),
     Row("job_views_delete", "delete", "job-views/{job_view}/", CONTROLLERS, None, 204, scope=JOBS),
-    Row("bulk_acts_get", "get", "bulk-acts/{bulk_act}/", OWNER | {"former"}, denied=404),
+    Row("bulk_operations_get", "get", "bulk-operations/{bulk_operation}/", OWNER | {"former"}, denied=404),
     Row("jobs_cancel", "post", "jobs/{job}/cancel/", CONTROLLERS, {}, scope=BY_KIND),
     Row("jobs_hold", "post", "jobs/{job}/hold/", CONTROLLERS, {}, scope=BY_KIND),
     Row("jobs_release", "post", "jobs/{job}/release/", CONTROLLERS, {}, scope=BY_KIND),

@@ -24,7 +24,7 @@ from django.utils import timezone
 
 from client import Fairway, FairwayError, Refused, TimedOut, api, cli
 from portal.domain.job_spec import job_fields
-from portal.models import Attempt, BulkAct, CodeArchive, Job, Task
+from portal.models import Attempt, BulkOperation, CodeArchive, Job, Task
 from portal.services.accounts.tokens import Scope, do_create_token
 from portal.services.jobs.bulk import advance_bulk
 from portal.services.jobs.logs import write_log_bytes
@@ -110,13 +110,15 @@ def test_an_action_on_several_jobs_is_followed_until_each_is_changed_or_refused(
     assert fairway("hold", ids[0]) == cli.OK
     answered = threading.Event()
 
-    def only_record(act: BulkAct) -> BulkAct:  # the request's time is over before it changed a job
+    def only_record(
+        act: BulkOperation,
+    ) -> BulkOperation:  # the request's time is over before it changed a job
         answered.set()
         return act
 
     def work() -> None:
         answered.wait(60)
-        advance_bulk(BulkAct.objects.get(finished_at=None))
+        advance_bulk(BulkOperation.objects.get(finished_at=None))
         connection.close()
 
     worker = threading.Thread(target=work)

@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from portal.config.celery import app
 from portal.domain.states import JobState
-from portal.models import Attempt, BulkAct, Job, Lease, Node, OutboxMessage
+from portal.models import Attempt, BulkOperation, Job, Lease, Node, OutboxMessage
 from portal.services.jobs.bulk import start_bulk
 from portal.services.jobs.submission import do_cancel_job
 from portal.standalone.servers.binaries import find_valkey
@@ -182,11 +182,11 @@ def test_a_killed_worker_leaves_the_rest_of_an_action_on_many_jobs_to_another(ha
     for job in jobs:
         do_cancel_job(dataset["owner"], job)
     act = start_bulk(dataset["owner"], jobs, "requeue")
-    BulkAct.objects.filter(pk=act.pk).update(created_at=timezone.now() - dt.timedelta(minutes=1))
+    BulkOperation.objects.filter(pk=act.pk).update(created_at=timezone.now() - dt.timedelta(minutes=1))
     first = harness.start_worker("ask,nodes")
 
     def done() -> int:
-        return len(BulkAct.objects.get(pk=act.pk).results)
+        return len(BulkOperation.objects.get(pk=act.pk).results)
 
     wait_for("some are processed", done, 60)
     os.killpg(first.pid, signal.SIGKILL)
@@ -194,6 +194,6 @@ def test_a_killed_worker_leaves_the_rest_of_an_action_on_many_jobs_to_another(ha
     assert done() < len(jobs), "the worker was killed too late"
     assert Job.objects.count() == len(jobs) + done()
     harness.start_worker("ask,nodes")
-    wait_for("all are processed", lambda: BulkAct.objects.get(pk=act.pk).finished_at, 60)
-    assert {refusal for _, refusal in BulkAct.objects.get(pk=act.pk).results.values()} == {""}
+    wait_for("all are processed", lambda: BulkOperation.objects.get(pk=act.pk).finished_at, 60)
+    assert {refusal for _, refusal in BulkOperation.objects.get(pk=act.pk).results.values()} == {""}
     assert Job.objects.count() == 2 * len(jobs)

@@ -69,12 +69,12 @@ def test_another_start_of_the_machine_is_no_step() -> None:
     assert (record.boot, record.offset_s, record.steps) == ("c", 4999.0, ())
 
 
-def test_only_a_recent_step_forward_makes_dates_doubtful() -> None:
+def test_only_a_recent_step_forward_counts() -> None:
     forward, back = ClockStep(1, 7200, 100), ClockStep(1, -7200, 200)
-    assert ClockRecord("b", 0, (forward,)).is_doubtful(150)
-    assert not ClockRecord("b", 0, (forward, back)).is_doubtful(250)
-    assert not ClockRecord("b", 0, (back,)).is_doubtful(250)
-    assert not ClockRecord("b", 0, (forward,)).is_doubtful(100 + clock.DOUBTFUL_S)
+    assert ClockRecord("b", 0, (forward,)).was_set_forward(150)
+    assert not ClockRecord("b", 0, (forward, back)).was_set_forward(250)
+    assert not ClockRecord("b", 0, (back,)).was_set_forward(250)
+    assert not ClockRecord("b", 0, (forward,)).was_set_forward(100 + clock.CAUTION_S)
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_a_step_is_known_after_a_restart_of_the_process(
 
 
 @pytest.mark.django_db
-def test_nothing_is_deleted_for_its_age_while_the_clock_is_doubtful(portal_clock: Clock) -> None:
+def test_nothing_is_deleted_for_its_age_while_the_clock_was_set_forward(portal_clock: Clock) -> None:
     old = timezone.now() - dt.timedelta(days=2)
     OutboxMessage.objects.create(name="scheduler.cycle", queue="cycle", sent_at=old)
     clock.observe()
@@ -166,7 +166,7 @@ def test_a_living_holder_keeps_its_lease_when_the_clock_is_set_back() -> None:
     assert acquire("leader", "next", 5) is None
 
 
-class CountingBeat(beat.SteadyScheduler):
+class CountingBeat(beat.ClockTolerantScheduler):
     """Counts instead of sending."""
 
     def apply_async(self, entry: Any, *_: Any, **__: Any) -> None:

@@ -14,13 +14,15 @@ import pytest
 import yaml
 
 from portal.config.variables import BY_NAME, check_environment
-from portal.standalone.process_table import PREPARE, PROCESSES, Places, PortalProcess
+from portal.standalone.process_table import PREPARE, PROCESSES, PortalProcess, ProcessAddresses
 
 ROOT = Path(__file__).parent.parent.parent
 UNITS = ROOT / "deploy" / "systemd"
 PYTHON = "/opt/fairway/.venv/bin/python"
-OF_UNITS = Places(Path("/run/fairway/web.sock"), Path("/var/lib/fairway/run/beat"), "127.0.0.1", 8000)
-OF_CONTAINERS = Places(Path("/run/fairway/web.sock"), Path("/tmp/beat"), "0.0.0.0", 8000)
+OF_UNITS = ProcessAddresses(
+    Path("/run/fairway/web.sock"), Path("/var/lib/fairway/run/beat"), "127.0.0.1", 8000
+)
+OF_CONTAINERS = ProcessAddresses(Path("/run/fairway/web.sock"), Path("/tmp/beat"), "0.0.0.0", 8000)
 MAX_EXPOSURE = 2.0
 """`systemd-analyze security`: 0 is best, 10 is worst; a unit without restrictions has 9.6."""
 

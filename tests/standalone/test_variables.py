@@ -17,7 +17,7 @@ from portal.config.variables import (
     BY_NAME,
     OTHER_PREFIXES,
     OTHERS,
-    Purpose,
+    SetBy,
     SettingsRefused,
     check_environment,
 )
@@ -230,8 +230,8 @@ def test_each_process_says_one_sentence_and_does_not_start(name: str, value: str
 def test_the_tables_of_the_documentation_are_those_of_the_code() -> None:
     """`python -m portal.config.variables` prints them."""
     text = (ROOT / "docs" / "operations.md").read_text()
-    for purpose in Purpose:
-        assert "\n".join(variables.table_rows(purpose)) in text, purpose
+    for set_by in SetBy:
+        assert "\n".join(variables.table_rows(set_by)) in text, set_by
 
 
 def test_every_name_in_the_sources_is_declared() -> None:
@@ -290,7 +290,7 @@ def settings_of_a_site() -> set[str]:
         "DATABASE_OWNER_URL",
         "FAIRWAY_SMTP_PASSWORD_FILE",
     }
-    return {v.name for v in variables.VARIABLES if v.purpose is Purpose.SETTING} - own
+    return {v.name for v in variables.VARIABLES if v.set_by is SetBy.ADMINISTRATOR} - own
 
 
 def test_each_setting_reaches_the_containers(services: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from django.urls import reverse
 from django.utils import timezone
 
-from portal.models import BulkAct, Job, JobAnnotation, JobVerdict, SavedJobView, Sweep, Trial
+from portal.models import BulkOperation, Job, JobAnnotation, JobVerdict, SavedJobView, Sweep, Trial
 from portal.services.jobs.bulk import advance_bulk
 from portal.web import job_list
 from tests import factories
@@ -160,8 +160,8 @@ def test_an_action_that_goes_on_shows_its_progress_until_it_is_complete(dataset,
         answer = client.post(
             reverse("jobs-bulk"), {"job": chosen, "action": "priority", "confirmed": "1", "priority": "-5"}
         )
-    act = BulkAct.objects.get()
-    assert answer.status_code == 302 and answer["Location"] == reverse("bulk-act", args=[act.public_id])
+    act = BulkOperation.objects.get()
+    assert answer.status_code == 302 and answer["Location"] == reverse("bulk-operation", args=[act.public_id])
     page = client.get(answer["Location"])
     assert "0 of 2 jobs processed, 0 changed." in text(page) and "every 1s" in page.content.decode()
     advance_bulk(act)

@@ -23,7 +23,7 @@ from portal.api.jobs.job_requests import ID_OR_NAME, build_body_field, get_refer
 from portal.api.serializers.references import Reference, UserReference
 from portal.domain.job_spec import job_fields
 from portal.errors import InvalidRequest
-from portal.models import BulkAct, Job, SavedJobView, User
+from portal.models import BulkOperation, Job, SavedJobView, User
 from portal.selectors.jobs.jobs import get_jobs
 from portal.selectors.lookup import get_first
 from portal.services.accounts.tokens import Scope
@@ -71,7 +71,7 @@ class BulkJobResult(ResponseSerializer):
 class BulkResults(ResponseSerializer):
     """The results so far in the order of the request."""
 
-    id = serializers.CharField(allow_null=True, help_text="Of `bulk-acts/{id}/`; null for a dry run.")
+    id = serializers.CharField(allow_null=True, help_text="Of `bulk-operations/{id}/`; null for a dry run.")
     total = serializers.IntegerField(help_text="Number of jobs of the request.")
     done = serializers.IntegerField(help_text="Number of jobs that were changed or refused.")
     finished_at = serializers.DateTimeField(allow_null=True, help_text="null: jobs are still to be changed.")
@@ -79,21 +79,21 @@ class BulkResults(ResponseSerializer):
     results = BulkJobResult(many=True)
 
 
-def get_bulk_act(user: User, public_id: str) -> BulkAct:
-    """Return an action of this user on several jobs. Raise NotFound."""
-    rows = BulkAct.objects.select_related("user").filter(user=user, public_id=public_id)
-    return get_first(rows, "There is no such action on several jobs.")
+def get_bulk_operation(user: User, public_id: str) -> BulkOperation:
+    """Return a bulk operation of this user. Raise NotFound."""
+    rows = BulkOperation.objects.select_related("user").filter(user=user, public_id=public_id)
+    return get_first(rows, "There is no such bulk operation.")
 
 
-def represent_bulk_act(act: BulkAct) -> dict[str, Any]:
+def represent_bulk_operation(operation: BulkOperation) -> dict[str, Any]:
     """Return the results so far."""
     return BulkResults.compose(
-        id=act.public_id,
-        total=len(act.jobs),
-        done=len(act.results),
-        finished_at=act.finished_at,
-        changed=sum(not refusal for _, refusal in act.results.values()),
-        results=bulk_results(act),
+        id=operation.public_id,
+        total=len(operation.jobs),
+        done=len(operation.results),
+        finished_at=operation.finished_at,
+        changed=sum(not refusal for _, refusal in operation.results.values()),
+        results=bulk_results(operation),
     )
 
 
@@ -141,10 +141,11 @@ class JobsBulkView(SignedInView):
         else:
             kept = run_once(self.user, key, self.request.path, self.request.data, lambda: (202, start()))
             public_id = kept.body["id"]
-        act = advance_bulk(get_bulk_act(self.user, public_id))
-        status = 200 if act.finished_at else 202
-        headers = {} if act.finished_at else {"Location": f"/api/v1/bulk-acts/{act.public_id}/"}
-        return self.json_response(represent_bulk_act(act), status, headers)
+        bulk = advance_bulk(get_bulk_operation(self.user, public_id))
+        if bulk.finished_at is None:
+            location = f"/api/v1/bulk-operations/{bulk.public_id}/"
+            return self.json_response(represent_bulk_operation(bulk), 202, {"Location": location})
+        return self.json_response(represent_bulk_operation(bulk))
 
     def _resolve(self) -> tuple[list[Job], Any]:
         """Return the jobs, all of which the token may change, and the value of the action."""
@@ -161,18 +162,18 @@ class JobsBulkView(SignedInView):
         return self.body[parameter] if parameter else None
 
 
-class BulkActView(SignedInView):
+class BulkOperationView(SignedInView):
     @operation(
-        "bulk_acts_get",
-        "Get an action on several jobs",
+        "bulk_operations_get",
+        "Get a bulk operation",
         tag="jobs",
         scope=Scope.READ,
         response=BulkResults,
         error_statuses=[404],
     )
-    def get(self, request: Request, act: str) -> HttpResponse:
+    def get(self, request: Request, public_id: str) -> HttpResponse:
         """The results so far."""
-        return self.json_response(represent_bulk_act(get_bulk_act(self.user, act)))
+        return self.json_response(represent_bulk_operation(get_bulk_operation(self.user, public_id)))
 
 
 class SavedJobViewBody(StrictSerializer):
@@ -246,7 +247,7 @@ class JobViewView(SignedInView):
 
 ROUTES = [
     path("jobs/bulk/", JobsBulkView.as_view()),
-    path("bulk-acts/<slug:act>/", BulkActView.as_view()),
+    path("bulk-operations/<slug:public_id>/", BulkOperationView.as_view()),
     path("job-views/", JobViewsView.as_view()),
     path("job-views/<slug:view>/", JobViewView.as_view()),
 ]

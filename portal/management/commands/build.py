@@ -18,6 +18,6 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         try:
             build_frontend(settings.BASE_DIR)
-        except FrontendError as trouble:
-            raise CommandError(str(trouble)) from trouble
+        except FrontendError as error:
+            raise CommandError(str(error)) from error
         call_command("collectstatic", interactive=False, verbosity=0)

@@ -21,11 +21,11 @@ class Command(migrate.Command):
         try:
             with as_owner():
                 return super().execute(*args, **options)
-        except (StartError, UnknownSchemaError) as refused:
-            raise CommandError(str(refused)) from refused
-        except OperationalError as refused:
-            if isinstance(refused.__cause__, UnfinishedRestore):
-                raise CommandError(str(refused)) from refused
+        except (StartError, UnknownSchemaError) as error:
+            raise CommandError(str(error)) from error
+        except OperationalError as error:
+            if isinstance(error.__cause__, UnfinishedRestore):
+                raise CommandError(str(error)) from error
             raise
 
     def handle(self, *args: Any, **options: Any) -> None:

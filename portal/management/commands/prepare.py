@@ -15,7 +15,7 @@ from portal.standalone.address import sign_in_link
 from portal.standalone.backup_requirements import foreign_tables, missing_requirements
 from portal.standalone.cluster_match import check_same_cluster
 from portal.standalone.data_dir import DataDir
-from portal.standalone.errors import StartError, database_refused
+from portal.standalone.errors import StartError, database_start_error
 from portal.standalone.up import migrate_database
 
 
@@ -54,5 +54,5 @@ def _check_database() -> None:
             # those of the services' role are taken over
             if missing := foreign_tables(besides=services_role()):
                 raise StartError(missing[0])
-    except OperationalError as refused:
-        raise database_refused(refused) from refused
+    except OperationalError as error:
+        raise database_start_error(error) from error

@@ -89,7 +89,7 @@ def measure_portal() -> None:
     store_measurement(
         PortalMeasurement(
             time.time(),
-            disks(),
+            disk_usages(),
             log_bytes,
             log_files,
             last_backup_s(Path(settings.DATA_DIR)),
@@ -100,7 +100,7 @@ def measure_portal() -> None:
     )
 
 
-def disks() -> tuple[DiskUsage, ...]:
+def disk_usages() -> tuple[DiskUsage, ...]:
     """Return the file systems of the data folder, of logs, artifacts and temporary files, each once."""
     found: dict[int, DiskUsage] = {}
     for name, path in (

@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 from portal.access import Permission, permitted_job_ids, visible_jobs, visible_projects
 from portal.domain.states import TERMINAL_JOB_STATES, DesiredState, JobKind, JobState
 from portal.errors import FairwayError, InvalidRequest
-from portal.models import BulkAct, Job, User
+from portal.models import BulkOperation, Job, User
 from portal.selectors.jobs.jobs import ROW_RELATIONS
 from portal.services.jobs.changes import change_refusal, do_change_job
 from portal.services.jobs.submission import (
@@ -46,7 +46,7 @@ _LOCK_TIMEOUT = "1s"
 _LOCKED_STATES = {"55P03", "57014", "40P01"}
 """Lock timeout, statement timeout, deadlock: the job is busy, and the connection still usable."""
 _OUTAGES = (OperationalError, InterfaceError, RedisError)
-"""Failures of a server, not of a job: the action goes on when the server answers again."""
+"""Failures of a server, not of a job: the operation continues when the server answers again."""
 
 
 @dataclass(frozen=True)
@@ -166,71 +166,77 @@ def check_bulk(user: User, jobs: Sequence[Job], action: str) -> list[BulkResult]
     ]
 
 
-def start_bulk(user: User, jobs: Sequence[Job], action: str, value: Any = None) -> BulkAct:
-    """Record an action on jobs; ``advance_bulk`` or the worker changes them. ``value``: a number or a project."""
+def start_bulk(user: User, jobs: Sequence[Job], action: str, value: Any = None) -> BulkOperation:
+    """Record a bulk operation; ``advance_bulk`` or the worker changes its jobs. ``value``: a number or a project."""
     if len(jobs) > MAX_BULK_JOBS:
         raise InvalidRequest(fields={"jobs": _too_many()})
     number = value if value is None or isinstance(value, int) else value.pk
     ids = [job.public_id for job in jobs]
-    return BulkAct.objects.create(user=user, action=action, value=number, jobs=ids)
+    return BulkOperation.objects.create(user=user, action=action, value=number, jobs=ids)
 
 
-def advance_bulk(act: BulkAct, limit_s: float = REQUEST_LIMIT_S, *, wait: bool = True) -> BulkAct:
-    """Change jobs of the action until none is left or the time is over; return its new state.
+def advance_bulk(
+    operation: BulkOperation, limit_s: float = REQUEST_LIMIT_S, *, wait: bool = True
+) -> BulkOperation:
+    """Change jobs of the operation until none is left or the time is over; return its new state.
 
     Each transaction changes a few jobs and stores their results, so that a kill repeats and loses none.
-    Without ``wait``, an action that another process works on is left to it.
+    Without ``wait``, an operation that another process works on is left to it.
     """
     deadline_s = time.monotonic() + limit_s
-    while act.finished_at is None and time.monotonic() < deadline_s:
+    while operation.finished_at is None and time.monotonic() < deadline_s:
         try:
-            advanced = _advance_chunk(act, _CHUNK_JOBS, wait=wait)
+            advanced = _advance_chunk(operation, _CHUNK_JOBS, wait=wait)
         except _OUTAGES:
             raise
         except Exception:  # at the end of the transaction, such as by a deferred constraint; logged below
-            advanced = _advance_one_by_one(act, wait=wait)
+            advanced = _advance_one_by_one(operation, wait=wait)
         if advanced is None:
             break
-        act = advanced
-    return act
+        operation = advanced
+    return operation
 
 
-def advance_open_bulk_acts(limit_s: float = WORKER_LIMIT_S) -> int:
-    """Continue actions whose requests have been answered; return how many were open. Called by the worker."""
+def advance_open_bulk_operations(limit_s: float = WORKER_LIMIT_S) -> int:
+    """Continue operations whose requests have been answered; return how many were open. Called by the worker."""
     deadline_s = time.monotonic() + limit_s
     old = timezone.now() - dt.timedelta(seconds=WORKER_DELAY_S)
-    acts = list(BulkAct.objects.filter(finished_at__isnull=True, created_at__lt=old).order_by("pk")[:100])
-    for place, act in enumerate(acts):
+    operations = list(
+        BulkOperation.objects.filter(finished_at__isnull=True, created_at__lt=old).order_by("pk")[:100]
+    )
+    for place, operation in enumerate(operations):
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
             break
-        share_s = left_s / (len(acts) - place)  # a long action does not delay the others
+        share_s = left_s / (len(operations) - place)  # a long operation does not delay the others
         try:
-            advance_bulk(act, share_s, wait=False)
+            advance_bulk(operation, share_s, wait=False)
         except _OUTAGES:
             raise
-        except Exception:  # the other actions go on
-            log.exception("the action %s on several jobs failed", act.public_id)
-    return len(acts)
+        except Exception:  # the other operations go on
+            log.exception("the bulk operation %s failed", operation.public_id)
+    return len(operations)
 
 
-def bulk_results(act: BulkAct) -> list[BulkResult]:
+def bulk_results(operation: BulkOperation) -> list[BulkResult]:
     """Return the results so far, in the order of the request, of jobs that the user can still see."""
-    done = [act.results[one] for one in act.jobs if one in act.results]
-    rows = visible_jobs(act.user).select_related("project").filter(public_id__in=[one for one, _ in done])
+    done = [operation.results[one] for one in operation.jobs if one in operation.results]
+    rows = (
+        visible_jobs(operation.user).select_related("project").filter(public_id__in=[one for one, _ in done])
+    )
     found = {job.public_id: job for job in rows}
     return [BulkResult(found[one], refusal) for one, refusal in done if one in found]
 
 
-def _lock_act(act: BulkAct, *, wait: bool) -> BulkAct | None:
+def _lock_operation(operation: BulkOperation, *, wait: bool) -> BulkOperation | None:
     """Return the locked row, or None if another process works on it."""
-    rows = BulkAct.objects.select_for_update(no_key=True, of=("self",), skip_locked=not wait)
-    return rows.select_related("user").filter(pk=act.pk).first()
+    rows = BulkOperation.objects.select_for_update(no_key=True, of=("self",), skip_locked=not wait)
+    return rows.select_related("user").filter(pk=operation.pk).first()
 
 
-def _advance_one_by_one(act: BulkAct, *, wait: bool) -> BulkAct | None:
+def _advance_one_by_one(operation: BulkOperation, *, wait: bool) -> BulkOperation | None:
     """Change the next jobs in a transaction each, after their common one failed; refuse those that fail again."""
-    advanced: BulkAct | None = act
+    advanced: BulkOperation | None = operation
     for _number in range(_CHUNK_JOBS):
         if advanced is None or advanced.finished_at is not None:
             break
@@ -239,58 +245,58 @@ def _advance_one_by_one(act: BulkAct, *, wait: bool) -> BulkAct | None:
         except _OUTAGES:
             raise
         except Exception:
-            log.exception("a job of the action %s on several jobs was not changed", act.public_id)
-            advanced = _refuse_next(act, wait=wait)
+            log.exception("a job of the bulk operation %s was not changed", operation.public_id)
+            advanced = _refuse_next(operation, wait=wait)
     return advanced
 
 
-def _refuse_next(act: BulkAct, *, wait: bool) -> BulkAct | None:
+def _refuse_next(operation: BulkOperation, *, wait: bool) -> BulkOperation | None:
     with transaction.atomic():
-        locked = _lock_act(act, wait=wait)
+        locked = _lock_operation(operation, wait=wait)
         if locked is not None and locked.finished_at is None:
             one = _open_ids(locked, 1)[0]
             _store_results(locked, {one: [one, _failed()]})
         return locked
 
 
-def _open_ids(act: BulkAct, limit: int) -> list[str]:
-    return [one for one in act.jobs if one not in act.results][:limit]
+def _open_ids(operation: BulkOperation, limit: int) -> list[str]:
+    return [one for one in operation.jobs if one not in operation.results][:limit]
 
 
-def _store_results(act: BulkAct, results: Mapping[str, list[str]]) -> None:
-    act.results |= results
-    if len(act.results) == len(act.jobs):
-        act.finished_at = timezone.now()
-    act.save(update_fields=["results", "finished_at"])
+def _store_results(operation: BulkOperation, results: Mapping[str, list[str]]) -> None:
+    operation.results |= results
+    if len(operation.results) == len(operation.jobs):
+        operation.finished_at = timezone.now()
+    operation.save(update_fields=["results", "finished_at"])
 
 
-def _advance_chunk(act: BulkAct, limit: int, *, wait: bool) -> BulkAct | None:
+def _advance_chunk(operation: BulkOperation, limit: int, *, wait: bool) -> BulkOperation | None:
     """Change at most ``limit`` jobs and store their results in one transaction; return the new row.
 
-    Return None if another process works on the action.
+    Return None if another process works on the operation.
     """
     with transaction.atomic():
-        locked = _lock_act(act, wait=wait)
+        locked = _lock_operation(operation, wait=wait)
         if locked is not None and locked.finished_at is None:
             _store_results(locked, _change_next(locked, limit))
         return locked
 
 
-def _change_next(act: BulkAct, limit: int) -> dict[str, list[str]]:
-    if not act.user.is_active:
+def _change_next(operation: BulkOperation, limit: int) -> dict[str, list[str]]:
+    if not operation.user.is_active:
         refusal = _("The account that asked for it is deactivated.")
-        return {one: [one, refusal] for one in _open_ids(act, len(act.jobs))}
+        return {one: [one, refusal] for one in _open_ids(operation, len(operation.jobs))}
     with connection.cursor() as cursor:
         cursor.execute("SELECT set_config('lock_timeout', %s, true)", [_LOCK_TIMEOUT])
-    ids = _open_ids(act, limit)
+    ids = _open_ids(operation, limit)
     # in the order of their keys, as other writers lock them
-    rows = visible_jobs(act.user).select_related(*ROW_RELATIONS, "template").order_by("pk")
+    rows = visible_jobs(operation.user).select_related(*ROW_RELATIONS, "template").order_by("pk")
     jobs = list(rows.filter(public_id__in=ids))
-    controlled = permitted_job_ids(act.user, Permission.CONTROL, jobs)
+    controlled = permitted_job_ids(operation.user, Permission.CONTROL, jobs)
     deadline_s = time.monotonic() + _CHUNK_S
     results: dict[str, list[str]] = {}
     for job in jobs:
-        result = _change_job(act, job) if job.pk in controlled else BulkResult(job, _denied())
+        result = _change_job(operation, job) if job.pk in controlled else BulkResult(job, _denied())
         results[job.public_id] = [result.job.public_id, result.refusal]
         if time.monotonic() > deadline_s:
             return results
@@ -298,19 +304,19 @@ def _change_next(act: BulkAct, limit: int) -> dict[str, list[str]]:
     return results | {one: [one, missing] for one in ids if one not in results}
 
 
-def _change_job(act: BulkAct, job: Job) -> BulkResult:
+def _change_job(operation: BulkOperation, job: Job) -> BulkResult:
     """Change one job in a savepoint. Raise only when a server does not answer."""
-    rule = BULK_ACTIONS[act.action]
+    rule = BULK_ACTIONS[operation.action]
     try:
         with transaction.atomic():
-            if refusal := rule.refusal(act.user, job):
+            if refusal := rule.refusal(operation.user, job):
                 return BulkResult(job, refusal)
-            value: Any = act.value
-            if rule.parameter == "project" and act.value is not None:
-                value = visible_projects(act.user).filter(pk=act.value).first()
+            value: Any = operation.value
+            if rule.parameter == "project" and operation.value is not None:
+                value = visible_projects(operation.user).filter(pk=operation.value).first()
                 if value is None:
                     return BulkResult(job, _("There is no such project, or you may not see it."))
-            return BulkResult(rule.perform(act.user, job, value))
+            return BulkResult(rule.perform(operation.user, job, value))
     except FairwayError as refused:
         return BulkResult(job, refused.message)
     except OperationalError as failure:
@@ -320,7 +326,7 @@ def _change_job(act: BulkAct, job: Job) -> BulkResult:
     except (InterfaceError, RedisError):
         raise
     except Exception:  # a fault of one job does not stop the others
-        log.exception("job %s of the action %s on several jobs was not changed", job.public_id, act.public_id)
+        log.exception("job %s of the bulk operation %s was not changed", job.public_id, operation.public_id)
         return BulkResult(job, _failed())
 
 

@@ -73,8 +73,8 @@ def get_host_keys(actor: User, node: Node) -> HostKeys:
     known = _parse_key(node.host_key)
     try:
         return HostKeys(known, scan_pinned_host(_target(node)))
-    except SshError as problem:
-        return HostKeys(known, None, str(problem))
+    except SshError as error:
+        return HostKeys(known, None, str(error))
 
 
 def do_confirm_host_key(actor: User, node: Node, *, fingerprint: str, reason: str) -> NodeOperation:

@@ -50,7 +50,7 @@ from portal.standalone.errors import StartError
 from portal.standalone.postgres_tools import (
     SETS_TRANSACTION_TIMEOUT,
     PostgresTool,
-    Stream,
+    ToolProcess,
     find_tool,
     find_tools,
     memory_file,
@@ -166,8 +166,8 @@ def _choose_tool(source: Path) -> tuple[PostgresTool, list[str]]:
         try:
             with open_archive(source) as tar:
                 contents = read_contents(tool, archive_member(tar, DUMP))
-        except StartError as refused:
-            if "unsupported version" not in str(refused):
+        except StartError as error:
+            if "unsupported version" not in str(error):
                 raise
             older_failed = True
             continue
@@ -198,7 +198,9 @@ def _load(source: Path, tool: PostgresTool, contents: list[str]) -> None:
     name = str(connection.settings_dict["NAME"])
     with open_archive(source) as tar, memory_file("\n".join([*contents, ""]).encode()) as listing:
         options = [*RESTORE_OPTIONS, "--use-list", f"/dev/fd/{listing}", "--dbname", name]
-        with Stream(tool, options, stdin=subprocess.PIPE, files=[listing], application=APPLICATION) as stream:
+        with ToolProcess(
+            tool, options, stdin=subprocess.PIPE, files=[listing], application=APPLICATION
+        ) as stream:
             stream.feed(archive_member(tar, DUMP))
             failpoint("restore.read")
             stream.finish()

@@ -72,7 +72,7 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
                 "job-switch",
                 "job-change",
                 "jobs-bulk",
-                "bulk-act",
+                "bulk-operation",
             ),
             in_tab_bar=True,
         ),

@@ -37,8 +37,8 @@ def host_key(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     if request.method == "POST":
         try:
             operation = identity.do_confirm_host_key(user, node, **values)
-        except FairwayError as refused:
-            refusal = refused
+        except FairwayError as error:
+            refusal = error
             node.refresh_from_db()
         else:
             return redirect("node-operation", public_id, operation.public_id)

@@ -9,11 +9,11 @@ import pytest
 from django.db import connection, transaction
 from django.utils import timezone
 
-from portal.models import BulkAct, Job
+from portal.models import BulkOperation, Job
 from portal.services.jobs import bulk
 from portal.services.jobs.bulk import (
     advance_bulk,
-    advance_open_bulk_acts,
+    advance_open_bulk_operations,
     bulk_results,
     start_bulk,
 )
@@ -38,30 +38,30 @@ def jobs(owner):
     return [factories.job(owner, project, environment, name=f"j{number}") for number in range(25)]
 
 
-def age(act: BulkAct, days: int = 0) -> None:
-    BulkAct.objects.filter(pk=act.pk).update(
+def age(operation: BulkOperation, days: int = 0) -> None:
+    BulkOperation.objects.filter(pk=operation.pk).update(
         created_at=timezone.now() - dt.timedelta(days=days, seconds=bulk.WORKER_DELAY_S + 1)
     )
 
 
 def test_what_does_not_fit_into_the_request_is_done_by_the_worker(owner, jobs):
-    act = advance_bulk(start_bulk(owner, jobs, "stop"), 0.0)
-    assert act.finished_at is None and not act.results
-    advance_open_bulk_acts()
-    act.refresh_from_db()
-    assert act.finished_at is None, "the worker leaves a new row to the request that wrote it"
-    age(act)
-    advance_open_bulk_acts()
-    act.refresh_from_db()
-    assert act.finished_at is not None
-    assert [one.job.pk for one in bulk_results(act)] == [job.pk for job in jobs]
+    operation = advance_bulk(start_bulk(owner, jobs, "stop"), 0.0)
+    assert operation.finished_at is None and not operation.results
+    advance_open_bulk_operations()
+    operation.refresh_from_db()
+    assert operation.finished_at is None, "the worker leaves a new row to the request that wrote it"
+    age(operation)
+    advance_open_bulk_operations()
+    operation.refresh_from_db()
+    assert operation.finished_at is not None
+    assert [one.job.pk for one in bulk_results(operation)] == [job.pk for job in jobs]
     assert {job.state for job in Job.objects.all()} == {"CANCELLED"}
 
 
 def test_a_kill_between_two_transactions_repeats_and_loses_no_job(owner, jobs, monkeypatch):
     for job in jobs:
         bulk.do_cancel_job(owner, job)
-    act = start_bulk(owner, jobs, "requeue")
+    operation = start_bulk(owner, jobs, "requeue")
     resubmit, calls = bulk.do_resubmit_job, []
 
     def killed(user, job):
@@ -72,23 +72,23 @@ def test_a_kill_between_two_transactions_repeats_and_loses_no_job(owner, jobs, m
 
     monkeypatch.setattr(bulk, "do_resubmit_job", killed)
     with pytest.raises(KeyboardInterrupt):
-        advance_bulk(act, 60)
-    act.refresh_from_db()
-    assert 0 < len(act.results) < len(jobs)
-    assert Job.objects.count() == len(jobs) + len(act.results)
-    act = advance_bulk(act, 60)
-    assert act.finished_at is not None and Job.objects.count() == 2 * len(jobs)
-    assert {one.refusal for one in bulk_results(act)} == {""}
+        advance_bulk(operation, 60)
+    operation.refresh_from_db()
+    assert 0 < len(operation.results) < len(jobs)
+    assert Job.objects.count() == len(jobs) + len(operation.results)
+    operation = advance_bulk(operation, 60)
+    assert operation.finished_at is not None and Job.objects.count() == 2 * len(jobs)
+    assert {one.refusal for one in bulk_results(operation)} == {""}
 
 
 def test_two_workers_change_each_job_once(owner, jobs):
     for job in jobs:
         bulk.do_cancel_job(owner, job)
-    act = start_bulk(owner, jobs, "requeue")
+    operation = start_bulk(owner, jobs, "requeue")
 
     def work():
         try:
-            advance_bulk(act, 60)
+            advance_bulk(operation, 60)
         finally:
             connection.close()
 
@@ -114,23 +114,23 @@ def test_a_locked_job_is_refused_and_the_others_are_changed(owner, jobs):
     holder.start()
     locked.wait(60)
     try:
-        act = advance_bulk(start_bulk(owner, jobs, "hold"), 60)
+        operation = advance_bulk(start_bulk(owner, jobs, "hold"), 60)
     finally:
         release.set()
         holder.join()
-    results = bulk_results(act)
+    results = bulk_results(operation)
     assert [one.job.name for one in results if one.refusal] == ["j3"]
     assert "takes too long" in results[3].refusal
     assert Job.objects.filter(held=True).count() == len(jobs) - 1
 
 
 def test_rights_are_checked_when_a_job_is_changed(owner, jobs):
-    act = start_bulk(owner, jobs, "stop")
+    operation = start_bulk(owner, jobs, "stop")
     owner.is_active = False
     owner.save(update_fields=["is_active"])
-    act = advance_bulk(act, 60)
-    assert act.finished_at is not None
-    assert all(act.results[job.public_id][1] for job in jobs)
+    operation = advance_bulk(operation, 60)
+    assert operation.finished_at is not None
+    assert all(operation.results[job.public_id][1] for job in jobs)
     assert not Job.objects.exclude(desired_state="run").exists()
 
 
@@ -138,21 +138,21 @@ def test_finished_actions_are_deleted_after_a_week_and_open_ones_kept(owner, job
     old, open_one = advance_bulk(start_bulk(owner, jobs, "hold"), 60), start_bulk(owner, jobs, "stop")
     age(old, 7)
     age(open_one, 7)
-    assert delete_expired_rows()["actions on several jobs that are done"] == 1
-    assert list(BulkAct.objects.all()) == [open_one]
+    assert delete_expired_rows()["finished bulk operations on jobs"] == 1
+    assert list(BulkOperation.objects.all()) == [open_one]
 
 
 def check_that_only_one_is_refused(jobs, caplog):
-    act = start_bulk(jobs[0].owner, jobs, "hold")
+    operation = start_bulk(jobs[0].owner, jobs, "hold")
     other = start_bulk(jobs[0].owner, jobs[4:6], "priority", -5)
-    age(act)
+    age(operation)
     age(other)
     with caplog.at_level("ERROR", logger=bulk.__name__):
-        advance_open_bulk_acts()
-    act.refresh_from_db()
+        advance_open_bulk_operations()
+    operation.refresh_from_db()
     other.refresh_from_db()
-    assert act.finished_at is not None and other.finished_at is not None
-    refused = {one.job.name: one.refusal for one in bulk_results(act) if one.refusal}
+    assert operation.finished_at is not None and other.finished_at is not None
+    refused = {one.job.name: one.refusal for one in bulk_results(operation) if one.refusal}
     assert list(refused) == ["j3"] and "error in Fairway" in refused["j3"]
     assert len([record for record in caplog.records if record.name == bulk.__name__]) == 1
     assert Job.objects.filter(held=True).count() == len(jobs) - 1
@@ -180,7 +180,7 @@ def test_an_error_at_the_end_of_the_transaction_refuses_only_the_job_that_caused
 
     def violates_a_deferred_constraint(user, job, held):
         if job.pk == jobs[3].pk:
-            BulkAct.objects.create(user_id=user.pk + 1_000_000, action="hold", jobs=[])
+            BulkOperation.objects.create(user_id=user.pk + 1_000_000, action="hold", jobs=[])
         return hold(user, job, held)
 
     monkeypatch.setattr(bulk, "do_hold_job", violates_a_deferred_constraint)

@@ -7,7 +7,7 @@ import json
 import pytest
 from django.test import Client
 
-from portal.models import BulkAct, Job
+from portal.models import BulkOperation, Job
 from portal.services.jobs import bulk
 from tests import factories
 
@@ -31,7 +31,7 @@ def jobs(owner):
 
 def test_more_than_fits_is_accepted_and_followed(owner, jobs, monkeypatch):
     monkeypatch.setattr(bulk, "_CHUNK_S", 0.0)
-    monkeypatch.setattr("portal.api.jobs.job_lists.advance_bulk", lambda act: bulk.advance_bulk(act, 0.01))
+    monkeypatch.setattr("portal.api.jobs.job_lists.advance_bulk", lambda row: bulk.advance_bulk(row, 0.01))
     client = Client()
     client.force_login(owner)
     body = {"action": "stop", "jobs": [job.public_id for job in jobs]}
@@ -46,8 +46,8 @@ def test_more_than_fits_is_accepted_and_followed(owner, jobs, monkeypatch):
     assert answer.status_code == 202, answer.content
     said = answer.json()
     assert said["total"] == 130 and 0 < said["done"] < 130 and said["finished_at"] is None
-    assert post().json()["id"] == said["id"] and BulkAct.objects.count() == 1
-    bulk.advance_bulk(BulkAct.objects.get(), 60)
+    assert post().json()["id"] == said["id"] and BulkOperation.objects.count() == 1
+    bulk.advance_bulk(BulkOperation.objects.get(), 60)
     followed = client.get(answer["Location"]).json()
     assert followed["finished_at"] and followed["done"] == followed["changed"] == 130
     assert [one["job"]["name"] for one in followed["results"]] == [job.name for job in jobs]
