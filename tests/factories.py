@@ -86,6 +86,13 @@ def cluster_settings() -> ClusterSettings:
     return ClusterSettings.objects.get_or_create(id=1)[0]
 
 
+def pending_jobs(owner: User, count: int) -> list[Job]:
+    """Waiting jobs of one project, with a node of four GPUs."""
+    node(pool("main"), gpus=4, name="n1")
+    where = project("nlp", member=owner), environment("batch", tool=False)
+    return [job(owner, *where, name=f"j{number}") for number in range(count)]
+
+
 def job(owner: User, project_row: Project, environment_row: Environment, **fields: Any) -> Job:
     """A submitted job; a training run of ``true`` with one GPU unless told otherwise."""
     fields.setdefault("name", f"job-{next(_numbers)}")

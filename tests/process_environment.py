@@ -7,6 +7,17 @@ from urllib.parse import urlsplit, urlunsplit
 
 from django.db import connection
 
+COMMANDS = {
+    "web": ("-m", "uvicorn", "portal.asgi:application", "--uds", "/nonexistent/web.sock"),
+    "gateway": ("-m", "portal.gateway", "--port", "1"),
+    "worker": ("-m", "celery", "-A", "scheduler.worker", "worker", "-Q", "cycle", "-P", "solo"),
+    "beat": ("-m", "celery", "-A", "scheduler.worker", "beat", "-s", "/nonexistent/beat"),
+    "collector": ("manage.py", "collect"),
+    "prepare": ("manage.py", "prepare"),
+    "up": ("manage.py", "up", "--data-dir", "/nonexistent"),
+}
+"""Python arguments of processes that end at their start, because their environment is refused."""
+
 SERVER_VARIABLES = frozenset({"DATABASE_URL", "DATABASE_OWNER_URL", "REDIS_URL"})
 
 

@@ -66,7 +66,7 @@ def same_site_warning(portal_url: str, apps_domain: str) -> str:
     exempt.
     """
     portal, apps = _host(portal_url), _host(f"//{apps_domain}")
-    if "localhost" in (portal.rpartition(".")[2], apps.rpartition(".")[2]) or _is_address(portal):
+    if "localhost" in (portal.rpartition(".")[2], apps.rpartition(".")[2]) or is_address(portal):
         return ""
     shared = _registrable_domain(portal.split(".")) == _registrable_domain(apps.split("."))
     return SAME_SITE_WARNING.format(apps=apps, portal=portal) if shared else ""
@@ -83,7 +83,7 @@ def _host(url: str) -> str:
     return (urlsplit(url).hostname or "").rstrip(".").lower()
 
 
-def _is_address(host: str) -> bool:
+def is_address(host: str) -> bool:
     try:
         ipaddress.ip_address(host)
     except ValueError:

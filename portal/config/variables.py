@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
-from portal.config.production_checks import is_weak_key
+from portal.config.production_checks import is_address, is_weak_key
 
 T = TypeVar("T")
 
@@ -204,20 +204,12 @@ def _hosts(text: str) -> list[str]:
         bare = host.removeprefix(".")
         if bare.startswith("[") and bare.endswith("]"):
             bare = bare[1:-1]
-        elif ":" in bare and not _is_address(bare):
+        elif ":" in bare and not is_address(bare):
             raise ValueError(f"{_shown(host)} has a port: write the host only")
-        elif _is_address(bare) and ":" in bare:
+        elif is_address(bare) and ":" in bare:
             raise ValueError(f"{_shown(host)} is an IPv6 address without brackets")
         _check_host(bare)
     return found
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _networks(text: str) -> list[str]:
@@ -235,7 +227,7 @@ def _networks(text: str) -> list[str]:
 def _addresses(text: str) -> list[str]:
     found = _items(text)
     for address in found:
-        if not _is_address(address):
+        if not is_address(address):
             raise ValueError(f"{_shown(address)} is not an address such as 192.0.2.10")
     return [str(ipaddress.ip_address(address)) for address in found]
 

@@ -21,12 +21,7 @@ def owner():
 
 @pytest.fixture
 def jobs(owner):
-    factories.node(factories.pool("main"), gpus=4, name="n1")
-    project, environment = (
-        factories.project("nlp", member=owner),
-        factories.environment("batch", tool=False),
-    )
-    return [factories.job(owner, project, environment, name=f"j{number}") for number in range(130)]
+    return factories.pending_jobs(owner, 130)
 
 
 def test_more_than_fits_is_accepted_and_followed(owner, jobs, monkeypatch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 
 import psycopg
 import pytest
@@ -16,6 +15,7 @@ from portal.database.connection_pool import ConnectionPool
 from portal.database.failures import DATABASE_AWAY, LOCK_WAIT, POOL_FULL, STATEMENT_TIMEOUT, VALKEY_AWAY
 from portal.models import User
 from tests import factories
+from tests.locked_rows import locked_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -28,25 +28,9 @@ def sentence(failure: Exception) -> str:
 
 def test_a_held_lock_is_named():
     user = factories.user("ada")
-    locked, release = threading.Event(), threading.Event()
-
-    def hold():
-        with transaction.atomic():
-            User.objects.select_for_update().get(pk=user.pk)
-            locked.set()
-            release.wait(60)
-        connection.close()
-
-    holder = threading.Thread(target=hold)
-    holder.start()
-    locked.wait(60)
-    try:
-        with pytest.raises(OperationalError) as failure, transaction.atomic():
-            connection.cursor().execute("SET LOCAL lock_timeout = '50ms'")
-            User.objects.select_for_update().get(pk=user.pk)
-    finally:
-        release.set()
-        holder.join()
+    with locked_row(user), pytest.raises(OperationalError) as failure, transaction.atomic():
+        connection.cursor().execute("SET LOCAL lock_timeout = '50ms'")
+        User.objects.select_for_update().get(pk=user.pk)
     assert sentence(failure.value) == LOCK_WAIT
 
 

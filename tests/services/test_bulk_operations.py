@@ -6,7 +6,7 @@ import datetime as dt
 import threading
 
 import pytest
-from django.db import connection, transaction
+from django.db import connection
 from django.utils import timezone
 
 from portal.models import BulkOperation, Job
@@ -19,23 +19,19 @@ from portal.services.jobs.bulk import (
 )
 from scheduler.retention import delete_expired_rows
 from tests import factories
+from tests.locked_rows import locked_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def owner():
-    return factories.user("ada")
+def jobs(owner):
+    return factories.pending_jobs(owner, 25)
 
 
 @pytest.fixture
-def jobs(owner):
-    factories.node(factories.pool("main"), gpus=4, name="n1")
-    project, environment = (
-        factories.project("nlp", member=owner),
-        factories.environment("batch", tool=False),
-    )
-    return [factories.job(owner, project, environment, name=f"j{number}") for number in range(25)]
+def owner():
+    return factories.user("ada")
 
 
 def age(operation: BulkOperation, days: int = 0) -> None:
@@ -101,23 +97,8 @@ def test_two_workers_change_each_job_once(owner, jobs):
 
 
 def test_a_locked_job_is_refused_and_the_others_are_changed(owner, jobs):
-    locked, release = threading.Event(), threading.Event()
-
-    def hold():
-        with transaction.atomic():
-            Job.objects.select_for_update().get(pk=jobs[3].pk)
-            locked.set()
-            release.wait(60)
-        connection.close()
-
-    holder = threading.Thread(target=hold)
-    holder.start()
-    locked.wait(60)
-    try:
+    with locked_row(jobs[3]):
         operation = advance_bulk(start_bulk(owner, jobs, "hold"), 60)
-    finally:
-        release.set()
-        holder.join()
     results = bulk_results(operation)
     assert [one.job.name for one in results if one.refusal] == ["j3"]
     assert "takes too long" in results[3].refusal

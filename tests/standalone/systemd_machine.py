@@ -1,7 +1,8 @@
 """systemd as the first process of namespaces on this machine, with the shipped units and servers of its own.
 
 Nothing of this machine can be changed from there: the root file system is read-only, `/etc` is an overlay, `/run`,
-`/tmp`, `/var` and `/opt` are empty, and no unit of this machine is loaded.
+`/tmp`, `/dev/shm`, `/var` and `/opt` are empty, and no unit of this machine is loaded. (`RemoveIPC=` of a unit removes
+the shared memory of its account, which is also that of the PostgreSQL of other tests.)
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+from portal.bootstrap.frontend import build_frontend
 from portal.standalone.servers.binaries import find_postgres, find_valkey
 from tests.standalone.waiting import eventually
 
@@ -60,6 +64,7 @@ chmod 1777 /var/tmp
 ln -s /run /var/run
 chown postgres /var/lib/rig-postgres /run/postgresql
 mount -t tmpfs -o mode=1777 tmpfs /tmp
+mount -t tmpfs -o mode=1777 tmpfs /dev/shm
 mount -o remount,bind,ro /
 mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys
 mount -o remount,bind,ro /sys
@@ -206,6 +211,15 @@ class SystemdMachine(contextlib.AbstractContextManager["SystemdMachine"]):
         """Return the pid there of the main process of a unit."""
         return int(self.run("systemctl", "show", "--property=MainPID", "--value", unit))
 
+    def is_ready(self) -> bool:
+        """Return whether /readyz answers 200 through the gateway."""
+        answer = self.run(
+            "curl", "--silent", "--max-time", "3", "--output", "/dev/null", "--write-out", "%{http_code}",
+            "--header", "Host: portal.example.org", "--header", "X-Forwarded-Proto: https",
+            "http://127.0.0.1:8000/readyz", check=False,
+        )  # fmt: skip
+        return answer == "200"
+
     @property
     def _init(self) -> int:
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
@@ -298,3 +312,16 @@ class SystemdMachine(contextlib.AbstractContextManager["SystemdMachine"]):
         self.environment_script = ENVIRONMENT.format(**places)
         install = "" if self._bare else INSTALL.format(**places)
         (self._folder / "boot.sh").write_text(BOOT.format(**places, install=install))
+
+
+@contextlib.contextmanager
+def running_machine(*, bare: bool = False) -> Iterator[SystemdMachine]:
+    """A running machine in a folder of its own; `SystemdMachine` says what ``bare`` means."""
+    build_frontend(ROOT)
+    folder = Path(tempfile.mkdtemp(prefix="fairway-systemd-"))
+    folder.chmod(0o755)
+    try:
+        with SystemdMachine(folder, bare=bare) as running:
+            yield running
+    finally:
+        shutil.rmtree(folder)

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import re
-import shutil
-import tempfile
 import textwrap
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import yaml
 
-from portal.bootstrap.frontend import build_frontend
-from tests.standalone.systemd_machine import ROOT, UNITS, SystemdMachine, missing_requirement
+from tests.standalone.systemd_machine import ROOT, UNITS, SystemdMachine, missing_requirement, running_machine
 from tests.standalone.waiting import eventually
 
 PAGE = ROOT / "docs" / "operations.md"
@@ -61,14 +57,8 @@ def test_the_scrape_configuration_is_one() -> None:
 @pytest.fixture(scope="module")
 def machine() -> Iterator[SystemdMachine]:
     """A machine with PostgreSQL and Valkey, and without Fairway."""
-    build_frontend(ROOT)
-    folder = Path(tempfile.mkdtemp(prefix="fairway-systemd-"))
-    folder.chmod(0o755)
-    try:
-        with SystemdMachine(folder, bare=True) as running:
-            yield running
-    finally:
-        shutil.rmtree(folder)
+    with running_machine(bare=True) as running:
+        yield running
 
 
 def shell(machine: SystemdMachine, text: str, *, within_s: float = 180) -> str:
@@ -98,14 +88,7 @@ def test_install_and_back_up_by_the_page(machine: SystemdMachine) -> None:
     shell(machine, "systemctl enable --now fairway.target", within_s=300)
     assert machine.run("systemctl", "is-enabled", "fairway.target").strip() == "enabled"
 
-    def ready() -> bool:
-        return "200" in machine.run(
-            "curl", "--silent", "--output", "/dev/null", "--write-out", "%{http_code}", "--header",
-            "Host: portal.example.org", "--header", "X-Forwarded-Proto: https", "http://127.0.0.1:8000/readyz",
-            check=False,
-        )  # fmt: skip
-
-    assert eventually(ready, 120), machine.log()
+    assert eventually(machine.is_ready, 120), machine.log()
 
     shell(machine, "install -d -o fairway -m 700 /safe/place || mkdir -p /run/safe/place")
     place = "/safe/place" if "place" in machine.run("ls", "/safe", check=False) else "/run/safe/place"

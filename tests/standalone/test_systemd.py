@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from portal.bootstrap.frontend import build_frontend
 from portal.standalone.process_table import PROCESSES
-from tests.standalone.systemd_machine import ROOT, SystemdMachine, missing_requirement
+from tests.standalone.systemd_machine import SystemdMachine, missing_requirement, running_machine
 from tests.standalone.waiting import eventually
 
 JOB = Path(__file__).with_name("one_local_job.py")
@@ -57,24 +54,9 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def machine() -> Iterator[SystemdMachine]:
-    build_frontend(ROOT)
-    folder = Path(tempfile.mkdtemp(prefix="fairway-systemd-"))
-    folder.chmod(0o755)
-    try:
-        with SystemdMachine(folder) as running:
-            running.run("systemctl", "start", "fairway.target", within_s=180)
-            yield running
-    finally:
-        shutil.rmtree(folder)
-
-
-def ready(machine: SystemdMachine) -> bool:
-    answer = machine.run(
-        "curl", "--silent", "--max-time", "3", "--output", "/dev/null", "--write-out", "%{http_code}",
-        "--header", "Host: portal.example.org", "--header", "X-Forwarded-Proto: https",
-        "http://127.0.0.1:8000/readyz", check=False,
-    )  # fmt: skip
-    return answer == "200"
+    with running_machine() as running:
+        running.run("systemctl", "start", "fairway.target", within_s=180)
+        yield running
 
 
 def manage(machine: SystemdMachine, *words: str, text: str | None = None) -> str:
@@ -82,7 +64,7 @@ def manage(machine: SystemdMachine, *words: str, text: str | None = None) -> str
 
 
 def test_every_unit_runs_and_a_job_ends(machine: SystemdMachine) -> None:
-    assert eventually(lambda: ready(machine), 90), machine.log()
+    assert eventually(machine.is_ready, 90), machine.log()
     link = machine.run("sh", "-c", "cat /run/rig/fairway-prepare.log")
     assert "https://portal.example.org/sign-in/link/#" in link
     jobs: list[str] = []
@@ -151,7 +133,7 @@ def test_a_process_that_ends_is_started_again(machine: SystemdMachine) -> None:
 
     def again() -> bool:
         now = {name: machine.main_pid(f"fairway-{name}") for name in before}
-        return all(pid and pid != before[name] for name, pid in now.items()) and ready(machine)
+        return all(pid and pid != before[name] for name, pid in now.items()) and machine.is_ready()
 
     assert eventually(again, 90), machine.log()
 

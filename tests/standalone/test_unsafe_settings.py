@@ -12,19 +12,11 @@ import pytest
 from portal.config.production_checks import is_weak_key, same_site_warning, unsafe_setting_errors
 from portal.standalone.errors import StartError
 from portal.standalone.up import check_settings
+from tests.process_environment import COMMANDS
 
 ROOT = Path(__file__).parent.parent.parent
 KEY = "".join(map(chr, range(48, 123)))
 SAFE = {"debug": False, "allowed_hosts": ["portal.example.org"], "redis_url": "unix:///run/valkey.sock?db=0"}
-PROCESSES = {
-    "web": ("-m", "uvicorn", "portal.asgi:application", "--uds", "/nonexistent/web.sock"),
-    "gateway": ("-m", "portal.gateway", "--port", "1"),
-    "worker": ("-m", "celery", "-A", "scheduler.worker", "worker", "-Q", "cycle", "-P", "solo"),
-    "beat": ("-m", "celery", "-A", "scheduler.worker", "beat", "-s", "/nonexistent/beat"),
-    "collector": ("manage.py", "collect"),
-    "prepare": ("manage.py", "prepare"),
-    "up": ("manage.py", "up", "--data-dir", "/nonexistent"),
-}
 
 
 @pytest.mark.parametrize(
@@ -73,7 +65,7 @@ def test_every_process_refuses_unsafe_settings():
             stderr=subprocess.PIPE,
             text=True,
         )
-        for name, command in PROCESSES.items()
+        for name, command in COMMANDS.items()
     }
     for name, process in running.items():
         _, said = process.communicate(timeout=90)

@@ -21,6 +21,7 @@ from portal.config.variables import (
     SettingsRefused,
     check_environment,
 )
+from tests.process_environment import COMMANDS
 
 ROOT = Path(__file__).parent.parent.parent
 KEY = "".join(map(chr, range(48, 123)))
@@ -191,17 +192,6 @@ def test_variables_of_jobs_and_of_the_client_are_neither_refused_nor_reported() 
     assert check_environment(job) == []
 
 
-PROCESSES = {
-    "web": ("-m", "uvicorn", "portal.asgi:application", "--uds", "/nonexistent/web.sock"),
-    "gateway": ("-m", "portal.gateway", "--port", "1"),
-    "worker": ("-m", "celery", "-A", "scheduler.worker", "worker", "-Q", "cycle", "-P", "solo"),
-    "beat": ("-m", "celery", "-A", "scheduler.worker", "beat", "-s", "/nonexistent/beat"),
-    "collector": ("manage.py", "collect"),
-    "prepare": ("manage.py", "prepare"),
-    "up": ("manage.py", "up", "--data-dir", "/nonexistent"),
-}
-
-
 @pytest.mark.parametrize(
     ("name", "value", "word"),
     [
@@ -216,7 +206,7 @@ def test_each_process_says_one_sentence_and_does_not_start(name: str, value: str
             [sys.executable, *command], cwd=ROOT, env=environment | {name: value},
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         )
-        for process, command in PROCESSES.items()
+        for process, command in COMMANDS.items()
     }  # fmt: skip
     for process, child in running.items():
         _, said = child.communicate(timeout=90)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from typing import Any
 
 from django.core.paginator import Paginator
@@ -12,6 +11,7 @@ from django.shortcuts import render
 from django.utils.translation import gettext_lazy
 
 from portal.access import AccessPolicy
+from portal.config.production_checks import is_address
 from portal.models import AuditEntry, User
 from portal.web.display.formatting import cores, gpu_amount
 from portal.web.views import page
@@ -47,7 +47,7 @@ def audit(request: HttpRequest, user: User) -> HttpResponse:
             | Q(object_name__icontains=search)
             | Q(object_id=search)
         )
-        rows = rows.filter(found | Q(address=search) if _is_address(search) else found)
+        rows = rows.filter(found | Q(address=search) if is_address(search) else found)
     listed = Paginator(rows, 50).get_page(request.GET.get("page"))
     context = {
         "page": listed,
@@ -57,14 +57,6 @@ def audit(request: HttpRequest, user: User) -> HttpResponse:
         "kinds": [(key, name) for key, (name, _) in KINDS.items()],
     }
     return render(request, "admin/audit.html", context)
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
 
 
 def changed_fields(entry: AuditEntry) -> list[tuple[str, str, str]]:
