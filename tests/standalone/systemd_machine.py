@@ -1,7 +1,7 @@
 """systemd as the first process of namespaces on this machine, with the shipped units and servers of its own.
 
 Nothing of this machine can be changed from there: the root file system is read-only, `/etc` is an overlay, `/run`,
-`/tmp`, `/dev/shm`, `/var` and `/opt` are empty, and no unit of this machine is loaded. (`RemoveIPC=` of a unit removes
+`/tmp`, `/dev/shm`, `/var` and `/opt` are empty, and no unit of this machine is loaded. (`RemoveIPC=` removes
 the shared memory of its account, which is also that of the PostgreSQL of other tests.)
 """
 
