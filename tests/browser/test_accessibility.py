@@ -6,6 +6,7 @@ import datetime as dt
 from pathlib import Path
 
 import pytest
+from django.db import transaction
 from django.utils import timezone
 
 from portal.domain.services import ServiceSpec
@@ -13,11 +14,14 @@ from portal.domain.volumes import VolumeKind
 from portal.models import (
     ClusterSettings,
     Environment,
+    Node,
+    NodeOperation,
     OrphanContainer,
     Service,
     ServiceReplica,
     Template,
 )
+from portal.services.audit import record_action
 from portal.services.cluster.reservations import ReservationInput, do_cancel_reservation, do_save_reservation
 from portal.services.jobs.submission import JobRequest
 from portal.services.nodes.topologies import do_save_topology, do_set_labels
@@ -160,6 +164,32 @@ def test_pages_of_services_and_templates_pass_axe(open_as, dataset, dark, width)
         assert look_at(page, [address]) == ""
         assert page.evaluate(SQUEEZED) == [], f"{address}: cells that others cover"
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{address}: too wide"
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_long_words_do_not_widen_a_page(open_as, dataset, width):
+    key = "SHA256:" + "k" * 43
+    node = Node.objects.first()
+    node.status_message = f"{node.name} presents the host key {key}, but {key} was confirmed."
+    node.reachable, node.unreachable_code = False, "host_key_mismatch"
+    node.save()
+    steps = [{"name": "Host key", "ok": False, "message": node.status_message, "seconds": 0.1}]
+    check = NodeOperation.objects.create(
+        node=node, kind="test", steps=steps, finished_at=timezone.now(), ok=False
+    )
+    with transaction.atomic():
+        record_action(
+            None, "node.confirm_key", node, before={"host_key": key * 2}, after={"host_key": key * 3}
+        )
+    page = open_as("r-castellan", width=width)
+    for address in (
+        f"/nodes/{node.public_id}/",
+        f"/nodes/{node.public_id}/operations/{check.public_id}/",
+        "/audit/",
+    ):
+        page.goto(address)
+        assert key[:20] in page.content()
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), address
 
 
 def with_service(dataset):
