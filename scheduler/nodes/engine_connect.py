@@ -15,6 +15,7 @@ from portal.database.pool_middleware import release_connection
 from portal.domain.states import NodeTransport
 from portal.domain.stored_texts import stored_text
 from portal.models import ClusterSettings, Node
+from portal.selectors.nodes.host_keys import ssh_target
 from portal.services.nodes.agent_settings import agent_settings_text, write_agent_settings
 
 
@@ -38,10 +39,6 @@ SETTINGS_COLUMNS = ("name", "host", "port", "ssh_user", "host_key")
 
 def connection_settings(node: Node) -> ConnectionSettings:
     return ConnectionSettings(node.name, ssh_target(node))
-
-
-def ssh_target(node: Node) -> SshTarget:
-    return SshTarget(node.host, node.ssh_user, node.host_key, node.port)
 
 
 def open_engine(node: Node, role: Role = "control") -> NodeEngine:

@@ -18,10 +18,11 @@ from agents.ssh import SshError, SshTarget
 from portal.domain.states import NodeTransport
 from portal.errors import FairwayError
 from portal.models import ClusterSettings, Node, NodeOperation
+from portal.selectors.nodes.host_keys import ssh_target
 from portal.services.nodes.enrolment import get_script, pop_sudo_login
 from portal.services.nodes.identity import record_move_tested
 from portal.services.nodes.operations import record_connection_test_finished, record_operation_step
-from scheduler.nodes.engine_connect import EngineConnectError, control_key_path, open_engine, ssh_target
+from scheduler.nodes.engine_connect import EngineConnectError, control_key_path, open_engine
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,6 @@ from django.db import Error as DatabaseError
 from django.db import close_old_connections, connections
 from django.utils import timezone
 
-from agents.ssh import SshTarget
 from agents.tunnel.pool import LocalTarget, TunnelTarget
 from portal.access import Permission, can, live_share
 from portal.domain.services import ServiceState
@@ -26,6 +25,7 @@ from portal.domain.shares import ShareAccess
 from portal.domain.states import AttemptState, DesiredState, JobKind, NodeTransport
 from portal.errors import Unauthenticated
 from portal.models import Attempt, Node, Service, Task, User, WorkspaceSession
+from portal.selectors.nodes.host_keys import ssh_target
 from portal.selectors.services import serving_tasks
 from portal.services.accounts.sessions import RENEW_INTERVAL_S, renew_workspace_session, session_user
 from portal.services.accounts.tokens import TOKEN_PATTERN, Scope, get_token, has_scope
@@ -212,7 +212,7 @@ def _service_target(service: Service, task: Task) -> Target | None:
 def tunnel_target(node: Node) -> TunnelTarget:
     if node.transport == NodeTransport.LOCAL.value:
         return LocalTarget()
-    return SshTarget(host=node.host, user=node.ssh_user, host_key=node.host_key, port=node.port)
+    return ssh_target(node)
 
 
 def running_targets() -> list[Target]:

@@ -12,6 +12,7 @@ from portal.domain.states import LIVE_ATTEMPT_STATES, AttemptState, NodeState, N
 from portal.live.collector.frames import RunningTask
 from portal.live.collector.sample_filter import KnownNode
 from portal.models import Allocation, ClusterSettings, Gpu, Node, Task
+from portal.selectors.nodes.host_keys import ssh_target
 from portal.services.nodes.agent_settings import agent_settings_text
 
 
@@ -61,9 +62,7 @@ def load_state() -> CollectorState:
         found.nodes[node.public_id] = StreamedNode(
             public_id=node.public_id,
             name=node.name,
-            target=None
-            if node.transport == NodeTransport.LOCAL.value
-            else SshTarget(host=node.host, user=node.ssh_user, host_key=node.host_key, port=node.port),
+            target=None if node.transport == NodeTransport.LOCAL.value else ssh_target(node),
             settings=agent_settings_text(node.settings),
             cluster=cluster,
         )

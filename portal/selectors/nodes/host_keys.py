@@ -1,4 +1,4 @@
-"""Reads the confirmations of new host keys of a node."""
+"""Where SSH reaches a node and with which confirmed host key, and the confirmations of new keys."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import datetime as dt
 from dataclasses import dataclass
 
 from agents.keys import fingerprint
+from agents.ssh import SshTarget
 from portal.models import HostKeyChange, Node, User
 
 CHANGES_SHOWN = 50
@@ -22,6 +23,11 @@ class HostKeyChangeView:
     actor: User | None
     reason: str
     changed_at: dt.datetime
+
+
+def ssh_target(node: Node) -> SshTarget:
+    """Return the address, the account and the confirmed host key of a node over SSH."""
+    return SshTarget(node.host, node.ssh_user, node.host_key, node.port)
 
 
 def list_host_key_changes(node: Node) -> list[HostKeyChangeView]:

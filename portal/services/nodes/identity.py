@@ -33,6 +33,7 @@ from portal.models import (
     User,
 )
 from portal.outbox import enqueue_task, notify_node, trigger_cycle
+from portal.selectors.nodes.host_keys import ssh_target
 from portal.services.audit import record_action
 from portal.services.names import atomic_unique, check_name
 from portal.services.nodes.nodes import check_address, require_not_retired, require_ssh
@@ -72,7 +73,7 @@ def get_host_keys(actor: User, node: Node) -> HostKeys:
     require_ssh(node)
     known = _parse_key(node.host_key)
     try:
-        return HostKeys(known, scan_pinned_host(_target(node)))
+        return HostKeys(known, scan_pinned_host(ssh_target(node)))
     except SshError as error:
         return HostKeys(known, None, str(error))
 
@@ -113,7 +114,7 @@ def do_confirm_host_key(actor: User, node: Node, *, fingerprint: str, reason: st
         row = _lock(node)
         if row.host_key == presented.line:
             _refuse_known_key(row)
-        if _target(row) != _target(node):
+        if ssh_target(row) != ssh_target(node):
             message = _("{name} was changed meanwhile; read its keys again.").format(name=row.name)
             raise Conflict(message, code="node_changed")
         row.host_key, row.next_hello_is_first, row.unreachable_code = presented.line, True, ""
@@ -236,10 +237,6 @@ def _move(row: Node, operation: NodeOperation, tested: SshTarget) -> str:
 
 def _lock(node: Node) -> Node:
     return Node.objects.select_for_update(no_key=True).get(pk=node.pk)
-
-
-def _target(node: Node) -> SshTarget:
-    return SshTarget(node.host, node.ssh_user, node.host_key, node.port)
 
 
 def _parse_key(line: str) -> HostKey:
