@@ -10,6 +10,7 @@ from django.conf import settings
 from django.db import connection
 from kombu.exceptions import OperationalError as BrokerAway
 
+from portal.admission import waiting_for_others
 from portal.config.celery import app
 from portal.models import EngineQuery
 
@@ -48,7 +49,8 @@ def query_engine(kind: str, body: dict[str, Any], wait_s: float = 1.0) -> dict[s
                 ignore_result=True,
                 expires=max(1.0, wait_s * 2),
             )
-            reported = store.blpop([answer_key(question.public_id)], timeout=wait_s)
+            with waiting_for_others():
+                reported = store.blpop([answer_key(question.public_id)], timeout=wait_s)
     except (BrokerAway, redis.RedisError, OSError) as problem:
         log.warning("no response to %s: %s", kind, problem)
         return None

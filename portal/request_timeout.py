@@ -14,7 +14,7 @@ from typing import Any
 from django.conf import settings
 from django.utils.translation import gettext_noop as _
 
-from portal.admission import Admission
+from portal.admission import Admission, Slot, set_slot
 from portal.api.framework import problems
 from portal.domain.uploads import UPLOAD_TIMEOUT_S, is_upload_path
 from portal.static_error_page import CONTENT_SECURITY_POLICY, MEDIA_TYPE, static_error_page
@@ -37,6 +37,15 @@ BUSY_MESSAGE = _(
 )
 UNPOOLED_REQUESTS = 20
 """Requests at once where threads do not share connections."""
+PROBE_PATHS = frozenset({"/readyz", "/metrics"})
+"""They have slots and connections of their own: a busy portal must not look like one that is down."""
+PROBES = 2
+
+
+def requests_at_once() -> int:
+    """Return how many requests other than probes have slots: each finds a connection, and so do probes."""
+    return max(1, settings.DATABASE_POOL - PROBES) if settings.DATABASE_POOL else UNPOOLED_REQUESTS
+
 
 Application = Callable[[Any, Any, Any], Awaitable[None]]
 
@@ -51,14 +60,15 @@ class RequestTimeoutApp:
 
     def __init__(self, application: Application, *, within_s: float = RESPONSE_START_TIMEOUT_S) -> None:
         self._application, self._within_s = application, within_s
-        # one for each connection: none waits for a connection while it is worked on
-        self._admission = Admission(settings.DATABASE_POOL or UNPOOLED_REQUESTS)
+        self._admission, self._probe_admission = Admission(requests_at_once()), Admission(PROBES)
         self._abandoned_tasks: set[asyncio.Task[None]] = set()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         is_file = is_artifact_path(scope["path"]) or is_upload_path(scope["path"])
-        # a large file takes minutes of a disk and little of this process: it neither waits nor makes others wait
-        exchange = _RequestExchange(receive, send, None if is_file else self._admission)
+        # a large file takes minutes of a disk and little of this process: it uses no slot
+        admission = self._probe_admission if scope["path"] in PROBE_PATHS else self._admission
+        exchange = _RequestExchange(receive, send, None if is_file else Slot(admission))
+        set_slot(exchange.slot)
         within_s = max(ARTIFACT_TIMEOUT_S, UPLOAD_TIMEOUT_S) + 1 if is_file else self._within_s
         work = asyncio.ensure_future(self._application(scope, exchange.receive, exchange.send))
         # an abandoned request keeps its slot until its thread ends
@@ -94,9 +104,8 @@ class RequestTimeoutApp:
 class _RequestExchange:
     """The messages of one request between server and application."""
 
-    def __init__(self, receive: Any, send: Any, admission: Admission | None) -> None:
-        self._receive, self._send, self._admission = receive, send, admission
-        self._has_slot = False
+    def __init__(self, receive: Any, send: Any, slot: Slot | None) -> None:
+        self._receive, self._send, self.slot = receive, send, slot
         loop = asyncio.get_running_loop()
         self.response_started: asyncio.Future[None] = loop.create_future()
         self.received: asyncio.Future[None] = loop.create_future()
@@ -110,16 +119,14 @@ class _RequestExchange:
         if not message.get("more_body", False) and not self.received.done():
             self.received.set_result(None)
             # only now: a client that sends slowly uses no slot
-            if self._admission is not None and message["type"] == "http.request":
-                self._has_slot = await self._admission.acquire()
-                self.refused = not self._has_slot
+            if self.slot is not None and message["type"] == "http.request":
+                self.refused = not await self.slot.acquire()
         return {"type": "http.disconnect"} if self.refused else message
 
     def release_slot(self) -> None:
-        """Release the slot once: when the response has started, or the application has ended."""
-        if self._has_slot and self._admission is not None:
-            self._has_slot = False
-            self._admission.release()
+        """Release the slot: the response has started, or the application has ended."""
+        if self.slot is not None:
+            self.slot.release()
 
     async def send(self, message: Any) -> None:
         if self.abandoned or self.refused:

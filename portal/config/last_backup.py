@@ -17,7 +17,8 @@ def record_backup(data: Path, at_s: float) -> None:
     write_atomic(str(path), json.dumps({"at_s": at_s}).encode())
     if os.geteuid() == 0:
         owner = data.stat()
-        os.chown(path, owner.st_uid, owner.st_gid)
+        # the owner may have put a link there meanwhile
+        os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
 
 
 def last_backup_s(data: Path) -> float | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote, urlencode
 
+from portal.admission import waiting_for_others
 from portal.config import data_paths
 from portal.errors import FairwayError, InvalidRequest, NotFound
 
@@ -64,8 +65,9 @@ def send(
     sent = {WORKSPACE_HEADER: project, **(headers or {})}
     target = quote(path) + (f"?{quote(query, safe=string.punctuation)}" if query else "")
     try:
-        connection.request(method, target, body, sent)
-        return connection.getresponse()
+        with waiting_for_others():
+            connection.request(method, target, body, sent)
+            return connection.getresponse()
     except (OSError, http.client.HTTPException) as problem:
         connection.close()
         log.warning("the tracking server does not respond: %s", problem)

@@ -33,7 +33,7 @@ from portal.selectors.jobs.jobs import (
 from portal.services.jobs.bulk import (
     BULK_ACTIONS,
     MAX_CHOSEN_JOBS,
-    advance_bulk,
+    advance_in_request,
     bulk_results,
     check_bulk,
     start_bulk,
@@ -331,7 +331,9 @@ def bulk(request: HttpRequest, user: User) -> HttpResponse:
     results = check_bulk(user, jobs, name)
     if is_confirmed and any(each.changed for each in results):
         try:
-            operation = advance_bulk(start_bulk(user, jobs, name, _bulk_value(request, user, rule.parameter)))
+            operation = advance_in_request(
+                start_bulk(user, jobs, name, _bulk_value(request, user, rule.parameter))
+            )
         except FairwayError as refusal:
             context["problem"], status = refusal.message, refusal.status
         else:

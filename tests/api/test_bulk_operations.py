@@ -10,6 +10,7 @@ from django.test import Client
 from portal.models import BulkOperation, Job
 from portal.services.jobs import bulk
 from tests import factories
+from tests.locked_rows import locked_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -26,7 +27,9 @@ def jobs(owner):
 
 def test_more_than_fits_is_accepted_and_followed(owner, jobs, monkeypatch):
     monkeypatch.setattr(bulk, "_CHUNK_S", 0.0)
-    monkeypatch.setattr("portal.api.jobs.job_lists.advance_bulk", lambda row: bulk.advance_bulk(row, 0.01))
+    monkeypatch.setattr(
+        "portal.api.jobs.job_lists.advance_in_request", lambda operation: bulk.advance_bulk(operation, 0.01)
+    )
     client = Client()
     client.force_login(owner)
     body = {"action": "stop", "jobs": [job.public_id for job in jobs]}
@@ -71,3 +74,25 @@ def test_a_repeated_request_finds_its_results_after_the_jobs_became_invisible(ow
     assert again.status_code == 200, again.content
     assert again.json()["id"] == first.json()["id"] and again.json()["done"] == 3
     assert [one["job"]["name"] for one in again.json()["results"]] == ["j1", "j2"]
+
+
+def test_a_failure_after_the_action_was_recorded_is_no_failure_of_the_request(owner, jobs, monkeypatch):
+    """Else a client that is told to try again would requeue the jobs twice."""
+    client = Client()
+    client.force_login(owner)
+    body = {"action": "stop", "jobs": [job.public_id for job in jobs[:3]]}
+    headers = {"Idempotency-Key": "once"}
+
+    def post():
+        return client.post(
+            "/api/v1/jobs/bulk/", json.dumps(body), content_type="application/json", headers=headers
+        )
+
+    with monkeypatch.context() as patched:
+        patched.setattr("portal.api.jobs.job_lists.advance_in_request", lambda operation: operation)
+        assert post().status_code == 202
+    with locked_row(BulkOperation.objects.get()):
+        answer = post()
+    assert answer.status_code == 202, answer.content
+    assert answer.json()["done"] == 0 and answer["Location"]
+    assert post().json()["changed"] == 3

@@ -125,7 +125,7 @@ def test_an_action_on_several_jobs_is_followed_until_each_is_changed_or_refused(
     worker.start()
     capsys.readouterr()
     with monkeypatch.context() as patched:
-        patched.setattr("portal.api.jobs.job_lists.advance_bulk", only_record)
+        patched.setattr("portal.api.jobs.job_lists.advance_in_request", only_record)
         assert fairway("hold", *ids) == cli.REFUSED
     worker.join()
     lines = capsys.readouterr().out.splitlines()

@@ -1,19 +1,22 @@
-"""The web process works on a bounded number of requests; others wait for a turn or are refused before any work."""
+"""The web process works on a bounded number of requests; others wait for a slot or are refused before any work."""
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from django.conf import settings
 
-from portal import admission
-from portal.request_timeout import UNPOOLED_REQUESTS, RequestTimeoutApp
+from portal import admission, request_timeout
+from portal.request_timeout import PROBE_PATHS, RequestTimeoutApp, requests_at_once
 from tests.faults.test_deadline import Served, answer
 
-AT_ONCE = settings.DATABASE_POOL or UNPOOLED_REQUESTS
+AT_ONCE = requests_at_once()
 
 
 class Application:
@@ -47,8 +50,10 @@ async def serve(app: RequestTimeoutApp, served: Served) -> Served:
     return served
 
 
-async def begin(app: RequestTimeoutApp, count: int, **more: Any) -> list[asyncio.Task[Served]]:
-    tasks = [asyncio.create_task(serve(app, Served(path="/api/v1/jobs/", **more))) for _ in range(count)]
+async def begin(
+    app: RequestTimeoutApp, count: int, path: str = "/api/v1/jobs/", **more: Any
+) -> list[asyncio.Task[Served]]:
+    tasks = [asyncio.create_task(serve(app, Served(path=path, **more))) for _ in range(count)]
     for _ in range(20):
         await asyncio.sleep(0)
     return tasks
@@ -108,3 +113,86 @@ async def test_a_download_and_a_client_that_sends_slowly_use_no_turn(monkeypatch
     for each in senders:
         each.cancel()
     await asyncio.gather(*senders, return_exceptions=True)
+
+
+async def test_probes_are_answered_while_all_other_slots_are_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy portal must not look like one that is down, to whatever restarts it or raises alarms."""
+    monkeypatch.setattr(admission, "WAIT_S", 0.2)
+    inner = Application()
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        await (
+            answer(send) if scope["path"] in PROBE_PATHS and await receive() else inner(scope, receive, send)
+        )
+
+    app = RequestTimeoutApp(application)
+    busy = await begin(app, AT_ONCE * 2)
+    probes = [(await begin(app, 1, path))[0] for path in sorted(PROBE_PATHS)]
+    assert [served.status for served in await asyncio.gather(*probes)] == [200, 200]
+    inner.go_on.set()
+    await asyncio.gather(*busy)
+
+
+class Waiting:
+    """Waits in a thread for another process, like a view."""
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+        self.begun = self.after = self.most_after = 0
+        self._lock = threading.Lock()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if (await receive())["type"] == "http.disconnect":
+            return
+        if scope["path"] == "/waits/":
+            await asyncio.get_running_loop().run_in_executor(None, contextvars.copy_context().run, self._wait)
+        await answer(send)
+
+    def _wait(self) -> None:
+        with admission.waiting_for_others():
+            self.begun += 1
+            self.go_on.wait(20)
+        with self._lock:
+            self.after += 1
+            self.most_after = max(self.after, self.most_after)
+        time.sleep(0.02)
+        with self._lock:
+            self.after -= 1
+
+
+async def test_requests_that_wait_for_another_process_use_no_turn_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(request_timeout, "UNPOOLED_REQUESTS", 3)
+    monkeypatch.setattr("django.conf.settings.DATABASE_POOL", 0)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(12))
+    inner = Waiting()
+    app = RequestTimeoutApp(inner)
+    waiting = await begin(app, 12, "/waits/")
+    while inner.begun < 12:
+        await asyncio.sleep(0.01)
+    pages = await asyncio.gather(*await begin(app, 6))
+    assert {served.status for served in pages} == {200}
+    inner.go_on.set()
+    assert {served.status for served in await asyncio.gather(*waiting)} == {200}
+    assert inner.most_after <= 3
+    assert app._admission.paused == 0
+    assert {served.status for served in await asyncio.gather(*await begin(app, 6))} == {200}
+
+
+async def test_only_a_bounded_number_of_requests_waits_without_a_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(request_timeout, "UNPOOLED_REQUESTS", 2)
+    monkeypatch.setattr("django.conf.settings.DATABASE_POOL", 0)
+    monkeypatch.setattr(admission, "MAX_PAUSED", 3)
+    monkeypatch.setattr(admission, "WAIT_S", 0.5)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(12))
+    inner = Waiting()
+    app = RequestTimeoutApp(inner)
+    waiting = await begin(app, 8, "/waits/")
+    await asyncio.sleep(1.0)
+    assert inner.begun == 5
+    inner.go_on.set()
+    found = sorted(served.status for served in await asyncio.gather(*waiting))
+    assert found == [200] * 5 + [503] * 3

@@ -9,10 +9,12 @@ import pytest
 from django.db import connection
 from django.utils import timezone
 
-from portal.models import BulkOperation, Job
+from portal.errors import Conflict
+from portal.models import BulkOperation, Job, Membership
 from portal.services.jobs import bulk
 from portal.services.jobs.bulk import (
     advance_bulk,
+    advance_in_request,
     advance_open_bulk_operations,
     bulk_results,
     start_bulk,
@@ -25,13 +27,13 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def jobs(owner):
-    return factories.pending_jobs(owner, 25)
+def owner():
+    return factories.user("ada")
 
 
 @pytest.fixture
-def owner():
-    return factories.user("ada")
+def jobs(owner):
+    return factories.pending_jobs(owner, 25)
 
 
 def age(operation: BulkOperation, days: int = 0) -> None:
@@ -113,6 +115,87 @@ def test_rights_are_checked_when_a_job_is_changed(owner, jobs):
     assert operation.finished_at is not None
     assert all(operation.results[job.public_id][1] for job in jobs)
     assert not Job.objects.exclude(desired_state="run").exists()
+
+
+def test_the_worker_uses_the_rights_that_the_user_has_when_a_job_is_changed(owner, jobs):
+    Membership.objects.filter(user=owner).update(role="manager")
+    other = factories.project("vision", member=owner)
+    held, moved = start_bulk(owner, jobs[:2], "hold"), start_bulk(owner, jobs[2:4], "move", other)
+    Job.objects.filter(pk=jobs[1].pk).update(project=factories.project("secret"))
+    Membership.objects.filter(user=owner, project=other).delete()
+    for operation in (held, moved):
+        age(operation)
+    advance_open_bulk_operations()
+    for operation in (held, moved):
+        operation.refresh_from_db()
+    assert held.results[jobs[0].public_id] == [jobs[0].public_id, ""]
+    assert "cannot be found" in held.results[jobs[1].public_id][1]
+    assert all("no such project" in refusal for _, refusal in moved.results.values())
+    rest = start_bulk(owner, jobs[4:6], "hold")
+    Membership.objects.filter(user=owner).delete()
+    assert all(refusal for _, refusal in advance_bulk(rest, 60).results.values())
+    assert [job.name for job in Job.objects.filter(held=True)] == ["j0"]
+
+
+def open_acts(user, number: int, ids: list[str]) -> list[BulkOperation]:
+    operations = BulkOperation.objects.bulk_create(
+        BulkOperation(user=user, action="hold", value=None, jobs=ids) for _ in range(number)
+    )
+    for operation in operations:
+        age(operation)
+    return operations
+
+
+def test_many_actions_of_one_user_do_not_keep_those_of_others(owner, jobs):
+    open_acts(factories.user("eve"), 120, ["missing"])
+    operation = start_bulk(owner, jobs, "hold")
+    age(operation)
+    advance_open_bulk_operations()
+    operation.refresh_from_db()
+    assert operation.results
+
+
+def test_one_thread_of_a_worker_continues_actions_and_the_others_start_jobs(owner, jobs, monkeypatch):
+    working, release = threading.Event(), threading.Event()
+
+    def advance(operation, limit_s, *, wait):
+        working.set()
+        release.wait(60)
+
+    monkeypatch.setattr(bulk, "advance_bulk", advance)
+    open_acts(owner, 2, [jobs[0].public_id])
+
+    def work():
+        advance_open_bulk_operations()
+        connection.close()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        assert working.wait(60)
+        assert advance_open_bulk_operations() == 0
+    finally:
+        release.set()
+        thread.join()
+    assert advance_open_bulk_operations() == 2
+
+
+def test_a_user_has_a_bounded_number_of_open_actions(owner, jobs):
+    open_acts(owner, bulk.MAX_OPEN_OPERATIONS - 1, [jobs[0].public_id])
+    operation = start_bulk(owner, jobs, "hold")
+    with pytest.raises(Conflict, match="still go on"):
+        start_bulk(owner, jobs, "hold")
+    start_bulk(factories.user("eve"), [], "hold")
+    advance_bulk(operation, 60)
+    start_bulk(owner, jobs, "hold")
+
+
+def test_a_users_further_open_actions_are_left_to_the_worker(owner, jobs):
+    open_acts(owner, bulk.MAX_IN_REQUESTS, [jobs[0].public_id])
+    assert not advance_in_request(start_bulk(owner, jobs, "hold")).results
+    eve = factories.user("eve")
+    Membership.objects.create(project=jobs[0].project, user=eve, role="manager")
+    assert advance_in_request(start_bulk(eve, jobs, "hold")).finished_at is not None
 
 
 def test_finished_actions_are_deleted_after_a_week_and_open_ones_kept(owner, jobs):

@@ -14,6 +14,7 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 from redis.exceptions import ConnectionError as RedisAway
 
+from portal.config import last_backup
 from portal.config.last_backup import last_backup_s, record_backup
 from portal.domain.portal_health import (
     CertificateStatus,
@@ -163,3 +164,17 @@ def test_measurements_of_another_version_are_ignored(administrator):
     stored.valkey_client(stored.VALKEY_TIMEOUT_S).hset(stored._KEY, "machine", json.dumps({"other": 1}))
     assert stored.last_measurement() is None
     assert PortalAlertKind.NOT_MEASURED in {alert.kind for alert in portal_alerts(None)}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a file to the owner of the folder")
+def test_root_gives_no_file_away_through_a_link_of_the_folders_owner(tmp_path, monkeypatch):
+    """The owner of the data folder may replace the record between its writing and the change of its owner."""
+    foreign = tmp_path / "foreign"
+    foreign.write_text("")
+    data = tmp_path / "data"
+    data.mkdir()
+    os.chown(data, 12345, 12345)
+    record = data / last_backup.FILE_NAME
+    monkeypatch.setattr(last_backup, "write_atomic", lambda path, content: record.symlink_to(foreign))
+    record_backup(data, 1.0)
+    assert foreign.stat().st_uid == 0

@@ -156,7 +156,9 @@ def test_an_action_that_goes_on_shows_its_progress_until_it_is_complete(dataset,
     chosen = [dataset.jobs[name].public_id for name in ("depth-anything-ft", "dino-abl-b128")]
     client = client_of("member")
     with monkeypatch.context() as patched:
-        patched.setattr("portal.web.job_list.advance_bulk", lambda act: act)  # the request's time is over
+        patched.setattr(
+            "portal.web.job_list.advance_in_request", lambda act: act
+        )  # the request's time is over
         answer = client.post(
             reverse("jobs-bulk"), {"job": chosen, "action": "priority", "confirmed": "1", "priority": "-5"}
         )

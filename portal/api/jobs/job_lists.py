@@ -32,7 +32,7 @@ from portal.services.jobs.bulk import (
     BULK_ACTIONS,
     MAX_BULK_JOBS,
     MAX_CHOSEN_JOBS,
-    advance_bulk,
+    advance_in_request,
     bulk_results,
     check_bulk,
     start_bulk,
@@ -141,7 +141,7 @@ class JobsBulkView(SignedInView):
         else:
             kept = run_once(self.user, key, self.request.path, self.request.data, lambda: (202, start()))
             public_id = kept.body["id"]
-        bulk = advance_bulk(get_bulk_operation(self.user, public_id))
+        bulk = advance_in_request(get_bulk_operation(self.user, public_id))
         if bulk.finished_at is None:
             location = f"/api/v1/bulk-operations/{bulk.public_id}/"
             return self.json_response(represent_bulk_operation(bulk), 202, {"Location": location})

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from django.db import InterfaceError, OperationalError, connection, transaction
+from django.db.models import F, Window
+from django.db.models.functions import RowNumber
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
@@ -17,7 +20,7 @@ from redis.exceptions import RedisError
 
 from portal.access import Permission, permitted_job_ids, visible_jobs, visible_projects
 from portal.domain.states import TERMINAL_JOB_STATES, DesiredState, JobKind, JobState
-from portal.errors import FairwayError, InvalidRequest
+from portal.errors import Conflict, FairwayError, InvalidRequest
 from portal.models import BulkOperation, Job, User
 from portal.selectors.jobs.jobs import ROW_RELATIONS
 from portal.services.jobs.changes import change_refusal, do_change_job
@@ -40,6 +43,11 @@ REQUEST_LIMIT_S = 3.0
 WORKER_LIMIT_S = 15.0
 WORKER_DELAY_S = REQUEST_LIMIT_S + 2
 """The worker leaves newer rows to the request that wrote them."""
+MAX_OPEN_OPERATIONS = 20
+"""Unfinished bulk operations of one user; further ones are refused."""
+MAX_IN_REQUESTS = 2
+"""Unfinished operations of one user on which requests work. Further ones are left to the worker, since their requests
+would use up the connections."""
 _CHUNK_JOBS = 10
 _CHUNK_S = 0.5
 _LOCK_TIMEOUT = "1s"
@@ -167,12 +175,37 @@ def check_bulk(user: User, jobs: Sequence[Job], action: str) -> list[BulkResult]
 
 
 def start_bulk(user: User, jobs: Sequence[Job], action: str, value: Any = None) -> BulkOperation:
-    """Record a bulk operation; ``advance_bulk`` or the worker changes its jobs. ``value``: a number or a project."""
+    """Record a bulk operation; a request or the worker changes its jobs. ``value``: a number or a project.
+
+    Raise Conflict while the user has too many unfinished ones.
+    """
     if len(jobs) > MAX_BULK_JOBS:
         raise InvalidRequest(fields={"jobs": _too_many()})
     number = value if value is None or isinstance(value, int) else value.pk
     ids = [job.public_id for job in jobs]
-    return BulkOperation.objects.create(user=user, action=action, value=number, jobs=ids)
+    with transaction.atomic():
+        User.objects.select_for_update(no_key=True).get(pk=user.pk)  # concurrent requests count each other
+        if BulkOperation.objects.filter(user=user, finished_at__isnull=True).count() >= MAX_OPEN_OPERATIONS:
+            message = _("{count} of your bulk operations are not finished. Wait until one is.")
+            raise Conflict(message.format(count=MAX_OPEN_OPERATIONS), code="too_many_bulk_operations")
+        return BulkOperation.objects.create(user=user, action=action, value=number, jobs=ids)
+
+
+def advance_in_request(operation: BulkOperation) -> BulkOperation:
+    """Change jobs of a recorded operation for as long as a request may; the worker changes the rest.
+
+    If a server fails meanwhile, the worker continues, so the request does not fail.
+    """
+    older = BulkOperation.objects.filter(
+        user_id=operation.user_id, finished_at__isnull=True, pk__lt=operation.pk
+    )
+    if operation.finished_at is None and older.count() >= MAX_IN_REQUESTS:
+        return operation
+    try:
+        return advance_bulk(operation)
+    except _OUTAGES as failure:
+        log.warning("the bulk operation %s is left to the worker: %s", operation.public_id, failure)
+        return BulkOperation.objects.select_related("user").get(pk=operation.pk)
 
 
 def advance_bulk(
@@ -197,13 +230,37 @@ def advance_bulk(
     return operation
 
 
+_one_pass = threading.Lock()
+
+
 def advance_open_bulk_operations(limit_s: float = WORKER_LIMIT_S) -> int:
-    """Continue operations whose requests have been answered; return how many were open. Called by the worker."""
-    deadline_s = time.monotonic() + limit_s
+    """Continue operations whose requests have been answered; return how many were open. Called by the worker.
+
+    One thread of a process does so at a time, since the others start and stop jobs. Users share the time equally.
+    """
+    if not _one_pass.acquire(blocking=False):
+        return 0
+    try:
+        return _advance_open_operations(time.monotonic() + limit_s)
+    finally:
+        _one_pass.release()
+
+
+def _advance_open_operations(deadline_s: float) -> int:
     old = timezone.now() - dt.timedelta(seconds=WORKER_DELAY_S)
-    operations = list(
-        BulkOperation.objects.filter(finished_at__isnull=True, created_at__lt=old).order_by("pk")[:100]
-    )
+    rows = BulkOperation.objects.filter(finished_at__isnull=True, created_at__lt=old)
+    rank = Window(RowNumber(), partition_by=F("user_id"), order_by=F("pk").asc())
+    operations = list(rows.annotate(rank_of_user=rank).order_by("rank_of_user", "pk")[:100])
+    by_user: dict[int, list[BulkOperation]] = {}
+    for operation in operations:
+        by_user.setdefault(operation.user_id, []).append(operation)
+    for place, of_user in enumerate(by_user.values()):
+        share_s = (deadline_s - time.monotonic()) / (len(by_user) - place)
+        _advance_operations_of_user(of_user, min(deadline_s, time.monotonic() + share_s))
+    return len(operations)
+
+
+def _advance_operations_of_user(operations: Sequence[BulkOperation], deadline_s: float) -> None:
     for place, operation in enumerate(operations):
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
@@ -211,11 +268,12 @@ def advance_open_bulk_operations(limit_s: float = WORKER_LIMIT_S) -> int:
         share_s = left_s / (len(operations) - place)  # a long operation does not delay the others
         try:
             advance_bulk(operation, share_s, wait=False)
-        except _OUTAGES:
-            raise
+        except _OUTAGES as failure:
+            if not _is_busy(failure):
+                raise
+            log.warning("the bulk operation %s waits for a lock: %s", operation.public_id, failure)
         except Exception:  # the other operations go on
             log.exception("the bulk operation %s failed", operation.public_id)
-    return len(operations)
 
 
 def bulk_results(operation: BulkOperation) -> list[BulkResult]:
@@ -320,7 +378,7 @@ def _change_job(operation: BulkOperation, job: Job) -> BulkResult:
     except FairwayError as refused:
         return BulkResult(job, refused.message)
     except OperationalError as failure:
-        if getattr(failure.__cause__, "sqlstate", None) not in _LOCKED_STATES:
+        if not _is_busy(failure):
             raise
         return BulkResult(job, _("Another change of it takes too long; it was not changed. Try again."))
     except (InterfaceError, RedisError):
@@ -328,6 +386,10 @@ def _change_job(operation: BulkOperation, job: Job) -> BulkResult:
     except Exception:  # a fault of one job does not stop the others
         log.exception("job %s of the bulk operation %s was not changed", job.public_id, operation.public_id)
         return BulkResult(job, _failed())
+
+
+def _is_busy(failure: BaseException) -> bool:
+    return getattr(failure.__cause__, "sqlstate", None) in _LOCKED_STATES
 
 
 def _denied() -> str:
@@ -344,4 +406,4 @@ def _too_many() -> str:
 
 def do_bulk(user: User, jobs: Sequence[Job], action: str, value: Any = None) -> list[BulkResult]:
     """Change jobs for as long as a request may, each on its own; return the results so far."""
-    return bulk_results(advance_bulk(start_bulk(user, jobs, action, value)))
+    return bulk_results(advance_in_request(start_bulk(user, jobs, action, value)))

@@ -41,6 +41,7 @@ from agents.node.storage.files import (
     encode_path,
 )
 from portal.access import Permission, can, require_own_account, require_permission
+from portal.admission import waiting_for_others
 from portal.domain.states import NodeState
 from portal.domain.volumes import VolumeKind, home_mount_path
 from portal.errors import (
@@ -291,7 +292,8 @@ def _request(
 
 def _receive_header(request: FileRequest, within_s: float = HEADER_WAIT_S) -> dict[str, Any]:
     try:
-        answer = FileReceiver(request.public_id).receive(within_s)
+        with waiting_for_others():
+            answer = FileReceiver(request.public_id).receive(within_s)
     except (RedisError, OSError) as error:
         raise ServiceUnavailable(_("Valkey does not answer. Try again in a moment.")) from error
     if answer is None:

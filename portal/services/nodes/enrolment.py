@@ -26,6 +26,7 @@ from agents.keys import PURPOSES, cluster_of_keys, key_path, make_keys, read_pub
 from agents.node.host.atomic_files import make_folder, write_atomic
 from agents.ssh import HostKey, SshError, scan_host_key
 from portal.access import Permission, require_permission
+from portal.admission import waiting_for_others
 from portal.domain.node_operations import OperationKind
 from portal.domain.states import NodeTransport, RuntimeKind
 from portal.errors import InvalidRequest, ServiceUnavailable
@@ -177,7 +178,8 @@ def get_host_key(host: str, port: int) -> HostKey:
     """Return the host key that a machine presents, for the administrator to confirm. Takes at most 5 s."""
     validate_host(host)
     try:
-        return scan_host_key(host, port)
+        with waiting_for_others():
+            return scan_host_key(host, port)
     except SshError as problem:
         raise InvalidRequest(fields={"host": str(problem)}) from problem
 

@@ -15,6 +15,7 @@ from django.utils.translation import gettext as _
 
 from agents.ssh import HostKey, SshError, SshTarget, scan_pinned_host
 from portal.access import Permission, require_permission
+from portal.admission import waiting_for_others
 from portal.domain.node_operations import OPERATION_TITLES, OperationKind
 from portal.domain.states import LIVE_JOB_STATES, NodeState
 from portal.domain.stored_texts import stored_text
@@ -73,7 +74,8 @@ def get_host_keys(actor: User, node: Node) -> HostKeys:
     require_ssh(node)
     known = _parse_key(node.host_key)
     try:
-        return HostKeys(known, scan_pinned_host(ssh_target(node)))
+        with waiting_for_others():
+            return HostKeys(known, scan_pinned_host(ssh_target(node)))
     except SshError as error:
         return HostKeys(known, None, str(error))
 
