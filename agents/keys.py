@@ -48,14 +48,18 @@ def make_keys(folder: Path, cluster: str) -> dict[Purpose, Path]:
 
 
 def missing_keys(folder: Path) -> list[Path]:
-    """Return the private keys that a folder lacks."""
-    return [path for path in (key_path(folder, purpose) for purpose in PURPOSES) if not path.exists()]
+    """Return the private keys that a folder lacks; an empty file is none."""
+    return [
+        path
+        for path in (key_path(folder, purpose) for purpose in PURPOSES)
+        if not path.is_file() or not path.stat().st_size
+    ]
 
 
 def cluster_of_keys(folder: Path) -> str:
     """Return the id of the cluster for which the keys in a folder were made; blank: unknown, or no keys."""
     for purpose in PURPOSES:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError, IndexError):  # unreadable, no text, empty
             found = _COMMENT.fullmatch(read_public_key(key_path(folder, purpose)).split()[-1])
             if found is not None:
                 return found[1]

@@ -34,6 +34,8 @@ INACTIVITY_TIMEOUT_S = 15.0
 MAX_STDERR_BYTES = 8192
 MAX_ROOT_OUTPUT_BYTES = 1024 * 1024
 """Bytes kept of a script's output; also the most that a login may print before the root shell."""
+MAX_HOST_KEY_LENGTH = 1900
+"""Characters of a host key in base64: an RSA key of 8192 bits has 1400."""
 LOADER_PATH = "/usr/local/lib/fairway/fairway-node"
 
 _COMMAND_NOT_FOUND_STATUSES = (126, 127)
@@ -211,7 +213,11 @@ def scan_host_key(host: str, port: int = 22, key_type: str | None = None) -> Hos
         key = transport.get_remote_server_key()
     finally:
         transport.close()
-    return HostKey(key.get_name(), key.get_base64())
+    presented = HostKey(key.get_name(), key.get_base64())
+    if len(presented.base64) > MAX_HOST_KEY_LENGTH:
+        message = f"{host}:{port} presents a host key of {len(presented.base64)} characters, longer than any in use."
+        raise HostKeyMismatchError(message)
+    return presented
 
 
 def scan_pinned_host(target: SshTarget) -> HostKey:

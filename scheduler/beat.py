@@ -23,8 +23,8 @@ class ClockTolerantScheduler(PersistentScheduler):  # type: ignore[misc]
 
     def tick(self, *args: Any, **options: Any) -> float:
         change_s = _offset_s() - self._offset_s
-        self._offset_s += change_s
-        if abs(change_s) > STEP_S:
+        if abs(change_s) > STEP_S:  # since the last time it was set, also by several smaller steps
+            self._offset_s += change_s
             self._forget_future()
             self._heap = None  # its times are those of the former clock
         delay_s: float = super().tick(*args, **options)

@@ -55,12 +55,15 @@ class ClockRecord:
         """Return the record of a later reading. Between two starts of the machine no step can be seen."""
         offset_s = now_s - steady_s
         change_s = offset_s - self.offset_s
-        if boot != self.boot:
-            return replace(self, boot=boot, offset_s=offset_s)
+        if (
+            boot != self.boot
+        ):  # times since the former start mean nothing now: recent steps may still be recent
+            steps = tuple(replace(step, steady_s=0.0) for step in self.steps)
+            return replace(self, boot=boot, offset_s=offset_s, steps=steps)
         if abs(change_s) <= STEP_S:
             return replace(self, offset_s=offset_s)
         step = ClockStep(last_attempt, change_s, steady_s)
-        return replace(self, offset_s=offset_s, steps=(*self.steps, step)[-MAX_STEPS:])
+        return replace(self, offset_s=offset_s, steps=_merged((*self.steps, step)))
 
     def without_ended(self, first_live: int) -> ClockRecord:
         """Return the record without steps that no live attempt has seen and that are not recent."""
@@ -77,13 +80,38 @@ class ClockRecord:
         return sum(recent) > STEP_S
 
 
+def _merged(steps: tuple[ClockStep, ...]) -> tuple[ClockStep, ...]:
+    """Return at most ``MAX_STEPS`` steps with the same sums: a dropped step forward would end jobs early.
+
+    Steps between which no attempt began are one step for every attempt. Of more, the two oldest become one: an
+    attempt that began between them sees the greater of what either way would be forgiven.
+    """
+    merged: list[ClockStep] = []
+    for step in steps:
+        if len(steps) > MAX_STEPS and merged and merged[-1].last_attempt == step.last_attempt:
+            merged[-1] = replace(step, change_s=merged[-1].change_s + step.change_s)
+        else:
+            merged.append(step)
+    while len(merged) > MAX_STEPS:
+        first, second = merged[:2]
+        if first.change_s >= 0:
+            merged[:2] = [replace(second, change_s=first.change_s + second.change_s)]
+        else:  # the older attempts saw the clock set back; they lose no time by forgetting it
+            merged[:2] = [second]
+    return tuple(merged)
+
+
 _lock = threading.Lock()
 _record: ClockRecord | None = None
 _saved_s = -SAVE_EVERY_S
 
 
 def observe() -> ClockRecord:
-    """Read the clock and return the steps so far. Call it before anything is ended for its age."""
+    """Read the clock and return the steps so far. Call it before anything is ended for its age.
+
+    Raise RedisError or OSError if this process does not know the earlier steps and Valkey does not answer: without
+    them a job might end early, and a record without them must not replace the one that is stored.
+    """
     global _record, _saved_s
     with _lock:
         known = _record or _load()
@@ -129,8 +157,8 @@ def _oldest_live_attempt() -> int:
 
 
 def _load() -> ClockRecord | None:
+    text: Any = valkey_client(VALKEY_TIMEOUT_S).get(KEY)
     try:
-        text: Any = valkey_client(VALKEY_TIMEOUT_S).get(KEY)
         found = json.loads(text) if text else None
         if found is None:
             return None
@@ -139,7 +167,7 @@ def _load() -> ClockRecord | None:
             for s in found["steps"]
         )
         return ClockRecord(str(found["boot"]), float(found["offset_s"]), steps)
-    except (RedisError, OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         log.warning("earlier steps of the clock are unknown: %s", error)
         return None
 

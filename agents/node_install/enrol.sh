@@ -74,6 +74,7 @@ fi
 if [ -e "$config/node.json" ]; then
     other=$(python3 -I -c 'import json, sys; print(json.load(open(sys.argv[1])).get("cluster", ""))' "$config/node.json") ||
         stop "$config/node.json is not a JSON object; remove it if this machine belongs to no other cluster."
+    [ -n "$other" ] || stop "$config/node.json names no cluster; remove it if this machine belongs to no other cluster."
     [ "$other" = "$cluster" ] || stop "this machine is a node of the cluster $other. Retire it there, then remove" \
         "$config/node.json and run this script again."
 fi

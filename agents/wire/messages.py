@@ -160,7 +160,7 @@ def _parse_address(text: str) -> str:
         address = ipaddress.ip_address(text)
     except ValueError:
         raise InvalidMessageError(f"{text[:64]!a} is not an address") from None
-    if address.is_unspecified or address.is_multicast:
+    if address.is_unspecified or address.is_multicast or "%" in text:  # a zone means nothing elsewhere
         raise InvalidMessageError(f"{address} is not a unicast address")
     return text
 

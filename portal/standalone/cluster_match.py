@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.db import DEFAULT_DB_ALIAS, connection, connections
-from django.db.utils import OperationalError
+from django.db.utils import DatabaseError
 
 from agents.keys import cluster_of_keys, missing_keys
 from portal.config import variables
@@ -48,16 +48,21 @@ def check_same_cluster(folder: DataDir) -> None:
 
 
 def _cluster_of_database() -> str:
-    """Return the id of the cluster, or blank for a database that is new."""
+    """Return the id of the cluster; blank for a database that is new, or in which `prepare` has made no user yet.
+
+    Other processes may have written the row of the cluster in between: it has keys once there is a user.
+    """
     try:
         check_schema()
         with as_owner(), connection.cursor() as cursor:
             cursor.execute("SELECT to_regclass('portal_clustersettings')")
             if cursor.fetchone()[0] is None:
                 return ""
-            cursor.execute("SELECT cluster_id FROM portal_clustersettings WHERE id = 1")
+            cursor.execute(
+                "SELECT cluster_id FROM portal_clustersettings WHERE id = 1 AND EXISTS (SELECT FROM portal_user)"
+            )
             row = cursor.fetchone()
-    except OperationalError as error:
+    except DatabaseError as error:
         raise database_start_error(error) from error
     return str(row[0]) if row else ""
 

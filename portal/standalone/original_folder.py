@@ -18,14 +18,19 @@ NAME = "original"
 
 def refuse_copy(root: Path) -> None:
     """Raise StartError for a copy; write the file where there is none yet."""
+    path = root / NAME
     try:
-        inode = (root / NAME).stat().st_ino
-        said = json.loads((root / NAME).read_text())
+        inode = path.stat().st_ino
+        if not path.is_file():
+            raise StartError(f"{path} is not a file: remove it if {root} was never copied.")
+        said = json.loads(path.read_text())
         original, where = int(said["inode"]), f"{said['path']} on {said['host']}"
     except FileNotFoundError:
         accept_folder(root)
         return
-    except (ValueError, KeyError, TypeError):
+    except OSError as trouble:
+        raise StartError(f"{path} cannot be read: {trouble.strerror}.") from trouble
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         inode, original, where = 1, 0, "another folder"
     if inode != original:
         raise StartError(
@@ -36,12 +41,19 @@ def refuse_copy(root: Path) -> None:
 
 
 def accept_folder(root: Path) -> None:
-    """Make this folder the original."""
+    """Make this folder the original. Raise StartError where it cannot be written."""
     draft = root / f"{NAME}.{os.getpid()}"
-    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(handle, "w") as file:
-        facts = {"inode": os.fstat(handle).st_ino, "path": str(root.resolve()), "host": socket.gethostname()}
-        json.dump(facts, file)
-        file.flush()
-        os.fsync(handle)
-    draft.replace(root / NAME)
+    try:
+        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(handle, "w") as file:
+            facts = {
+                "inode": os.fstat(handle).st_ino,
+                "path": str(root.resolve()),
+                "host": socket.gethostname(),
+            }
+            json.dump(facts, file)
+            file.flush()
+            os.fsync(handle)
+        draft.replace(root / NAME)
+    except OSError as trouble:
+        raise StartError(f"{root / NAME} cannot be written: {trouble.strerror}.") from trouble

@@ -15,10 +15,12 @@ from agents.connection_test import StepOutcome, run_connection_test
 from agents.enrolment import EnrolmentScriptError, enrol_with_sudo
 from agents.keys import PURPOSES, Purpose
 from agents.ssh import SshError, SshTarget
-from portal.domain.states import NodeTransport
+from portal.database.pool_middleware import release_connection
+from portal.domain.states import NodeState, NodeTransport
 from portal.errors import FairwayError
 from portal.models import ClusterSettings, Node, NodeOperation
 from portal.selectors.nodes.host_keys import ssh_target
+from portal.selectors.nodes.network_policy import addresses_of
 from portal.services.nodes.enrolment import get_script, pop_sudo_login
 from portal.services.nodes.identity import record_move_tested
 from portal.services.nodes.operations import record_connection_test_finished, record_operation_step
@@ -40,7 +42,9 @@ def run_enrolment(operation_id: str) -> None:
 def run_move(operation_id: str) -> None:
     """Test the connection to a node at another address with its pinned key, and save the address if it works.
 
-    While the node still answers at its old address, the machine at the new one must be the same.
+    While the node still answers at its old address, the machine at the new one must be the same. It must never be
+    the machine of another node: one made from the same disk image has the same host key, and its boot id would
+    end the tasks of a node that is only unreachable.
     """
     operation = _get_unstarted(operation_id)
     if operation is None:
@@ -48,10 +52,26 @@ def run_move(operation_id: str) -> None:
     try:
         node = operation.node
         target = replace(ssh_target(node), host=operation.new_host, port=operation.new_port or 22)
+        if (other := _node_at_the_same_address(node, target)) is not None:
+            message = (
+                f"{target.host} leads to the same address as {other.host}, which is the node {other.name}."
+            )
+            _timed_step(operation_id, "Address")(False, message)
+            record_move_tested(operation_id, False, target)
+            return
         good = _test_connection(operation_id, target, node.boot_id if node.reachable else None)
         record_move_tested(operation_id, good, target)
     finally:
         connection.close()
+
+
+def _node_at_the_same_address(node: Node, target: SshTarget) -> Node | None:
+    """Return another node whose host name or address leads to the target's."""
+    others = Node.objects.exclude(pk=node.pk).exclude(state=NodeState.RETIRED.value).exclude(host="")
+    rows = list(others.filter(port=target.port).order_by("pk"))
+    release_connection()  # names are resolved
+    wanted = addresses_of(target.host)
+    return next((row for row in rows if wanted & addresses_of(row.host)), None)
 
 
 def _run(operation_id: str, steps: Callable[[str, Node], bool]) -> None:

@@ -117,6 +117,17 @@ def test_a_node_of_another_cluster_is_left_as_it_is(
     assert "this machine is a node of the cluster first2345a. Retire it there, then remove" in refused.stderr
     assert node.execute("sha256sum", *CLUSTER_FILES).stdout == before
     node.execute("sh", "-s", text_in=first)
+    for content, reason in (
+        ("{", "is not a JSON object"),
+        ("[]", "is not a JSON object"),
+        ("{}", "names no cluster"),
+        ('{"cluster": null}', "is a node of the cluster None"),
+        ('{"cluster": ["other2345a"]}', "is a node of the cluster"),
+    ):
+        node.execute("sh", "-c", "cat > /etc/fairway/node.json", text_in=content)
+        unclear = node.execute("sh", "-s", text_in=second, check=False)
+        assert unclear.returncode != 0 and reason in unclear.stderr
+        assert node.execute("cat", "/etc/fairway/node.json").stdout == content
     node.execute("rm", "/etc/fairway/node.json")
     node.execute("sh", "-s", text_in=second)
     assert "other2345a" in node.execute("cat", "/etc/fairway/node.json").stdout

@@ -48,6 +48,7 @@ WRONG: list[tuple[Callable[[Any], Any], dict[str, Any], str, list[Any]]] = [
     (Hello.from_wire, hello([]), "rendezvous_ports", [[1, 2], [9000], [9001, 9000], [9000, 70_000], ["a", "b"]]),
     (Hello.from_wire, hello([]), "loopback", ["localhost", "0.0.0.0", "224.0.0.1"]),
     (Hello.from_wire, hello([]), "interfaces", [[INTERFACE | {"address": "here"}], [INTERFACE | {"prefix": 129}]]),
+    (Hello.from_wire, hello([]), "interfaces", [[INTERFACE | {"address": "fe80::1%x y"}]]),
     (Hello.from_wire, hello([]), "versions", [{"a" * 65: "1"}, {"a": 5}, []]),
     (Container.from_wire, CONTAINER, "attempt", [None, -1, 10**7, "1"]),
     (Container.from_wire, CONTAINER, "state", [None, "paused", 5]),

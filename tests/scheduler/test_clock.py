@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from django.db import connection, transaction
 from django.db.models import F
 from django.utils import timezone
@@ -75,6 +76,51 @@ def test_only_a_recent_step_forward_counts() -> None:
     assert not ClockRecord("b", 0, (forward, back)).was_set_forward(250)
     assert not ClockRecord("b", 0, (back,)).was_set_forward(250)
     assert not ClockRecord("b", 0, (forward,)).was_set_forward(100 + clock.CAUTION_S)
+
+
+@pytest.mark.parametrize("steps", [clock.MAX_STEPS + 1, 3 * clock.MAX_STEPS + 1])
+@pytest.mark.parametrize("attempts", [0, 1])
+def test_a_clock_that_is_set_very_often_forgives_no_less_than_it_took(steps: int, attempts: int) -> None:
+    """With ``attempts`` between two steps, from the first of which a job runs; it is set forward last."""
+    record = ClockRecord("b", 0.0)
+    ahead = dict.fromkeys(range(0, steps, 25), 0.0)
+    offset_s = 0.0
+    for number in range(steps):
+        change_s = 7200.0 if number % 2 == 0 else -7200.0
+        offset_s += change_s
+        for first in ahead:
+            ahead[first] += change_s if first <= number else 0.0
+        steady_s = 60.0 * number
+        record = record.after("b", steady_s + offset_s, steady_s, 10 + attempts * number)
+    assert len(record.steps) <= clock.MAX_STEPS
+    assert record.ahead_s(10) == 7200
+    if attempts:
+        assert all(record.ahead_s(10 + first) >= max(0.0, ahead[first]) for first in ahead)
+    assert record.was_set_forward(60.0 * steps)
+
+
+def test_a_step_before_a_reboot_is_recent_for_an_hour_after_it_and_not_later() -> None:
+    record = ClockRecord("b", 0.0).after("b", 9000.0 + 7200, 9000, 10).after("c", 20_000.0, 20, 10)
+    assert record.was_set_forward(60) and record.ahead_s(10) == 7200
+    assert not record.was_set_forward(9000 + 60)
+
+
+@pytest.mark.django_db
+def test_steps_that_cannot_be_read_are_not_replaced_and_end_no_job(
+    portal_clock: Clock, running_job: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock.observe()
+    portal_clock.set_forward(2 * HOUR)
+    clock.observe()
+    monkeypatch.setattr(clock, "_record", None)  # another process, at a moment at which Valkey is away
+    with monkeypatch.context() as away:
+        away.setattr(clock, "valkey_client", lambda timeout_s: redis.Redis(port=1, socket_timeout=timeout_s))
+        with pytest.raises(redis.RedisError):
+            periodic.stop_overdue_attempts()
+    periodic.stop_overdue_attempts()
+    running_job.refresh_from_db()
+    assert running_job.stop_requested_at is None
+    assert clock.observe().ahead_s(running_job.pk) == pytest.approx(2 * HOUR, abs=5)
 
 
 @pytest.fixture
@@ -202,5 +248,9 @@ def test_beat_goes_on_when_the_clock_is_set(
     set_by["s"] = change_s
     assert run_for(1.0) == ["first", "second", "third"]
     set_by["s"] = 0.0
+    assert run_for(1.0) == ["first", "second", "third"]
+    for _ in range(20):  # back in steps that are too small to be noticed one by one
+        sender.tick()
+        set_by["s"] -= beat.STEP_S - 0.5
     assert run_for(1.0) == ["first", "second", "third"]
     sender.close()

@@ -137,7 +137,7 @@ def test_the_worker_uses_the_rights_that_the_user_has_when_a_job_is_changed(owne
     assert [job.name for job in Job.objects.filter(held=True)] == ["j0"]
 
 
-def open_acts(user, number: int, ids: list[str]) -> list[BulkOperation]:
+def unfinished_operations(user, number: int, ids: list[str]) -> list[BulkOperation]:
     operations = BulkOperation.objects.bulk_create(
         BulkOperation(user=user, action="hold", value=None, jobs=ids) for _ in range(number)
     )
@@ -147,7 +147,7 @@ def open_acts(user, number: int, ids: list[str]) -> list[BulkOperation]:
 
 
 def test_many_actions_of_one_user_do_not_keep_those_of_others(owner, jobs):
-    open_acts(factories.user("eve"), 120, ["missing"])
+    unfinished_operations(factories.user("eve"), 120, ["missing"])
     operation = start_bulk(owner, jobs, "hold")
     age(operation)
     advance_open_bulk_operations()
@@ -163,7 +163,7 @@ def test_one_thread_of_a_worker_continues_actions_and_the_others_start_jobs(owne
         release.wait(60)
 
     monkeypatch.setattr(bulk, "advance_bulk", advance)
-    open_acts(owner, 2, [jobs[0].public_id])
+    unfinished_operations(owner, 2, [jobs[0].public_id])
 
     def work():
         advance_open_bulk_operations()
@@ -180,10 +180,10 @@ def test_one_thread_of_a_worker_continues_actions_and_the_others_start_jobs(owne
     assert advance_open_bulk_operations() == 2
 
 
-def test_a_user_has_a_bounded_number_of_open_actions(owner, jobs):
-    open_acts(owner, bulk.MAX_OPEN_OPERATIONS - 1, [jobs[0].public_id])
+def test_a_user_has_a_bounded_number_of_unfinished_operations(owner, jobs):
+    unfinished_operations(owner, bulk.MAX_OPEN_OPERATIONS - 1, [jobs[0].public_id])
     operation = start_bulk(owner, jobs, "hold")
-    with pytest.raises(Conflict, match="still go on"):
+    with pytest.raises(Conflict, match="are not finished"):
         start_bulk(owner, jobs, "hold")
     start_bulk(factories.user("eve"), [], "hold")
     advance_bulk(operation, 60)
@@ -191,7 +191,7 @@ def test_a_user_has_a_bounded_number_of_open_actions(owner, jobs):
 
 
 def test_a_users_further_open_actions_are_left_to_the_worker(owner, jobs):
-    open_acts(owner, bulk.MAX_IN_REQUESTS, [jobs[0].public_id])
+    unfinished_operations(owner, bulk.MAX_IN_REQUESTS, [jobs[0].public_id])
     assert not advance_in_request(start_bulk(owner, jobs, "hold")).results
     eve = factories.user("eve")
     Membership.objects.create(project=jobs[0].project, user=eve, role="manager")

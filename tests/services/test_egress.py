@@ -110,6 +110,17 @@ def test_the_portal_and_every_node_are_denied(dataset, settings) -> None:
     assert not {"203.0.113.6/32", "127.0.0.1/32"} & set(found)
 
 
+def test_an_address_with_a_zone_is_sent_to_no_other_node(dataset) -> None:
+    """Agents on Python 3.8 refuse the whole list for one, and their nodes could not connect."""
+    stored = ["fe80::5%eth0", "fe80::6%x y"]
+    factories.node(dataset["pool"], host="fe80::7%eth1", addresses=stored)
+    found = denied_addresses()
+    assert {"fe80::5/128", "fe80::6/128", "fe80::7/128"} <= set(found)
+    assert not [each for each in found if "%" in each]
+    reported = {"interfaces": [{"addresses": ["fe80::8%eth0/64", "10.0.0.7/24"]}]}
+    assert nodes.reported_addresses(reported) == ["10.0.0.7", "fe80::8"]
+
+
 def test_a_node_cannot_close_an_address_on_others_by_reporting_it(dataset) -> None:
     """What it reports counts when it is enrolled, and when an administrator takes it into service."""
     from tests.services.test_nodes import hello

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from portal.errors import Conflict, Forbidden, InvalidRequest, NotFound, Unsatisfiable
-from portal.models import AuditEntry, Job, OutboxMessage, Quota
-from portal.services.jobs.bulk import check_bulk, do_bulk
+from portal.models import AuditEntry, Job, OutboxMessage, Quota, User
+from portal.services.jobs.bulk import BulkResult, advance_bulk, bulk_results, check_bulk, start_bulk
 from portal.services.jobs.changes import do_change_job
 from portal.services.jobs.queue_order import do_move_job
 from portal.services.jobs.submission import do_cancel_job, do_hold_job
@@ -198,6 +198,10 @@ def test_an_administrator_moves_a_job_to_the_front_of_its_project(world):
 # -- several at once -------------------------------------------------------------------------------
 
 
+def change(user: User, jobs: list[Job], action: str, value: object = None) -> list[BulkResult]:
+    return bulk_results(advance_bulk(start_bulk(user, jobs, action, value), 60))
+
+
 def refusals(results) -> dict[str, str]:
     return {each.job.name: each.refusal for each in results}
 
@@ -212,9 +216,9 @@ def test_each_of_several_jobs_is_changed_or_refused_with_a_reason(world):
     assert refusals(check_bulk(world.owner, jobs, "stop")) == {
         "waits": "", "runs": "", "ended": "It has ended or is stopping.", "held": "", "theirs": denied,
     }  # fmt: skip
-    assert refusals(do_bulk(world.owner, jobs, "hold"))["held"] == "It is held already."
+    assert refusals(change(world.owner, jobs, "hold"))["held"] == "It is held already."
     assert Job.objects.get(pk=waits.pk).held and not Job.objects.get(pk=theirs.pk).held
-    changed = refusals(do_bulk(world.manager, [Job.objects.get(pk=job.pk) for job in jobs], "priority", 3))
+    changed = refusals(change(world.manager, [Job.objects.get(pk=job.pk) for job in jobs], "priority", 3))
     assert changed["runs"].startswith("It has started") and changed["waits"] == changed["theirs"] == ""
     assert Job.objects.get(pk=theirs.pk).priority == 3
 
@@ -222,7 +226,7 @@ def test_each_of_several_jobs_is_changed_or_refused_with_a_reason(world):
 def test_requeue_submits_an_ended_job_again_and_returns_a_running_one_to_the_queue(world):
     runs = running(submit(world, "runs"), world.node)
     ended = do_cancel_job(world.owner, submit(world, "ended"))
-    again, stopping = do_bulk(world.owner, [ended, runs], "requeue")
+    again, stopping = change(world.owner, [ended, runs], "requeue")
     assert again.job.pk != ended.pk and again.job.state == "PENDING"
     runs.refresh_from_db()
     assert not stopping.refusal and runs.desired_state == "run"

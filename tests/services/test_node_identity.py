@@ -12,13 +12,22 @@ import pytest
 from django.db import IntegrityError, connection
 from django.utils import timezone
 
+from agents import ssh
 from agents.keys import PURPOSES, fingerprint, make_keys, read_public_key
-from agents.ssh import SshTarget
+from agents.ssh import HostKey, SshTarget
 from portal.domain.job_spec import JobKind
-from portal.domain.node_operations import OWN_CONNECTION_TIMEOUT_S
+from portal.domain.node_operations import OWN_CONNECTION_TIMEOUT_S, OperationKind
 from portal.errors import Conflict, Forbidden, InvalidRequest
 from portal.models import AuditEntry, HostKeyChange, Job, Node, OutboxMessage, Schedule, Template, User
-from portal.services.nodes import identity, nodes, operations
+from portal.services.nodes import (
+    enrolment,
+    gang_fabric,
+    identity,
+    nodes,
+    operations,
+    quarantine,
+    topologies,
+)
 from tests import factories
 from tests.rig.fake_agent import echo_agent
 from tests.rig.loopback import LoopbackSshd, loopback_sshd, make_host_key
@@ -317,7 +326,110 @@ def test_a_renamed_node_keeps_its_jobs_and_requests_follow(dataset) -> None:
         assert (set(refused.value.fields), refused.value.code) == ({"name"}, code)
 
 
+def test_a_retired_node_has_no_actions_and_nothing_brings_it_back(dataset) -> None:
+    admin, stale = dataset["admin"], dataset["node"]
+    Node.objects.filter(pk=stale.pk).update(reachable=False, agent_info={"interfaces": []})
+    stale.refresh_from_db()  # as another administrator's page shows it
+    nodes.do_set_node_state(admin, Node.objects.get(pk=stale.pk), nodes.NodeState.RETIRED)
+    again(dataset)
+    login = enrolment.SudoLogin("root", "secret")
+    acts = {
+        "state": lambda: nodes.do_set_node_state(admin, stale, nodes.NodeState.CORDONED),
+        "uncordon": lambda: nodes.do_uncordon_node(admin, stale),
+        "force": lambda: nodes.do_uncordon_node(admin, stale, force=True),
+        "fence": lambda: nodes.do_fence_node(admin, stale, reason="it is away"),
+        "labels": lambda: topologies.do_set_labels(admin, stale, {"rack": "a"}),
+        "interface": lambda: gang_fabric.do_set_interface(admin, stale, ""),
+        "quarantine": lambda: quarantine.do_clear_node_quarantine(admin, stale),
+        "test": lambda: operations.do_start_connection_test(admin, stale),
+        "check": lambda: operations.do_request_operation(admin, stale, OperationKind.PREFLIGHT),
+        "enrol": lambda: enrolment.do_enrol_by_sudo(admin, stale, login),
+        "rename": lambda: identity.do_rename_node(admin, stale, name="gpu9"),
+        "move": lambda: identity.do_move_node(admin, stale, host="10.0.0.9"),
+    }
+    codes = {}
+    for name, act in acts.items():
+        try:
+            codes[name] = repr(act())
+        except Conflict as refused:
+            codes[name] = str(refused.code)
+    assert codes == dict.fromkeys(acts, "node_retired")
+    assert Node.objects.get(pk=stale.pk).state == "retired" and not stale.operations.exists()
+
+
+def test_a_node_that_is_retired_while_its_key_is_read_keeps_its_key(
+    dataset, reinstalled, sshd, monkeypatch
+) -> None:
+    read = identity.scan_pinned_host
+
+    def read_while_another_retires(target: SshTarget) -> HostKey:
+        Node.objects.filter(pk=reinstalled.pk).update(state="retired")
+        return read(target)
+
+    monkeypatch.setattr(identity, "scan_pinned_host", read_while_another_retires)
+    with pytest.raises(Conflict) as refused:
+        confirm(dataset["admin"], reinstalled, sshd.host_key)
+    assert refused.value.code == "node_retired"
+    assert_unchanged(reinstalled)
+
+
+def test_a_key_that_is_too_long_to_store_is_a_refusal(dataset, reinstalled, monkeypatch) -> None:
+    # an RSA key of 16384 bits takes minutes to make
+    monkeypatch.setattr(ssh, "MAX_HOST_KEY_LENGTH", 60)
+    keys = identity.get_host_keys(dataset["admin"], reinstalled)
+    assert keys.presented is None and "longer than any in use" in keys.problem
+
+
 # -- addresses -------------------------------------------------------------------------------------
+
+
+SPELLINGS = {
+    "10.0.0.1": ("::ffff:10.0.0.1", "[::ffff:10.0.0.1]"),
+    "fd00::1": ("FD00::1", "fd00:0:0::1", "[fd00::1]"),
+    "gpu1.example": ("GPU1.Example", "gpu1.example.", "GPU1.EXAMPLE."),
+}
+NO_HOSTS = (
+    *(
+        "",
+        ".",
+        "10.1",
+        "012.0.0.1",
+        "167772161",
+        "0x0a000001",
+        "1.2.3",
+        "0.0.0.0",
+        "::",
+        "224.0.0.1",
+        "ff02::1",
+    ),
+    *("a;b", "a$(x)", "%h", "-oProxyCommand=x", "a b", "a\nb", "a..b", "fe80::1%a b", "x" * 64, "a/b", "u@h"),
+)
+
+
+@pytest.mark.parametrize("host", SPELLINGS)
+def test_an_address_in_another_spelling_is_the_same_one(dataset, host: str) -> None:
+    admin, pool = dataset["admin"], dataset["pool"]
+    Node.objects.filter(pk=dataset["node"].pk).update(host=host)
+    other = factories.node(pool, name="gpu2", host="10.0.0.3", host_key="ssh-ed25519 AAAA")
+    for spelled in (host, *SPELLINGS[host]):
+        with pytest.raises(Conflict) as same:
+            identity.do_move_node(admin, dataset["node"], host=spelled)
+        assert same.value.code == "address_unchanged"
+        with pytest.raises(InvalidRequest) as moved:
+            identity.do_move_node(admin, other, host=spelled)
+        with pytest.raises(InvalidRequest) as added:
+            nodes.do_create_node(admin, name="gpu3", pool=pool, host=spelled, host_key="ssh-ed25519 AAAB")
+        assert moved.value.code == added.value.code == "already_exists"
+        assert "host" in moved.value.fields
+    operation = identity.do_move_node(admin, other, host="GPU2.Example.")
+    assert operation.new_host == "gpu2.example"
+
+
+@pytest.mark.parametrize("host", NO_HOSTS)
+def test_what_is_no_address_is_refused(dataset, host: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        move(dataset, host)
+    assert set(refused.value.fields) == {"host"}
 
 
 def move(dataset, host: str = "10.0.0.2", port: int | None = None) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import secrets
 from collections.abc import Iterator
@@ -10,13 +11,17 @@ from pathlib import Path
 import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
+from django.db import connection
 
 from agents.keys import PURPOSES, cluster_of_keys, key_path, make_keys
+from portal.database.roles import as_owner
 from portal.models import ClusterSettings
 from portal.services.nodes import enrolment
+from portal.standalone import cluster_match
 from portal.standalone.cluster_match import check_same_cluster
 from portal.standalone.data_dir import DataDir
 from portal.standalone.errors import StartError
+from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -37,6 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: object) ->
 def cluster() -> None:
     ClusterSettings.objects.all().delete()
     ClusterSettings.objects.create(id=1, cluster_id=CLUSTER)
+    factories.user()
 
 
 @pytest.fixture
@@ -74,6 +80,62 @@ def test_a_data_folder_that_lost_a_key_gets_no_new_one(folder: DataDir, lost: st
 
 
 @pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("lost", ["empty", "folder", "dangling link", "link to itself"])
+def test_a_key_that_is_no_key_is_missing(folder: DataDir, lost: str) -> None:
+    make_keys(folder.keys, CLUSTER)
+    folder.ensure_secret_key()
+    path = key_path(folder.keys, "watch")
+    content = path.read_bytes()
+    path.unlink()
+    if lost == "empty":
+        path.touch()
+    elif lost == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(path if lost == "link to itself" else folder.root / "nowhere")
+    with pytest.raises(StartError, match=r"missing: watch_ed25519\)"):
+        check_same_cluster(folder)
+    path.rmdir() if lost == "folder" else path.unlink()
+    (folder.root / "elsewhere").write_bytes(content)
+    path.symlink_to(folder.root / "elsewhere")
+    check_same_cluster(folder)
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"ssh-ed25519", None])
+def test_public_keys_that_cannot_be_read_name_no_cluster(folder: DataDir, content: bytes | None) -> None:
+    make_keys(folder.keys, CLUSTER)
+    folder.ensure_secret_key()
+    public = [key_path(folder.keys, purpose).with_suffix(".pub") for purpose in PURPOSES]
+    for path in public:
+        path.unlink()
+        if content is not None:
+            path.write_bytes(content)
+    assert cluster_of_keys(folder.keys) == ""
+    check_same_cluster(folder)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_database_that_the_role_may_not_read_is_one_sentence(
+    folder: DataDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_keys(folder.keys, CLUSTER)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT quote_ident(current_user)")
+        role = cursor.fetchone()[0]
+    with as_owner(), connection.cursor() as cursor:
+        cursor.execute(f"REVOKE SELECT ON portal_clustersettings FROM {role}")
+    try:
+        # as if the owner's connection were given a role that owns nothing
+        monkeypatch.setattr(cluster_match, "as_owner", contextlib.nullcontext)
+        with pytest.raises(StartError, match="cannot be read: permission denied for table"):
+            check_same_cluster(folder)
+    finally:
+        with as_owner(), connection.cursor() as cursor:
+            cursor.execute(f"GRANT SELECT ON portal_clustersettings TO {role}")
+
+
+@pytest.mark.usefixtures("cluster")
 def test_a_secret_key_of_the_environment_suffices(folder: DataDir, monkeypatch: pytest.MonkeyPatch) -> None:
     make_keys(folder.keys, CLUSTER)
     monkeypatch.setenv("FAIRWAY_SECRET_KEY", secrets.token_urlsafe(64))
@@ -93,11 +155,20 @@ def test_an_empty_database_beside_the_keys_of_a_cluster_is_refused(folder: DataD
     enrolment.ensure_cluster()
     enrolment.prepare_agent(b"program")
     folder.ensure_secret_key()
+    factories.user()
     check_same_cluster(folder)
     own = ClusterSettings.objects.get(id=1).cluster_id
     ClusterSettings.objects.all().delete()
     with pytest.raises(StartError, match=f"belongs to the cluster {own}, but the database .* is empty"):
         check_same_cluster(folder)
+
+
+@pytest.mark.usefixtures("new_database")
+def test_a_process_that_ran_before_prepare_is_no_other_cluster(folder: DataDir) -> None:
+    own = ClusterSettings.objects.create(id=1).cluster_id  # as worker-cycle writes it
+    check_same_cluster(folder)
+    enrolment.ensure_cluster()
+    assert cluster_of_keys(folder.keys) == own
 
 
 @pytest.mark.usefixtures("new_database")

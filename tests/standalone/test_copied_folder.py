@@ -55,6 +55,29 @@ def test_a_second_up_is_refused_by_any_path(original: DataDir, tmp_path: Path) -
     refuse_second(tmp_path / "none" / "run")
 
 
+@pytest.mark.parametrize(
+    "content", ["", "[]", "null", "[" * 100_000, '{"inode": 1e999, "path": 1, "host": 2}']
+)
+def test_a_file_with_other_content_is_refused_like_a_copy(original: DataDir, content: str) -> None:
+    (original.root / "original").write_text(content)
+    with pytest.raises(StartError, match="is a copy of another folder"):
+        refuse_copy(original.root)
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+def test_what_is_no_file_is_refused_in_one_sentence(original: DataDir, kind: str) -> None:
+    path = original.root / "original"
+    path.unlink(missing_ok=True)
+    path.mkdir() if kind == "folder" else os.mkfifo(path)
+    with pytest.raises(StartError, match="original is not a file"):
+        refuse_copy(original.root)
+
+
+def test_a_folder_that_cannot_be_written_is_refused_in_one_sentence() -> None:
+    with pytest.raises(StartError, match="/proc/1/original cannot be written"):
+        refuse_copy(Path("/proc/1"))
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
 def test_a_mount_elsewhere_is_the_same_folder(original: DataDir, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"

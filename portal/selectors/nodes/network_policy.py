@@ -57,7 +57,7 @@ def tracking_exceptions(mode: str, project: Project) -> list[str]:
     url = urlsplit(settings.TRACKING_URL)
     port = url.port or (443 if url.scheme == "https" else 80)
     networks = sorted(
-        {str(each) for each in _networks(_addresses_of(url.hostname or "")) if each.version == 4}
+        {str(each) for each in _networks(addresses_of(url.hostname or "")) if each.version == 4}
     )
     return [f"{network.partition('/')[0]} {port}" for network in networks[:MAX_EXCEPTIONS]]
 
@@ -103,7 +103,7 @@ def denied_addresses() -> list[str]:
         hosts.add(host)
         found |= set(addresses or ())
     for host in hosts:
-        found |= _addresses_of(host.strip("[]"))
+        found |= addresses_of(host.strip("[]"))
     return sorted({str(network) for network in _networks(found)})
 
 
@@ -127,12 +127,14 @@ class DeniedAddressCache:
 
 def _networks(addresses: Iterable[str]) -> Iterable[ipaddress.IPv4Network | ipaddress.IPv6Network]:
     for address in addresses:
-        network = ipaddress.ip_network(address, strict=False)
+        # agents on Python before 3.9 refuse an address with a zone
+        network = ipaddress.ip_network(address.partition("%")[0], strict=False)
         if not network.is_loopback and not network.is_unspecified:
             yield network
 
 
-def _addresses_of(host: str) -> frozenset[str]:
+def addresses_of(host: str) -> frozenset[str]:
+    """Return the addresses of a host, none for this machine's loopback; names are resolved at most once a minute."""
     if not host or host == "localhost" or host.endswith(".localhost"):
         return frozenset()
     try:

@@ -402,8 +402,3 @@ def _failed() -> str:
 
 def _too_many() -> str:
     return _("At most {max_bulk_jobs} jobs at once.").format(max_bulk_jobs=MAX_BULK_JOBS)
-
-
-def do_bulk(user: User, jobs: Sequence[Job], action: str, value: Any = None) -> list[BulkResult]:
-    """Change jobs for as long as a request may, each on its own; return the results so far."""
-    return bulk_results(advance_in_request(start_bulk(user, jobs, action, value)))

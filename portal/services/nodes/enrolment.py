@@ -34,6 +34,7 @@ from portal.models import ClusterSettings, Node, NodeOperation, NodePool, User
 from portal.outbox import enqueue_task
 from portal.selectors.nodes.agent_version import bundled_agent
 from portal.services.encryption import DecryptionError, EncryptionContext, decrypt, encrypt
+from portal.services.nodes.locks import lock_node
 from portal.services.nodes.nodes import do_create_node, require_ssh, validate_host
 from portal.valkey.client import valkey_client
 
@@ -176,7 +177,7 @@ def _portal_addresses(host: str) -> tuple[str, ...]:
 
 def get_host_key(host: str, port: int) -> HostKey:
     """Return the host key that a machine presents, for the administrator to confirm. Takes at most 5 s."""
-    validate_host(host)
+    host = validate_host(host)
     try:
         with waiting_for_others():
             return scan_host_key(host, port)
@@ -191,7 +192,9 @@ def do_enrol_by_sudo(actor: User, node: Node, login: SudoLogin) -> NodeOperation
         raise InvalidRequest(fields={"password": _("Enter an account that may use sudo, and its password.")})
     check_choices(engine=login.engine, runtime=node.runtime, account=node.ssh_user)
     with transaction.atomic():
-        check = NodeOperation.objects.create(node=node, kind=OperationKind.ENROL.value, actor=actor)
+        check = NodeOperation.objects.create(
+            node=lock_node(node), kind=OperationKind.ENROL.value, actor=actor
+        )
         sealed = encrypt(json.dumps(asdict(login)), _encryption_context(check.public_id))
         try:
             valkey_client(STORE_TIMEOUT_S).set(_login_key(check.public_id), sealed, ex=PASSWORD_TTL_S)

@@ -15,6 +15,7 @@ from portal.live_events import publish_on_commit
 from portal.models import Node, NodePool, User
 from portal.outbox import trigger_cycle
 from portal.services.audit import record_change
+from portal.services.nodes.locks import lock_node
 from portal.services.nodes.operations import request_operations
 
 
@@ -62,7 +63,7 @@ def do_set_interface(actor: User, node: Node, name: str, *, reason: str = "") ->
     """Set the interface at which other nodes reach this node; blank: the agent's choice."""
     require_permission(actor, Permission.CHANGE, node)
     with transaction.atomic():
-        row = Node.objects.select_for_update(no_key=True).get(pk=node.pk)
+        row = lock_node(node)
         known = [each["name"] for each in row.agent_info.get("interfaces", ())]
         if name and name not in known:
             there = (

@@ -16,6 +16,7 @@ from django.utils.translation import gettext as _
 from agents.ssh import HostKey, SshError, SshTarget, scan_pinned_host
 from portal.access import Permission, require_permission
 from portal.admission import waiting_for_others
+from portal.domain.hosts import canonical_host
 from portal.domain.node_operations import OPERATION_TITLES, OperationKind
 from portal.domain.states import LIVE_JOB_STATES, NodeState
 from portal.domain.stored_texts import stored_text
@@ -37,7 +38,8 @@ from portal.outbox import enqueue_task, notify_node, trigger_cycle
 from portal.selectors.nodes.host_keys import ssh_target
 from portal.services.audit import record_action
 from portal.services.names import atomic_unique, check_name
-from portal.services.nodes.nodes import check_address, require_not_retired, require_ssh
+from portal.services.nodes.locks import lock_node
+from portal.services.nodes.nodes import check_address, node_at, require_ssh, validate_host
 from portal.services.nodes.operations import (
     CONNECT,
     do_start_connection_test,
@@ -113,7 +115,7 @@ def do_confirm_host_key(actor: User, node: Node, *, fingerprint: str, reason: st
         details = {"known": keys.known.fingerprint, "presented": presented.fingerprint}
         raise Conflict(message, code="host_key_changed", details=details)
     with transaction.atomic():
-        row = _lock(node)
+        row = lock_node(node)
         if row.host_key == presented.line:
             _refuse_known_key(row)
         if ssh_target(row) != ssh_target(node):
@@ -143,8 +145,7 @@ def do_rename_node(actor: User, node: Node, *, name: str, reason: str = "") -> N
     require_permission(actor, Permission.CHANGE, node)
     check_name(name)
     with atomic_unique("name", _("There is already a node called {name}.").format(name=name)):
-        row = _lock(node)
-        require_not_retired(row)
+        row = lock_node(node)
         if row.name == name:
             return row
         before, row.name = row.name, name
@@ -169,12 +170,13 @@ def do_move_node(
     port = node.port if port is None else port
     if wrong := check_address(host, port):
         raise InvalidRequest(fields=wrong)
+    host = validate_host(host)
     with transaction.atomic():
-        row = _lock(node)
+        row = lock_node(node)
         require_ssh(row)
-        if (row.host, row.port) == (host, port):
+        if (canonical_host(row.host), row.port) == (host, port):
             raise Conflict(_("This is its address already."), code="address_unchanged")
-        if other := _other_at(row, host, port):
+        if other := node_at(host, port, but=row):
             raise InvalidRequest(fields={"host": _address_taken(other)}, code="already_exists")
         if row.operations.filter(kind=OperationKind.MOVE.value, finished_at__isnull=True).exists():
             message = _("Another address of {name} is being tested.").format(name=row.name)
@@ -237,10 +239,6 @@ def _move(row: Node, operation: NodeOperation, tested: SshTarget) -> str:
 # -- internal --------------------------------------------------------------------------------------
 
 
-def _lock(node: Node) -> Node:
-    return Node.objects.select_for_update(no_key=True).get(pk=node.pk)
-
-
 def _parse_key(line: str) -> HostKey:
     return HostKey(*line.split()[:2])
 
@@ -248,11 +246,6 @@ def _parse_key(line: str) -> HostKey:
 def _refuse_known_key(node: Node) -> NoReturn:
     message = _("{name} presents the confirmed host key; there is nothing to confirm.").format(name=node.name)
     raise Conflict(message, code="host_key_unchanged")
-
-
-def _other_at(node: Node, host: str, port: int) -> Node | None:
-    nodes = Node.objects.exclude(pk=node.pk).exclude(state=NodeState.RETIRED.value)
-    return nodes.filter(host=host, port=port).first()
 
 
 def _address_taken(node: Node) -> str:

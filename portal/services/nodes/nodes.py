@@ -18,6 +18,7 @@ from django.utils.translation import gettext as _
 
 from agents.enrolment import EnrolmentError, check_account
 from portal.access import Permission, require_admin, require_permission
+from portal.domain.hosts import canonical_host
 from portal.domain.node_operations import OperationKind
 from portal.domain.reasons import EndReason, end_message
 from portal.domain.states import (
@@ -38,6 +39,7 @@ from portal.services.lifecycle import elastic, job_control
 from portal.services.names import atomic_unique, check_name
 from portal.services.nodes import gpus
 from portal.services.nodes.gang_fabric import update_missing_requirements
+from portal.services.nodes.locks import lock_node, require_not_retired
 from portal.services.nodes.operations import CONNECT, record_operation_finished, request_operation
 from portal.services.notices.write import notify_users_of_nodes
 
@@ -91,18 +93,22 @@ def do_create_node(
             wrong["host_key"] = _("Confirm the host key first.")
     if wrong:
         raise InvalidRequest(fields=wrong)
+    host = validate_host(host) if link is NodeTransport.SSH else ""
     with atomic_unique("name", _("A node with this name or address already exists.")):
         node = Node.objects.create(
             name=name,
             pool=pool,
             transport=link.value,
-            host=host if link is NodeTransport.SSH else "",
+            host=host,
             port=port,
             ssh_user=ssh_user,
             host_key=host_key,
             runtime=runtime.value,
             settings=settings or {},
         )
+        if host and (other := node_at(host, port, but=node)):
+            message = _("The node {name} has this address.").format(name=other.name)
+            raise InvalidRequest(fields={"host": message}, code="already_exists")
         after = {"name": name, "pool": pool.name, "host": host, "port": port, "host_key": host_key}
         record_action(actor, "node.create", node, after=after)
         notify_node(node.public_id, CONNECT)
@@ -121,25 +127,26 @@ def check_address(host: str, port: int) -> dict[str, str]:
     return wrong
 
 
-def validate_host(host: str) -> None:
-    """Raise InvalidRequest unless the text is a valid host name or address."""
-    labels = host.rstrip(".").split(".")
-    if (
-        not host.isascii()
-        or len(host) > 253
-        or host.startswith("-")
-        or any(c.isspace() or c in "/@\0" for c in host)
-        or any(not 0 < len(label) < 64 for label in labels)
-    ):
+def validate_host(host: str) -> str:
+    """Return a host name or address in its one spelling. Raise InvalidRequest for anything else."""
+    found = canonical_host(host)
+    if found is None:
         raise InvalidRequest(fields={"host": _("Enter a host name or an address.")})
+    return found
+
+
+def node_at(host: str, port: int, *, but: Node) -> Node | None:
+    """Return another node that is not retired with this address in any spelling; ``host`` is canonical."""
+    nodes = Node.objects.exclude(state=NodeState.RETIRED.value).filter(port=port).exclude(host="")
+    nodes = nodes.exclude(pk=but.pk)
+    return next((node for node in nodes.order_by("pk") if canonical_host(node.host) == host), None)
 
 
 def do_set_node_state(actor: User, node: Node, state: NodeState, *, reason: str = "") -> Node:
     """Cordon, drain, retire or uncordon a node without a check; running jobs continue unless drained."""
     require_permission(actor, Permission.CHANGE, node)
     with transaction.atomic():
-        row = Node.objects.select_for_update(no_key=True).get(pk=node.pk)
-        require_not_retired(row)
+        row = lock_node(node)
         NodeOperation.objects.filter(node=row, uncordon_on_success=True, finished_at__isnull=True).update(
             uncordon_on_success=False
         )
@@ -179,8 +186,7 @@ def do_uncordon_node(
         do_set_node_state(actor, node, NodeState.READY, reason=reason)
         return None
     with transaction.atomic():
-        row = Node.objects.select_for_update(no_key=True).get(pk=node.pk)
-        require_not_retired(row)
+        row = lock_node(node)
         _require_connected_once(row)
         if row.state == NodeState.READY.value:
             return None
@@ -195,13 +201,6 @@ def do_uncordon_node(
         check.save(update_fields=["actor", "uncordon_on_success", "reason"])
         record_action(actor, "node.uncordon", row, after={"check": check.public_id}, reason=reason)
     return check
-
-
-def require_not_retired(node: Node) -> None:
-    """Raise Conflict for a retired node: its name and address may belong to another one."""
-    if node.state == NodeState.RETIRED.value:
-        message = _("{name} is retired; add the machine again.").format(name=node.name)
-        raise Conflict(message, code="node_retired")
 
 
 def require_ssh(node: Node) -> None:
@@ -224,13 +223,13 @@ def _require_connected_once(node: Node) -> None:
 def do_fence_node(actor: User, node: Node, *, reason: str) -> int:
     """Release the GPUs of an unreachable node, on an administrator's statement that no job runs there.
 
-    Return the number of tasks ended. Raise Conflict if the node is reachable.
+    Return the number of tasks ended. Raise Conflict if the node is reachable, or retired.
     """
     require_permission(actor, Permission.CHANGE, node)
     if not reason.strip():
         raise InvalidRequest(fields={"reason": _("Explain how you know that nothing runs there.")})
     with transaction.atomic():
-        row = Node.objects.select_for_update(no_key=True).get(pk=node.pk)
+        row = lock_node(node)
         if row.reachable:
             raise Conflict(_("It is reachable; drain it instead."), code="node_reachable")
         unknown = OrphanContainer.objects.filter(node=row, removed_at__isnull=True).exclude(decision="adopt")
@@ -322,7 +321,7 @@ def reported_addresses(agent_info: Mapping[str, Any]) -> list[str]:
     found = set()
     for address in reported[:64]:
         with contextlib.suppress(ValueError):
-            found.add(str(ipaddress.ip_address(address)))
+            found.add(str(ipaddress.ip_address(address.partition("%")[0])))
     return sorted(found)
 
 

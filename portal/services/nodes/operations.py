@@ -37,6 +37,7 @@ from portal.outbox import enqueue_task, notify_node, notify_nodes
 from portal.selectors.nodes.agent_version import bundled_agent, runs_bundled_agent
 from portal.selectors.scheduling.settings import effective_pool_settings
 from portal.services.audit import record_action
+from portal.services.nodes.locks import lock_node
 
 OPERATIONS = "orders"
 """The verb that notifies a node's actor of due operations."""
@@ -50,13 +51,14 @@ CONNECT = "connect"
 def do_request_operation(actor: User, node: Node, kind: OperationKind) -> NodeOperation:
     """Request an operation on a node, or return the unfinished one of this kind.
 
-    Raise Conflict while the node is unreachable, ServiceUnavailable for an upgrade without a signed agent.
+    Raise Conflict while the node is unreachable or if it is retired, ServiceUnavailable for an upgrade without a
+    signed agent.
     """
     require_permission(actor, Permission.CHANGE, node)
     if kind is OperationKind.UPGRADE:
         bundled_agent()
     with transaction.atomic():
-        row = Node.objects.select_for_update(no_key=True).get(pk=node.pk)
+        row = lock_node(node)
         under_way = NodeOperation.objects.filter(node=row, kind=kind.value, finished_at__isnull=True).first()
         if under_way is not None:
             return under_way
@@ -100,7 +102,7 @@ def do_start_connection_test(actor: User, node: Node) -> NodeOperation:
     """Make the process with the node key test the connection; steps are added to the row."""
     require_permission(actor, Permission.CHANGE, node)
     with transaction.atomic():
-        check = NodeOperation.objects.create(node=node, kind=OperationKind.TEST.value, actor=actor)
+        check = NodeOperation.objects.create(node=lock_node(node), kind=OperationKind.TEST.value, actor=actor)
         enqueue_task("scheduler.check_node", [check.public_id], "nodes")
     return check
 

@@ -27,6 +27,7 @@ from portal.live_events import publish_on_commit
 from portal.models import Attempt, Job, Node, NodeIncident, Task, User
 from portal.outbox import trigger_cycle
 from portal.services.audit import record_action
+from portal.services.nodes.locks import lock_node
 
 _WINDOW = dt.timedelta(seconds=node_breaker.INCIDENT_WINDOW_S)
 _EARLY_FAILURE = dt.timedelta(seconds=node_breaker.EARLY_FAILURE_S)
@@ -150,7 +151,7 @@ def do_clear_node_quarantine(actor: User, node: Node, *, reason: str = "") -> No
     """End the quarantine of a node and reset its trip count. Repeatable."""
     require_permission(actor, Permission.CHANGE, node)
     with transaction.atomic():
-        row = Node.objects.select_for_update(no_key=True).get(pk=node.pk)
+        row = lock_node(node)
         if row.breaker_state != BreakerState.HEALTHY.value or row.trip_count:
             healthy = NodeBreaker(since_s=timezone.now().timestamp())
             _save_breaker(row, healthy, reason, actor)

@@ -18,6 +18,7 @@ from portal.models.public_id import name_error
 from portal.outbox import trigger_cycle
 from portal.services.audit import record_action, record_change
 from portal.services.names import atomic_unique
+from portal.services.nodes.locks import lock_node
 
 TopologyConstraint = Mapping[str, str | None]
 """``topology`` by name; ``required`` and ``preferred`` are levels of it, or None."""
@@ -29,7 +30,7 @@ def do_set_labels(actor: User, node: Node, labels: Mapping[str, str], *, reason:
     if fault := labels_error(labels):
         raise InvalidRequest(fields={"labels": fault})
     with transaction.atomic():
-        row = Node.objects.select_for_update(no_key=True).get(pk=node.pk)
+        row = lock_node(node)
         before, after = dict(row.labels), dict(sorted(labels.items()))
         if before == after:
             return row

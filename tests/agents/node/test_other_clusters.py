@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -76,6 +78,96 @@ def test_the_ledger_of_a_cluster_that_was_removed_is_forgotten(node: LoneNode, s
     gone.write_text(json.dumps({"cluster": "gone", "state_dir": str(node.folder / "gone")}))
     start(other, second, "jsecond", cluster=OTHER, gpus=SHARE)
     assert not gone.exists()
+
+
+ENTRIES = {
+    "garbage": b"\xff{",
+    "empty": b"",
+    "a list": b"[]",
+    "no folder": b'{"cluster": "x"}',
+    "a number": b'{"cluster": "x", "state_dir": 3}',
+    "a NUL": b'{"cluster": "x", "state_dir": "/tmp/\\u0000"}',
+    "deep": b"[" * 60_000,
+    "huge": b" " * 1_000_000,
+}
+
+
+def test_entries_that_no_agent_wrote_are_skipped(node: LoneNode, second: LoneNode) -> None:
+    first, other = node.open(), second.open(cluster=OTHER)
+    folder = node.folder / "ledgers"
+    own = [path for path in folder.glob("*.json") if str(second.folder) in path.read_text()]
+    for number, content in enumerate(ENTRIES.values()):
+        (folder / f"{number}.json").write_bytes(content)
+    (folder / "folder.json").mkdir()
+    (folder / "link.json").symlink_to(own[0])
+    os.mkfifo(folder / "pipe.json")
+    start(first, node, "jfirst", gpus=SHARE)
+    with pytest.raises(AgentError, match="is used by the cluster"):
+        start(other, second, "jsecond", cluster=OTHER, gpus=SHARE)
+    own[0].write_bytes(b"garbage")
+    second.open(cluster=OTHER)  # its own entry is written again
+    assert json.loads(own[0].read_text())["cluster"] == OTHER
+
+
+LEDGERS: dict[str, object] = {
+    "garbage": "{",
+    "a list": [],
+    "no tasks": {},
+    "a task without GPUs": {"tasks": {"t": {"phase": "running", "pid": None, "pid_start": None}}},
+    "a task that is no object": {"tasks": {"t": 3}},
+}
+
+
+@pytest.mark.parametrize("ledger", [*LEDGERS, "pipe", "link", "1 GB"])
+def test_a_ledger_that_cannot_be_read_is_a_refusal(node: LoneNode, second: LoneNode, ledger: str) -> None:
+    node.open().close()
+    other = second.open(cluster=OTHER)
+    path = node.folder / "state/ledger.json"
+    path.unlink()
+    if ledger == "pipe":
+        os.mkfifo(path)
+    elif ledger == "link":
+        path.symlink_to("/dev/zero")
+    elif ledger == "1 GB":
+        with path.open("wb") as file:
+            file.truncate(1 << 30)
+    else:
+        content = LEDGERS[ledger]
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+    try:
+        with pytest.raises(AgentError, match=r"ledger.json of the cluster .* cannot be read") as caught:
+            start(other, second, "jsecond", cluster=OTHER, gpus=SHARE)
+        assert caught.value.code == "engine_error"
+    finally:
+        path.unlink()
+    start(other, second, "jsecond", cluster=OTHER, gpus=SHARE)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to change an owner")
+def test_a_folder_of_another_account_holds_nothing(node: LoneNode, second: LoneNode) -> None:
+    foreign = node.folder / "foreign"
+    foreign.mkdir()
+    os.chown(foreign, 12_345, 12_345)
+    (foreign / "ledger.json").write_text("garbage")
+    other = second.open(cluster=OTHER)
+    entry = {"cluster": "gone", "state_dir": str(foreign)}
+    (node.folder / "ledgers/gone.json").write_text(json.dumps(entry))
+    start(other, second, "jsecond", cluster=OTHER, gpus=SHARE)
+
+
+def test_a_stopped_agent_of_another_cluster_delays_a_start_by_seconds(
+    node: LoneNode, second: LoneNode
+) -> None:
+    node.open().close()
+    other = second.open(cluster=OTHER)
+    with (node.folder / "ledgers/lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        began_s = time.monotonic()
+        with pytest.raises(AgentError, match="has held the lock") as caught:
+            start(other, second, "jsecond", cluster=OTHER, gpus=SHARE)
+        assert caught.value.code == "engine_error"
+        assert time.monotonic() - began_s < 15
+    start(other, second, "jsecond", cluster=OTHER, gpus=SHARE)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give tasks an account of their own")
