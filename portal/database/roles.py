@@ -26,6 +26,11 @@ SINGLE_ROLE_WARNING = (
     "The role of DATABASE_URL may change tables and the audit trail. Set DATABASE_OWNER_URL to the role that owns "
     "the tables, and DATABASE_URL to a separate role for the services (docs/operations.md)."
 )
+CREATE_WARNING = (
+    "The role of DATABASE_URL may create functions, through which it could get the owner's rights. As a superuser, "
+    "in this database: REVOKE CREATE ON SCHEMA public FROM PUBLIC;"
+)
+"""As in a database that was upgraded from PostgreSQL 14, whose schema `public` belongs to a superuser."""
 LOCK_ATTEMPTS = 4
 """How often tables are taken over while the tracking server uses them; each attempt waits for `lock_timeout`."""
 
@@ -218,10 +223,15 @@ def _execute(cursor: Any, statement: str, **names: sql.Composable) -> None:
 
 
 def single_role_warning() -> str:
-    """Return a warning if the services' role may truncate the audit trail, else an empty string."""
+    """Return a warning if the services' role has or could get the owner's rights, else an empty string."""
     with connection.cursor() as cursor:
-        cursor.execute("SELECT has_table_privilege(current_user, %s, 'TRUNCATE')", [APPEND_ONLY_TABLES[0]])
-        return SINGLE_ROLE_WARNING if cursor.fetchone()[0] else ""
+        cursor.execute(
+            "SELECT has_table_privilege(current_user, %s, 'TRUNCATE'),"
+            " has_schema_privilege(current_user, 'public', 'CREATE')",
+            [APPEND_ONLY_TABLES[0]],
+        )
+        may_truncate, may_create = cursor.fetchone()
+    return SINGLE_ROLE_WARNING if may_truncate else CREATE_WARNING if may_create else ""
 
 
 def _ensure_role(cursor: Any, name: str, password: str) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from django.db import DatabaseError, connection
 from django.db.migrations.loader import MigrationLoader
@@ -137,6 +137,7 @@ def _add_dump(out: BinaryIO, major: int, others: list[str]) -> str:
     Its header is written last, when its size is known; so it needs no second copy on the disk.
     """
     options = ["--format=custom", "--no-owner", "--no-privileges", "--no-publications", "--no-subscriptions"]
+    options += ["--no-blobs"]  # large objects: Fairway has none, and those of another role cannot be read
     options += [f'--exclude-schema="{name}"' for name in others]
     out.write(bytes(tarfile.BLOCKSIZE))
     checksum, size = hashlib.sha256(), 0
@@ -223,11 +224,27 @@ def _load_manifest(tar: tarfile.TarFile, source: Path) -> Manifest:
         stored = json.loads(read_small_file(tar, MANIFEST))
         known = {field.name for field in fields(Manifest)}  # a later version may write more
         manifest = Manifest(**{name: value for name, value in stored.items() if name in known})
-    except (StartError, ValueError, TypeError, AttributeError):
+    except (StartError, ValueError, TypeError, AttributeError, RecursionError):
         raise StartError(f"{source} is not a backup of Fairway.") from None
-    if manifest.format != FORMAT:
+    if isinstance(manifest.format, int) and manifest.format != FORMAT:
         raise StartError(f"{source} has format {manifest.format}; this version reads format {FORMAT}.")
+    if not _is_well_formed(manifest):
+        raise StartError(f"{source} is not a backup of Fairway.")
     return manifest
+
+
+def _is_well_formed(manifest: Manifest) -> bool:
+    """Return whether the values, which anyone may have written, have their types, and texts that can be printed."""
+    values: dict[str, Any] = vars(manifest)
+    migrations, files = values["migrations"], values["files"]
+    if not isinstance(migrations, list) or not isinstance(files, dict):
+        return False
+    texts = [values["fairway"], values["made_at"], values["cluster"], *migrations, *files, *files.values()]
+    return (
+        all(isinstance(values[name], int) for name in ("format", "postgres_major"))
+        and all(isinstance(text, str) and text.isprintable() for text in texts)
+        and DUMP in files
+    )
 
 
 def read_small_file(tar: tarfile.TarFile, name: str) -> bytes:
@@ -239,11 +256,12 @@ def read_small_file(tar: tarfile.TarFile, name: str) -> bytes:
 
 
 def archive_member(tar: tarfile.TarFile, name: str) -> IO[bytes]:
-    """Return a file of the archive to read from. Raise StartError."""
+    """Return a file of the archive to read from. Raise StartError for anything else, such as a link."""
     try:
-        file = tar.extractfile(name)
+        member = tar.getmember(name)
     except KeyError:
-        file = None
+        member = None
+    file = tar.extractfile(member) if member and member.isreg() and not member.issparse() else None
     if file is None:
         raise StartError(f"The backup lacks {name}.")
     return file

@@ -24,12 +24,17 @@ def server_major() -> int:
 
 def missing_requirements() -> list[str]:
     """Return a sentence for each thing that backup or restore will lack. Must run as the owner."""
-    return [*foreign_tables(), *_unreadable(), *missing_for_restore(), *_missing_tools()]
+    return [
+        *foreign_tables(), *foreign_functions(), *_unreadable(), *missing_for_restore(), *_missing_tools()
+    ]  # fmt: skip
 
 
 def check_backup_possible() -> None:
-    """Raise StartError if the owner cannot read everything, or there is no pg_dump. Must run as the owner."""
-    if missing := _unreadable():
+    """Raise StartError if the owner cannot read everything, or there is no pg_dump. Must run as the owner.
+
+    And if a function belongs to another role: a restore would give it to the owner, with the owner's rights.
+    """
+    if missing := [*_unreadable(), *foreign_functions()]:
         raise StartError(missing[0])
     find_tool("pg_dump", server_major())
 
@@ -82,6 +87,25 @@ def foreign_tables(*, besides: str = "") -> list[str]:
         for role, tables in sorted(of_role.items())
         if role != besides and not _row("SELECT pg_has_role(current_user, %s, 'USAGE')", role)[0]
     ]
+
+
+def foreign_functions() -> list[str]:
+    """Return a sentence for a function of our schemas whose owner's privileges the current role does not have."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT entry.oid::regprocedure::text, pg_get_userbyid(proowner)::text FROM pg_proc AS entry"
+            " WHERE pronamespace IN (SELECT oid FROM pg_namespace WHERE nspname = ANY(%s))"
+            " AND NOT pg_has_role(current_user, proowner, 'USAGE')"
+            " AND NOT (SELECT rolsuper FROM pg_roles WHERE pg_roles.oid = proowner) AND NOT EXISTS (SELECT FROM"
+            " pg_depend WHERE classid = 'pg_proc'::regclass AND objid = entry.oid AND deptype = 'e')"
+            " ORDER BY 1 LIMIT 1",
+            [list(SCHEMAS)],
+        )
+        return [
+            f'The function {name} belongs to the role "{role}", and a restore would give it the rights of the owner: '
+            f"as a superuser, in this database, DROP FUNCTION {name};"
+            for name, role in cursor.fetchall()
+        ]
 
 
 def _handing_over(tables: list[Relation], role: str, owner: str) -> str:

@@ -197,6 +197,41 @@ def test_a_file_that_does_not_fit_is_refused_with_a_reason(backup: Path, place: 
     assert done.returncode == 0, "a refused restore leaves the folder empty: " + done.stderr
 
 
+def test_a_manifest_that_anyone_may_have_written_is_refused_with_a_sentence(
+    backup: Path, place: Path
+) -> None:
+    values: dict[str, list[object]] = {
+        "files": ["text", [1], None, {}, {"database.dump": 5}],
+        "migrations": [[["portal"]], 5, None, ["portal.\x1b[31m"]],
+        **{key: ["\x1b[2J"] for key in ("made_at", "cluster", "fairway")},
+        "postgres_major": ["15"],
+        "format": ["1"],
+    }
+    for name, value in [(name, value) for name, several in values.items() for value in several]:
+        file = rewritten(backup, place / "manifest", manifest={name: value})
+        with pytest.raises(StartError, match="is not a backup of Fairway"):
+            read_manifest(file)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "secret_key"])
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE])
+@pytest.mark.parametrize("target", ["itself", "/etc/passwd"])
+def test_links_in_a_backup_are_not_followed(
+    backup: Path, place: Path, name: str, kind: bytes, target: str
+) -> None:
+    link = tarfile.TarInfo(name)
+    link.type, link.linkname = kind, name if target == "itself" else target
+    file = place / "links"
+    with tarfile.open(backup) as old, tarfile.open(file, "w") as new:
+        for member in old.getmembers():
+            if member.name == name:
+                new.addfile(link)
+            else:
+                new.addfile(member, old.extractfile(member))
+    with pytest.raises(StartError, match=r"is not a backup|lacks secret_key"):
+        read_manifest(file)
+
+
 @pytest.mark.parametrize("point", ["restore.folder_marked", "restore.loaded", "restore.wrote.secret_key"])
 def test_up_refuses_what_a_killed_restore_left(backup: Path, place: Path, point: str) -> None:
     data = place / point

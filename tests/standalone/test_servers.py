@@ -70,6 +70,15 @@ def test_the_wheels_contain_the_real_servers(folder: DataDir, monkeypatch: pytes
         assert postgres.startswith("18"), "data of 18 are opened by 18, whatever the machine has"
 
 
+def test_postgres_keeps_nothing_where_systemd_removes_the_files_of_an_account(folder: DataDir) -> None:
+    """RemoveIPC= of a unit, and of logind, deletes an account's files in /dev/shm while its processes run."""
+    with running(folder):
+        server = int((folder.postgres / "postmaster.pid").read_text().splitlines()[0])
+        mapped = Path(f"/proc/{server}/maps").read_text()
+        assert "/dev/shm/" not in mapped
+        assert "pg_dynshmem" in mapped
+
+
 @AS_ROOT
 def test_an_environment_that_only_root_can_read_is_enough(
     folder: DataDir, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

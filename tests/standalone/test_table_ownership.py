@@ -195,3 +195,37 @@ def test_a_separate_database_for_mlflow_is_left_to_the_tracking_server(
             time.sleep(0.1)
         tracking.terminate()
     assert server.execute("SELECT count(*) FROM mlflow.experiments", database="experiments") != []
+
+
+def test_a_function_of_the_services_role_gets_no_rights_of_the_owner(server: OwnPostgres, data: Path) -> None:
+    """In a database that was upgraded from PostgreSQL 14: `public` belongs to a superuser, and all may create."""
+    server.execute("DROP DATABASE IF EXISTS upgraded WITH (FORCE)")
+    server.execute(f'CREATE DATABASE upgraded TEMPLATE first OWNER "{OWNER}"')
+    server.execute("ALTER SCHEMA public OWNER TO postgres", database="upgraded")
+    server.execute("GRANT CREATE ON SCHEMA public TO PUBLIC", database="upgraded")
+    warned = server.manage("prepare", database="upgraded", data=data)
+    assert "REVOKE CREATE ON SCHEMA public FROM PUBLIC;" in warned.stderr, warned.stderr
+    body = "LANGUAGE plpgsql SECURITY DEFINER AS 'BEGIN EXECUTE $1; END'"
+    server.execute(
+        f"CREATE FUNCTION public.act(text) RETURNS void {body}", database="upgraded", role=SERVICES
+    )
+    file = data / "with-function.tar"
+    refused = server.manage("backup", str(file), database="upgraded", data=data)
+    assert 'act(text) belongs to the role "portal-services"' in refused.stderr, refused.stderr
+    assert refused.returncode and not file.exists()
+    # as in a backup that an earlier version made
+    server.execute(f'ALTER FUNCTION public.act(text) OWNER TO "{OWNER}"', database="upgraded")
+    done = server.manage("backup", str(file), database="upgraded", data=data)
+    assert done.returncode == 0, done.stderr
+    server.create_database("restored")
+    done = server.manage("restore", str(file), database="restored", data=data / "restored")
+    assert done.returncode == 0, done.stderr
+    assert "act(text) runs with the rights of its caller now" in done.stdout
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        server.execute("SELECT public.act('TRUNCATE portal_auditentry')", database="restored", role=SERVICES)
+
+
+def test_large_objects_of_the_services_role_do_not_stop_a_backup(server: OwnPostgres, data: Path) -> None:
+    server.execute("SELECT lo_create(0)", database="first", role=SERVICES)
+    done = server.manage("backup", str(data / "first.tar"), database="first", data=data)
+    assert done.returncode == 0, done.stderr

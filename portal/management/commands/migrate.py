@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from django.core.management.base import CommandError
 from django.core.management.commands import migrate
 from django.db import OperationalError
 
+from portal.database.migration_session import retry_for_locks
 from portal.database.roles import as_owner, grant_service_privileges, take_over_tables
 from portal.database.schema_version import UnknownSchemaError, check_schema, is_newer, write_version
 from portal.database.unfinished_restore import UnfinishedRestore, is_restoring
@@ -37,7 +39,7 @@ class Command(migrate.Command):
             self.stdout.write("The database was migrated by a newer version, which this one can use.")
             return
         take_over_tables()
-        super().handle(*args, **options)
+        retry_for_locks(partial(super().handle, *args, **options))
         migrate_tracking_tables()
         write_version()
         if not is_restoring():  # at its end, a restore grants them itself

@@ -28,12 +28,12 @@ class Command(DataDirCommand):
         check_data_folder(folder)
         with command_database(folder, exclusive=True):
             try:
-                removed = restore_backup(options["file"], manifest, folder)
+                said = restore_backup(options["file"], manifest, folder)
             except KeyboardInterrupt:
                 raise CommandError("Interrupted: nothing was restored.") from None
             with as_owner():
                 access = describe_access(manifest.made_at)
-        for message in removed:
+        for message in said:
             self.stdout.write(message)
         self.stdout.write(
             f"Restored cluster {manifest.cluster} as of {manifest.made_at}. No job starts until every "

@@ -173,6 +173,26 @@ def _empty_database(*, creates_extension: bool) -> None:
     connection.close()
 
 
+def run_as_caller() -> list[str]:
+    """Make functions run with the rights of their caller; return sentences about those that had their owner's.
+
+    All that is restored belongs to the owner, whoever it belonged to. Must run as the owner.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT entry.oid::regprocedure::text FROM pg_proc AS entry WHERE prosecdef AND pronamespace IN"
+            " (SELECT oid FROM pg_namespace WHERE nspname = ANY(%s)) AND NOT EXISTS (SELECT FROM pg_depend WHERE"
+            " classid = 'pg_proc'::regclass AND objid = entry.oid AND deptype = 'e')",
+            [list(SCHEMAS)],
+        )
+        names = [name for (name,) in cursor.fetchall()]
+        for name in names:
+            cursor.execute(f"ALTER ROUTINE {name} SECURITY INVOKER")
+    return [
+        f"{name} runs with the rights of its caller now; before, it had those of its owner." for name in names
+    ]
+
+
 def _routines() -> list[str]:
     """Return the functions of our schemas, as SQL names them."""
     return _names("SELECT entry.oid::regprocedure::text FROM pg_proc AS entry", "pg_proc", "pronamespace")

@@ -63,6 +63,7 @@ from portal.standalone.restores.leftovers import (
     mark_database,
     mark_folder,
     remove_unfinished,
+    run_as_caller,
 )
 
 LOCK = 7_203_114_905
@@ -78,11 +79,12 @@ _ENTRY = re.compile(r"\d+; \d+ \d+ (?P<kind>[A-Z][A-Z ]*) (?P<schema>\S+) ")
 def restore_backup(source: Path, manifest: Manifest, folder: DataDir) -> list[str]:
     """Restore a backup that `read_manifest` has checked; jobs start only after the recovery.
 
-    Return sentences about what an earlier, interrupted restore had left and this one removed. Raise StartError, or
-    CommandError of a migration; then database and data folder are empty again, or the message says that they are not.
+    Return sentences about what it removed of an earlier, interrupted restore, and what it changed. Raise StartError,
+    or CommandError of a migration; then database and data folder are empty again, or the message says that they are
+    not.
     """
     with restoring(), _plain_errors(), as_owner(), _only_restore() as lock:
-        removed = remove_unfinished(folder)
+        said = remove_unfinished(folder)
         check_data_folder(folder)
         _check_database()
         if missing := missing_for_restore():
@@ -97,6 +99,7 @@ def restore_backup(source: Path, manifest: Manifest, folder: DataDir) -> list[st
             failpoint("restore.database_marked")
             _load(source, tool, contents)
             failpoint("restore.loaded")
+            said += run_as_caller()
             if SECRET_KEY_FILE in files and not variables.SECRET_KEY.read():
                 settings.SECRET_KEY = files[SECRET_KEY_FILE].decode().strip()
             call_command("migrate", interactive=False, verbosity=0)
@@ -109,7 +112,7 @@ def restore_backup(source: Path, manifest: Manifest, folder: DataDir) -> list[st
         failpoint("restore.committed")
         folder.restore_mark.unlink()
         failpoint("restore.done")
-    return removed
+    return said
 
 
 @contextlib.contextmanager

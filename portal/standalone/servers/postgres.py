@@ -48,6 +48,8 @@ class PostgresServer(Server):
             "unix_socket_directories": str(self.folder.sockets),
             "unix_socket_permissions": "0700",
             "max_connections": "200",
+            # not in /dev/shm, from which systemd removes the files of an account whose last session or unit ended
+            "dynamic_shared_memory_type": "mmap",
             "timezone": "UTC",
             "log_timezone": "UTC",
             "jit": "off",
