@@ -14,7 +14,7 @@ from portal.domain.states import JobState
 from portal.models import AuditEntry, ClusterSettings, Gpu, Job, Node, OrphanContainer, Task
 from portal.services.cluster.recovery import begin_recovery, do_adopt_orphan, do_stop_orphan
 from portal.services.jobs.submission import do_cancel_job, do_hold_job
-from portal.standalone.postgres_tools import Stream, find_tool
+from portal.standalone.postgres_tools import ToolProcess, find_tool
 from tests import factories
 from tests.engine_harness import EngineHarness, InProcessEngine, containers_alive, engine_harness
 
@@ -36,7 +36,7 @@ def major() -> int:
 
 def run(name: str, *arguments: str) -> None:
     """Run pg_dump or pg_restore as the owner."""
-    with as_owner(), Stream(find_tool(name, major()), arguments) as program:
+    with as_owner(), ToolProcess(find_tool(name, major()), arguments) as program:
         program.finish()
 
 

@@ -121,7 +121,7 @@ def test_a_job_continues_while_its_node_is_renamed_and_moved(dataset) -> None:
     identity.do_rename_node(admin, node, name="moved")
 
     # the other machine is none of its addresses
-    elsewhere = identity.do_move_node(admin, node, host=f"{other}8")
+    elsewhere = identity.do_move_node(admin, node, host=other.removesuffix("77") + "78")
     run_move(elsewhere.public_id)
     elsewhere.refresh_from_db()
     assert elsewhere.ok is False and refreshed(node).host == machine.address

@@ -24,7 +24,7 @@ from portal.standalone.account import service_account
 from portal.tracking.client import TrackingUnavailable, send
 from tests.process_environment import SERVER_VARIABLES
 from tests.standalone.data_folder_access import make_as_before, wrong_access
-from tests.standalone.waiting import alive, eventually
+from tests.standalone.waiting import READY_LINE, alive, eventually
 
 ROOT = Path(__file__).parent.parent.parent
 SERVERS = {"postgres", "valkey", "web", "gateway"}
@@ -75,7 +75,7 @@ class Up:
 
     def wait_answer(self) -> None:
         assert eventually(
-            lambda: "Fairway is ready" in self.text or self.process.poll() is not None, START_LIMIT_S
+            lambda: READY_LINE.search(self.text) is not None or self.process.poll() is not None, START_LIMIT_S
         )
         assert self.process.poll() is None, self.text
 

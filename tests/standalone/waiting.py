@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from tests.engine_harness import TIMEOUT_FACTOR
+
+READY_LINE = re.compile(r"Fairway \S+ is ready after")
+"""What `up` prints when it can be used."""
 
 
 def eventually(condition: Callable[[], bool], limit_s: float = 30) -> bool:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Self
 
 from tests.process_environment import without_servers
+from tests.standalone.waiting import READY_LINE
 
 CHECKOUT = Path(__file__).parents[2]
 START_LIMIT_S = 150
@@ -70,7 +71,7 @@ class StoryPortal:
         )
         threading.Thread(target=self._read, args=(self._process,), daemon=True).start()
         while time.monotonic() - began < START_LIMIT_S:
-            if any("Fairway is ready" in line for line in self.lines):
+            if any(READY_LINE.search(line) for line in self.lines):
                 self.took_s = time.monotonic() - began
                 time.sleep(0.2)
                 return

@@ -69,11 +69,16 @@ def recorded_database(release: str, folder: Path) -> Iterator[None]:
         _run_as_owner(text.replace(FOLDER, str(folder)))
         yield
     finally:
-        connections.close_all()
-        if connection.connection_pool is not None:
-            connection.close_pool()
+        close_connections()
         connection.settings_dict["NAME"] = named["NAME"] = kept
         _run_as_owner(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+def close_connections() -> None:
+    """Close also those of a pool that an earlier test opened, so that the next one uses the settings of now."""
+    connections.close_all()
+    if connection.connection_pool is not None:
+        connection.close_pool()
 
 
 def _run_as_owner(*scripts: str) -> None:

@@ -15,7 +15,7 @@ from django.db.migrations.recorder import MigrationRecorder
 
 from portal.database.migration_session import retry_for_locks
 from portal.database.roles import as_owner
-from tests.upgrade.recording import recorded_database
+from tests.upgrade.recording import close_connections, recorded_database
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -76,7 +76,7 @@ def test_a_deadlock_ends_one_of_both_and_the_migration_goes_on(old_process: psyc
 def test_a_migration_may_take_longer_than_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     options = connection.settings_dict["OPTIONS"] | {"options": "-c statement_timeout=200 -c lock_timeout=0"}
     monkeypatch.setitem(connection.settings_dict, "OPTIONS", options)
-    connection.close()
+    close_connections()
 
     def take_long() -> None:
         with connection.cursor() as cursor:
@@ -85,4 +85,4 @@ def test_a_migration_may_take_longer_than_a_request(monkeypatch: pytest.MonkeyPa
     retry_for_locks(take_long)
     with pytest.raises(OperationalError, match="statement timeout"):
         take_long()
-    connection.close()
+    close_connections()
