@@ -10,35 +10,54 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.db import DatabaseError, connection, transaction
-from django.db.models import Q, QuerySet
+from django.db.models import PROTECT, Exists, Max, Min, OuterRef, Q, QuerySet
 from django.utils import timezone
 
 from portal.domain.formatting import format_duration
 from portal.domain.node_operations import OperationKind
 from portal.domain.policy_settings import (
+    AUDIT_RETENTION,
     CYCLE_RETENTION,
+    EVENT_RETENTION,
     FORECAST_RETENTION,
+    JOB_RETENTION,
     METRICS_RETENTION,
     default_value,
 )
+from portal.domain.states import LIVE_JOB_STATES, TERMINAL_JOB_STATES
 from portal.models import (
+    Allocation,
+    Attempt,
     AttemptSeconds,
+    AttemptWork,
+    AuditEntry,
     BrowserSession,
     BulkOperation,
+    Checkpoint,
+    ClusterSettings,
     Cycle,
+    Dependency,
     EngineQuery,
     FileRequest,
     Forecast,
     IdempotencyKey,
+    Job,
+    JobEvent,
     NodeIncident,
     NodeMetricsMinute,
     NodeOperation,
     OutboxMessage,
     QuotaReplay,
     ScheduleRun,
+    Sweep,
+    Task,
     Terminal,
+    UsageInterval,
 )
+from portal.selectors.projects.held_time import number_of_day, start_of_day
 from portal.selectors.scheduling.settings import cluster_settings
+from portal.services.audit import record_action
+from portal.services.jobs.logs import delete_logs
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +77,9 @@ class RetentionRule:
     rows: Callable[[dt.datetime], QuerySet[Any]]
     age: dt.timedelta = dt.timedelta()
     setting: str = ""
+    batch_size: int = BATCH_SIZE
+    delete: Callable[[QuerySet[Any]], Any] = QuerySet.delete
+    """Of the rows of a batch, in one transaction."""
 
     def current_age(self, settings: dict[str, Any]) -> dt.timedelta:
         """Return the age after which the rows are deleted, with the settings of the cluster."""
@@ -74,6 +96,78 @@ def _checks(before: dt.datetime) -> QuerySet[Any]:
 def _terminals(before: dt.datetime) -> QuerySet[Any]:
     ended = Q(closed_at__isnull=False) | Q(connected_at__isnull=True)
     return Terminal.objects.filter(ended, requested_at__lt=before)
+
+
+def _written_before(rows: QuerySet[Any], column: str, before: dt.datetime) -> QuerySet[Any]:
+    """Return the rows before a time, for a table in whose order of keys the time of a row increases.
+
+    Such a table needs no index of the time: the search for the first newer row reads only older ones.
+    """
+    newer = rows.filter(**{f"{column}__gte": before}).order_by("pk").values_list("pk", flat=True).first()
+    older = rows.filter(**{f"{column}__lt": before})
+    return older if newer is None else older.filter(pk__lt=newer)
+
+
+def _audit_entries(before: dt.datetime) -> QuerySet[Any]:
+    """Of whole days, so that there is one entry about their deletion a day and not one in each pass."""
+    day = start_of_day(number_of_day(before.astimezone(dt.UTC).date()))
+    return _written_before(AuditEntry.objects.all(), "at", day)
+
+
+def _delete_audit_entries(rows: QuerySet[Any]) -> None:
+    ends = rows.aggregate(first=Min("at"), last=Max("at"))
+    number, _ = rows.delete()
+    after = {"entries": number} | {name: at.isoformat() for name, at in ends.items()}
+    record_action(None, "audit.delete_expired", ClusterSettings.objects.get(), after=after)
+
+
+def _events(before: dt.datetime) -> QuerySet[Any]:
+    return _written_before(JobEvent.objects.all(), "at", before).filter(
+        job__ended_at__lt=before, job__state__in=TERMINAL_JOB_STATES
+    )
+
+
+def _sweeps(before: dt.datetime) -> QuerySet[Any]:
+    waiting = Q(trials__job__isnull=False) & ~Q(trials__job__state__in=TERMINAL_JOB_STATES)
+    return Sweep.objects.filter(ended_at__lt=before).exclude(
+        pk__in=Sweep.objects.filter(waiting).values("pk")
+    )
+
+
+def _protected_jobs() -> Iterator[Exists]:
+    """Yield a condition for each table whose rows keep a job, except the two ledgers that expire with it."""
+    for model, path in (
+        (Job, ""),
+        (Attempt, "__job"),
+        (Task, "__attempt__job"),
+        (Allocation, "__task__attempt__job"),
+    ):
+        for relation in model._meta.related_objects:
+            if relation.on_delete is PROTECT and relation.related_model not in (UsageInterval, AttemptWork):
+                rows = relation.related_model._default_manager
+                yield Exists(rows.filter(**{f"{relation.field.name}{path}": OuterRef("pk")}))
+
+
+def _jobs(before: dt.datetime) -> QuerySet[Any]:
+    """Return ended jobs that no protected row, pinned checkpoint, waiting dependent or later event keeps."""
+    kept = [
+        *_protected_jobs(),
+        Exists(Checkpoint.objects.filter(job=OuterRef("pk"), pinned_at__isnull=False)),
+        Exists(Dependency.objects.filter(depends_on=OuterRef("pk"), job__state__in=LIVE_JOB_STATES)),
+        Exists(JobEvent.objects.filter(job=OuterRef("pk"), at__gte=before)),
+    ]
+    return _written_before(Job.objects.all(), "submitted_at", before).filter(
+        *(~condition for condition in kept), ended_at__lt=before, state__in=TERMINAL_JOB_STATES
+    )
+
+
+def _delete_jobs(rows: QuerySet[Any]) -> None:
+    """Logs first: a job whose logs are gone is found again, logs whose job is gone are not."""
+    for job in rows:
+        delete_logs(job.public_id)
+    UsageInterval.objects.filter(job__in=rows).delete()
+    AttemptWork.objects.filter(attempt__job__in=rows).delete()
+    rows.delete()
 
 
 _DAY = dt.timedelta(days=1)
@@ -101,9 +195,24 @@ RULES = (
     ),
     RetentionRule(
         "forecasts of starts",
-        lambda before: Forecast.objects.filter(made_at__lt=before),
+        # the first one of a job that still waits is scored when it starts
+        lambda before: Forecast.objects.filter(made_at__lt=before).exclude(
+            is_first=True, job__state__in=LIVE_JOB_STATES, started_at__isnull=True
+        ),
         setting=FORECAST_RETENTION,
     ),
+    RetentionRule("events of ended jobs", _events, setting=EVENT_RETENTION),
+    RetentionRule(
+        "ended sweeps and their trials; the jobs follow", _sweeps, setting=JOB_RETENTION, batch_size=1
+    ),
+    RetentionRule(
+        "ended jobs with attempts, usage and logs",
+        _jobs,
+        setting=JOB_RETENTION,
+        batch_size=50,
+        delete=_delete_jobs,
+    ),
+    RetentionRule("the audit trail", _audit_entries, setting=AUDIT_RETENTION, delete=_delete_audit_entries),
     RetentionRule(
         "runs of schedules; their jobs stay",
         lambda before: ScheduleRun.objects.filter(due_at__lt=before),
@@ -144,7 +253,7 @@ def delete_expired_rows() -> dict[str, int]:
     for rule in RULES:
         deleted[rule.kind] = 0
         try:
-            for number in _delete(rule.rows(now - rule.current_age(settings))):
+            for number in _delete(rule, now - rule.current_age(settings)):
                 deleted[rule.kind] += number
         except DatabaseError:
             log.exception("old rows could not be deleted: %s", rule.kind)
@@ -152,14 +261,16 @@ def delete_expired_rows() -> dict[str, int]:
     return deleted
 
 
-def _delete(rows: QuerySet[Any]) -> Iterator[int]:
+def _delete(rule: RetentionRule, before: dt.datetime) -> Iterator[int]:
     """Yield the size of each deleted batch; each is a short transaction, far below the statement timeout."""
+    rows = rule.rows(before)
     deadline_s, left = time.monotonic() + MAX_SECONDS, MAX_DELETED
     while left > 0 and time.monotonic() < deadline_s:
-        size = min(left, BATCH_SIZE)
+        size = min(left, rule.batch_size)
         with transaction.atomic():
             keys = list(rows.order_by("pk").values_list("pk", flat=True)[:size])
-            rows.model._default_manager.filter(pk__in=keys).delete()
+            if keys:
+                rule.delete(rows.model._default_manager.filter(pk__in=keys))
         yield len(keys)
         left -= size
         if len(keys) < size:

@@ -48,3 +48,4 @@ def _migration_limits() -> Iterator[None]:
         yield
     finally:
         wrapper.close()  # the next connection has the usual limits
+        wrapper.close_pool()  # type: ignore[attr-defined]  # the stubs do not know it

@@ -20,6 +20,8 @@ TRACKING_SCHEMA = "mlflow"
 SCHEMAS = ("public", TRACKING_SCHEMA)
 APPEND_ONLY_TABLES = ("portal_auditentry", "portal_jobevent", "portal_quotachange", "portal_attemptwork")
 """Histories: the services may insert and read rows, not change them."""
+EXPIRING_TABLES = ("portal_auditentry", "portal_jobevent", "portal_attemptwork")
+"""Those of which the services may delete old rows (`scheduler.retention`); triggers refuse newer ones."""
 READ_ONLY_TABLES = ("public.django_migrations", f"{TRACKING_SCHEMA}.alembic_version")
 """Versions of the tables: the services may read them."""
 SINGLE_ROLE_WARNING = (
@@ -210,6 +212,7 @@ def _grant(cursor: Any, role: sql.Identifier) -> None:
         ):
             _execute(cursor, statement, schema=sql.Identifier(name), role=role)
     limited = {f"public.{table}": "UPDATE, DELETE" for table in APPEND_ONLY_TABLES}
+    limited |= {f"public.{table}": "UPDATE" for table in EXPIRING_TABLES}
     limited |= dict.fromkeys(READ_ONLY_TABLES, "INSERT, UPDATE, DELETE")
     for table, words in limited.items():
         cursor.execute("SELECT to_regclass(%s) IS NOT NULL", [table])

@@ -36,6 +36,7 @@ CONTRACTING: dict[tuple[str, int], str] = {
     ("0003_node_identity", 7): "only a default and a text of help are added",
     ("0003_node_identity", 8): "it allows more than the unique constraint before",
     ("0003_node_identity", 9): "it allows one more kind than the constraint before",
+    ("0005_deletion_of_old_history", 0): "older code deletes no row of the three tables",
     ("0003_node_identity", 11): "the table is created in the same migration",
 }
 """Other operations: (migration, position) to why the release before this one tolerates it."""

@@ -3,27 +3,42 @@
 from __future__ import annotations
 
 import datetime as dt
+from contextlib import suppress
 
 import pytest
 from django.conf import settings as django_settings
+from django.db import DatabaseError, transaction
 from django.utils import timezone
 
+from portal.domain.states import TERMINAL_JOB_STATES, JobState
 from portal.models import (
+    Attempt,
+    AttemptWork,
     AuditEntry,
     BrowserSession,
+    Checkpoint,
     ClusterSettings,
     Cycle,
+    Dependency,
     Forecast,
     Job,
     JobEvent,
     NodeMetricsMinute,
     Project,
     QuotaReplay,
+    SavedImage,
+    ScheduleRun,
+    Sweep,
+    UsageInterval,
 )
+from portal.selectors.logs.files import log_path
+from portal.services.jobs.logs import write_log_bytes
 from scheduler import retention
 from scheduler.cycle import run_cycle
 from scheduler.periodic import delete_old_rows
 from tests import factories
+from tests.api import fixture_data
+from tests.table_owner import execute_as_owner, update_as_owner
 
 pytestmark = pytest.mark.django_db
 
@@ -68,7 +83,7 @@ def test_cycles_are_kept_as_long_as_the_cluster_says(setting, kept):
     assert not QuotaReplay.objects.exists()
 
 
-@pytest.mark.parametrize(("setting", "kept"), [({}, 1), ({"forecast_retention_days": 30}, 0)])
+@pytest.mark.parametrize(("setting", "kept"), [({}, 2), ({"forecast_retention_days": 30}, 0)])
 def test_forecasts_are_kept_as_long_as_the_cluster_says(setting, kept):
     dataset = factories.basic_cluster()
     factories.cluster_settings()
@@ -76,6 +91,10 @@ def test_forecasts_are_kept_as_long_as_the_cluster_says(setting, kept):
     job = factories.job(dataset["owner"], dataset["project"], dataset["environment"])
     at = aged(60)
     Forecast.objects.create(job=job, made_at=at, is_first=True, p10_at=at, p50_at=at, p90_at=at)
+    Forecast.objects.create(job=job, made_at=at, p10_at=at, p50_at=at, p90_at=at)
+    delete_old_rows()
+    assert Forecast.objects.filter(is_first=True).exists(), "it is scored when the job starts"
+    Job.objects.filter(pk=job.pk).update(state=JobState.CANCELLED)
     delete_old_rows()
     assert Forecast.objects.count() == kept
 
@@ -113,15 +132,98 @@ def test_a_kind_that_cannot_be_deleted_does_not_keep_the_others(monkeypatch, cap
     assert caplog.text.count("old rows could not be deleted") == 2
 
 
-def test_jobs_their_events_and_the_audit_trail_are_kept():
-    dataset = factories.basic_cluster()
+def write_audit_entry(days: float) -> None:
+    """Write an old entry, which the services cannot."""
+    execute_as_owner(
+        "INSERT INTO portal_auditentry (at, actor_name, action, object_kind, object_id, object_name, reason)"
+        " VALUES (now() - %s * interval '1 day', 'ada', 'x.y', 'job', 'j', 'j', '')",
+        days,
+    )
+
+
+def test_the_audit_trail_is_kept_as_long_as_the_cluster_says_and_its_deletion_is_an_entry():
     factories.cluster_settings()
-    job = factories.job(dataset["owner"], dataset["project"], dataset["environment"])
-    Job.objects.filter(pk=job.pk).update(submitted_at=aged(4000))
-    run_cycle("test", "me")
-    before = [model.objects.count() for model in (Job, JobEvent, AuditEntry)]
+    for days in (5000, 4000, 1000, 1):
+        write_audit_entry(days)
     delete_old_rows()
-    assert [model.objects.count() for model in (Job, JobEvent, AuditEntry)] == before
+    (entry,) = AuditEntry.objects.filter(action="audit.delete_expired")
+    assert (entry.after["entries"], entry.actor_name) == (2, "fairway")
+    assert entry.after["first"] < entry.after["last"] < aged(3999).isoformat()
+    assert AuditEntry.objects.filter(action="x.y").count() == 2
+    delete_old_rows()
+    assert AuditEntry.objects.count() == 3, "nothing was deleted, so there is no further entry"
+    ClusterSettings.objects.update(policy={"audit_retention_days": 400})
+    delete_old_rows()
+    assert AuditEntry.objects.filter(action="x.y").count() == 1
+
+
+def test_recent_entries_of_the_audit_trail_cannot_be_deleted_by_anybody():
+    write_audit_entry(399)
+    with pytest.raises(DatabaseError, match="are kept for 400 days"), transaction.atomic():
+        AuditEntry.objects.all().delete()
+    with pytest.raises(DatabaseError, match="are kept for 400 days"), transaction.atomic():
+        execute_as_owner("DELETE FROM portal_auditentry")
+    with pytest.raises(DatabaseError, match="append-only"), transaction.atomic():
+        execute_as_owner("UPDATE portal_auditentry SET action = 'z'")
+
+
+def end_jobs(days: float) -> None:
+    """End all jobs, with all that is written about them, so many days ago."""
+    at = aged(days)
+    for state in (JobState.COMPLETED, JobState.CANCELLED):
+        for job in Job.objects.exclude(state__in=TERMINAL_JOB_STATES):
+            with suppress(DatabaseError), transaction.atomic():
+                Job.objects.filter(pk=job.pk).update(state=state)
+    Job.objects.update(submitted_at=at, ended_at=at)
+    update_as_owner(JobEvent.objects.all(), at=at)
+    update_as_owner(AttemptWork.objects.all(), ended_at=at)
+
+
+@pytest.fixture
+def world(settings, tmp_path):
+    settings.LOG_DIR = tmp_path
+    return fixture_data.make()
+
+
+def test_timelines_of_ended_jobs_are_deleted_and_jobs_stay(world):
+    write_audit_entry(1)
+    jobs, events = Job.objects.count(), JobEvent.objects.count()
+    delete_old_rows()
+    assert JobEvent.objects.count() == events
+    end_jobs(500)
+    running = factories.job(
+        *(world.rows["job"].owner, world.rows["job"].project, world.rows["job"].environment)
+    )
+    JobEvent.objects.create(job=running, kind="submitted")
+    update_as_owner(JobEvent.objects.filter(job=running), at=aged(500))
+    delete_old_rows()
+    assert set(JobEvent.objects.values_list("job", flat=True)) == {running.pk}
+    assert Job.objects.count() == jobs + 1
+
+
+def test_old_jobs_are_deleted_with_all_that_refers_to_them_except_what_somebody_keeps(world):
+    first = Job.objects.order_by("pk").first()
+    write_log_bytes(first.public_id, 1, 0, "raw", 0, b"line\n")
+    end_jobs(4000)
+    live = factories.job(first.owner, first.project, first.environment)
+    Dependency.objects.create(job=live, depends_on=first)
+    Sweep.objects.update(ended_at=aged(4000))
+    ScheduleRun.objects.all().delete()
+    delete_old_rows()
+    keeps = {
+        *SavedImage.objects.values_list("task__attempt__job", flat=True),
+        *Checkpoint.objects.filter(pinned_at__isnull=False).values_list("job", flat=True),
+        *(first.pk, live.pk),
+    }
+    assert set(Job.objects.values_list("pk", flat=True)) == keeps
+    assert log_path(first.public_id, 1, 0, "raw").exists()
+    Dependency.objects.all().delete()
+    SavedImage.objects.all().delete()
+    Checkpoint.objects.update(pinned_at=None)
+    delete_old_rows()
+    assert list(Job.objects.all()) == [live]
+    assert not Sweep.objects.exists() and not Attempt.objects.exists() and not UsageInterval.objects.exists()
+    assert not (django_settings.LOG_DIR / first.public_id).exists()
 
 
 def test_the_documentation_has_the_table():

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from portal.database.roles import APPEND_ONLY_TABLES
+from portal.database.roles import APPEND_ONLY_TABLES, EXPIRING_TABLES
 from portal.standalone.postgres_tools import find_tools
 from tests.standalone.postgres_servers import (
     OWNER,
@@ -159,6 +159,7 @@ def test_the_owner_owns_every_table_and_the_services_role_uses_them(installation
     use, read = ("SELECT", "INSERT", "UPDATE", "DELETE"), ("SELECT",)
     limited = {"django_migrations": read, "mlflow.alembic_version": read}
     limited |= dict.fromkeys(APPEND_ONLY_TABLES, ("SELECT", "INSERT"))
+    limited |= dict.fromkeys(EXPIRING_TABLES, ("SELECT", "INSERT", "DELETE"))
     sequences = {name for name, (_, words) in found.items() if "USAGE" in words}
     for name, (_, words) in found.items():
         assert words == (("USAGE", "SELECT") if name in sequences else limited.get(name, use)), name

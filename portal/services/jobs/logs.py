@@ -6,6 +6,8 @@ import contextlib
 import datetime as dt
 import os
 import shutil
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from django.conf import settings
@@ -18,6 +20,8 @@ from portal.selectors.logs.files import LOG_FORMATS, MAX_LOG_BYTES, RAW_FORMAT, 
 
 DELETE_BATCH_SIZE = 500
 """Maximum number of jobs whose logs one pass deletes."""
+DELETE_MAX_S = 10.0
+"""The logs of no further job are deleted in a pass; those of one job are a few files for each attempt."""
 
 
 def write_log_bytes(job: str, attempt: int, rank: int, log_format: str, offset: int, data: bytes) -> int:
@@ -56,11 +60,27 @@ def delete_expired_logs() -> int:
     if settings.LOG_RETENTION_DAYS <= 0:
         return 0
     before = timezone.now() - dt.timedelta(days=settings.LOG_RETENTION_DAYS)
+    deadline_s, deleted = time.monotonic() + DELETE_MAX_S, 0
+    for job in _expired_folders(before):
+        if deleted >= DELETE_BATCH_SIZE or time.monotonic() > deadline_s:
+            break
+        delete_logs(job)
+        deleted += 1
+    return deleted
+
+
+def _expired_folders(before: dt.datetime) -> Iterator[str]:
+    """Yield the names of old folders, except those of jobs that have not ended before; those without a job, too."""
     with contextlib.suppress(FileNotFoundError), os.scandir(settings.LOG_DIR) as folders:
-        old = [folder.name for folder in folders if folder.stat().st_mtime < before.timestamp()]
-        ended = Job.objects.filter(public_id__in=old[: 2 * DELETE_BATCH_SIZE], ended_at__lt=before)
-        gone = list(ended.order_by("ended_at").values_list("public_id", flat=True)[:DELETE_BATCH_SIZE])
-        for job in gone:
-            shutil.rmtree(Path(settings.LOG_DIR) / job)
-        return len(gone)
-    return 0
+        old = (folder for folder in folders if folder.is_dir(follow_symlinks=False))
+        names = [folder.name for folder in old if folder.stat().st_mtime < before.timestamp()]
+        for begin in range(0, len(names), DELETE_BATCH_SIZE):
+            batch = names[begin : begin + DELETE_BATCH_SIZE]
+            jobs = Job.objects.filter(public_id__in=batch).exclude(ended_at__lt=before)
+            kept = set(jobs.values_list("public_id", flat=True))
+            yield from (name for name in batch if name not in kept)
+
+
+def delete_logs(job: str) -> None:
+    """Delete the logs of a job, given its public id. Repeatable."""
+    shutil.rmtree(Path(settings.LOG_DIR) / job, ignore_errors=True)
