@@ -32,10 +32,18 @@ def account_name(uid: int) -> str:
 
 
 def set_owner(path: Path, account: str | None, mode: int) -> None:
-    if account is not None:
-        entry = pwd.getpwnam(account)
-        os.chown(path, entry.pw_uid, entry.pw_gid)
-    path.chmod(mode)
+    """Set the mode and, if an account is given, the owner of a file or folder. Raise OSError for a link.
+
+    The account may own the folder around it, and could put a link to a file of root there.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if account is not None:
+            entry = pwd.getpwnam(account)
+            os.fchown(handle, entry.pw_uid, entry.pw_gid)
+        os.fchmod(handle, mode)
+    finally:
+        os.close(handle)
 
 
 def check_traversable(path: Path, account: str | None) -> None:

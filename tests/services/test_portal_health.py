@@ -110,6 +110,7 @@ def test_a_measurement_reaches_metrics_rest_and_pages(administrator, settings):
     assert 'fairway_disk_free_bytes{disk="data"}' in text
     assert "fairway_log_files 0.0" in text
     assert "fairway_last_backup_timestamp_seconds 0.0" not in text
+    assert "fairway_backup_limit_seconds 3600.0" in text
     body = administrator.get("/api/v1/portal-health/").json()
     assert [alert["kind"] for alert in body["alerts"] if alert["kind"].startswith("backup")] == ["backup_old"]
     assert body["log_files"] == 0

@@ -16,7 +16,7 @@ import pytest
 import redis
 
 from portal.config import data_paths
-from portal.standalone.account import ACCOUNT, check_traversable, service_account
+from portal.standalone.account import ACCOUNT, check_traversable, service_account, set_owner
 from portal.standalone.data_dir import DataDir
 from portal.standalone.errors import StartError
 from portal.standalone.process_table import start_servers
@@ -173,3 +173,18 @@ def test_a_server_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) ->
         binaries.find_valkey()
     with pytest.raises(StartError, match="written by PostgreSQL 16"):
         binaries.find_postgres(16)
+
+
+def test_an_owner_is_not_given_through_a_link(tmp_path: Path) -> None:
+    """The servers' account owns the folder, and could put a link to a file of root there."""
+    target = tmp_path / "of-root"
+    target.write_text("secret")
+    target.chmod(0o600)
+    link = tmp_path / "link"
+    link.symlink_to(target)
+    with pytest.raises(OSError, match="symbolic"):
+        set_owner(link, None, 0o644)
+    assert target.stat().st_mode & 0o777 == 0o600
+    set_owner(target, None, 0o640)
+    set_owner(tmp_path, None, 0o711)
+    assert (target.stat().st_mode & 0o777, tmp_path.stat().st_mode & 0o777) == (0o640, 0o711)

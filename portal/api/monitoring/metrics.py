@@ -160,6 +160,11 @@ class PortalMachineCollector(Collector):
                 found.backup_s or 0.0,
             ),
             (
+                "fairway_backup_limit_seconds",
+                "Age of the last backup that needs an administrator.",
+                found.backup_limit_s or None,
+            ),
+            (
                 "fairway_certificate_expiry_timestamp_seconds",
                 "End of the TLS certificate.",
                 certificate.expires_s if certificate else None,
