@@ -512,8 +512,8 @@ def _follow_operation(
         found = server.get(f"nodes/{given.node}/operations/{started['id']}/")
         if not given.json:
             for step in found["steps"][shown:]:
-                result = "ok" if step["ok"] else "FAILED"
-                print(f"{result:6}  {step['name']}: {_clean(step['message'])}", flush=True)
+                result = "ok" if step["ok"] else "skipped" if step.get("skipped") else "FAILED"
+                print(f"{result:<7} {step['name']}: {_clean(step['message'])}", flush=True)
             shown = len(found["steps"])
         if found["finished_at"]:
             break

@@ -136,10 +136,15 @@ def _test_connection(operation_id: str, target: SshTarget, boot_id: str | None =
     for step in run_connection_test(target, keys, cluster, boot_id=boot_id):
         if step.name in PURPOSES and step.name not in keys:  # another process has it
             continue
-        ok = step.outcome is not StepOutcome.FAILED and step.outcome is not StepOutcome.SKIPPED
-        good = good and step.outcome is not StepOutcome.FAILED
+        failed, skipped = step.outcome is StepOutcome.FAILED, step.outcome is StepOutcome.SKIPPED
+        good = good and not failed
         record_operation_step(
-            operation_id, name=step.title, ok=ok, message=step.message, seconds=step.duration_s
+            operation_id,
+            name=step.title,
+            ok=not failed and not skipped,
+            message=step.message,
+            seconds=step.duration_s,
+            skipped=skipped,
         )
     return good
 

@@ -327,6 +327,9 @@ class OperationStep(ResponseSerializer):
     ok = serializers.BooleanField()
     message = serializers.CharField(allow_blank=True)
     seconds = serializers.FloatField()
+    skipped = serializers.BooleanField(
+        default=False, help_text="It was not tried, because an earlier step failed; then `ok` is false."
+    )
 
 
 class NodeOperation(ResponseSerializer):

@@ -238,11 +238,19 @@ def _fail_lost_operations() -> None:
         record_operation_finished(operation.pk, ok=False)
 
 
-def record_operation_step(operation_id: str, *, name: str, ok: bool, message: str, seconds: float) -> None:
-    """Add a step of a connection test, for the page that waits."""
+def record_operation_step(
+    operation_id: str, *, name: str, ok: bool, message: str, seconds: float, skipped: bool = False
+) -> None:
+    """Add a step of a connection test, for the page that waits; a skipped one is not ``ok``."""
     with transaction.atomic():
         check = NodeOperation.objects.select_for_update(no_key=True).get(public_id=operation_id)
-        step = {"name": name, "ok": ok, "message": message[:1000], "seconds": round(seconds, 3)}
+        step = {
+            "name": name,
+            "ok": ok,
+            "message": message[:1000],
+            "seconds": round(seconds, 3),
+            "skipped": skipped,
+        }
         check.steps = [*check.steps, step]
         check.save(update_fields=["steps"])
 
