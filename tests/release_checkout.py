@@ -15,7 +15,9 @@ ROOT = Path(__file__).parent.parent
 FIRST_RELEASE = "v0.1.0"
 LOCK = "requirements.lock"
 PACKAGES = ("package.json", "package-lock.json")
-UNUSED = shutil.ignore_patterns("site-packages", "test", "config-*", "idlelib", "lib2to3", "ensurepip", "__pycache__")
+UNUSED = shutil.ignore_patterns(
+    "site-packages", "test", "config-*", "idlelib", "lib2to3", "ensurepip", "__pycache__"
+)
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 
 

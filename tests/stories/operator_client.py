@@ -14,7 +14,7 @@ from tests.stories.portal import StoryPortal
 from tests.stories.users import eventually
 
 REST = "/api/v1/"
-ENVIRONMENT = "tiny"
+ENVIRONMENT, POOL = "tiny", "machines"
 COUNTER = "i=0; while [ ! -e /tmp/end ]; do echo $i; i=$((i+1)); sleep 1; done; echo end $i"
 """Counts in its log until somebody creates the file; a gap or a second count would show."""
 
@@ -81,7 +81,7 @@ class Operator:
         form = {"host": machine.address, "port": str(machine.port), "name": name, "new_pool": "", "pool": ""}
         form |= {"account": "fairway", "runtime": "podman", "engine": "auto"}
         pools = {row["name"]: row["id"] for row in self.get("pools/")["items"]}
-        form |= {"pool": pools["machines"]} if "machines" in pools else {"new_pool": "machines"}
+        form |= {"pool": pools[POOL]} if POOL in pools else {"new_pool": POOL}
         shown = self.send_form("/nodes/add/", form, status=200).text
         assert form_field(shown, "host_key") == machine.host_key()
         machine.execute("sh", "-s", text_in=form_field(shown, "script"), timeout_s=120)

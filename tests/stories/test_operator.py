@@ -26,7 +26,7 @@ from tests.rig.images import RigImage
 from tests.rig.node import RigNode
 from tests.rig.rig import Rig
 from tests.standalone.postgres_servers import OWNER, SERVICES, OwnPostgres, own_postgres
-from tests.stories.operator_client import COUNTER, REST, Operator, end_counter
+from tests.stories.operator_client import COUNTER, POOL, REST, Operator, end_counter
 from tests.stories.portal import StoryPortal
 from tests.stories.users import eventually
 
@@ -176,7 +176,9 @@ def reinstall(operator: Operator, machines: dict[str, RigNode], counter: str, fi
     """Reinstall the machine without the counter; confirm its new host key and set it up again."""
     (name,) = set(NAMES) - {operator.node_of(counter)}
     machine = machines[name]
-    lost = operator.submit("on-the-reinstalled-node", "sleep 20; echo again", preferred_nodes=[name])
+    lost = operator.submit(
+        "on-the-reinstalled-node", "sleep 20; echo again", pool=POOL, preferred_nodes=[name]
+    )
     operator.wait_running(lost)
     assert operator.node_of(lost) == name
     old_key = machine.host_key()
