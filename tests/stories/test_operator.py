@@ -1,8 +1,8 @@
-"""The story of an operator: install, add nodes, run jobs, back up, upgrade, reinstall a node, restore elsewhere, retire.
+"""An operator's story: install, add nodes, run jobs, back up, upgrade, reinstall a node, restore elsewhere, retire.
 
-The installation starts as release 0.1.0 and belongs to an account without privileges, on a PostgreSQL whose owner role
-is no superuser. After each step every acknowledged job is there once, and a counter that was started in the first
-step has never been interrupted. Times are printed (docs/benchmarks.md), never asserted.
+The installation starts as release 0.1.0 and belongs to an account without privileges, on a PostgreSQL whose owner
+role is no superuser. After each step every acknowledged job is there once, and a counter that was started in the
+first step has never been interrupted. Times are printed (docs/benchmarks.md), never asserted.
 """
 
 from __future__ import annotations

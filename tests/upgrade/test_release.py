@@ -15,8 +15,7 @@ import pytest
 
 from portal.version import VERSION
 from tests.release_checkout import FIRST_RELEASE, check_out, python_for
-from tests.rig.images import RigImage
-from tests.rig.plugin import tiny_image  # noqa: F401
+from tests.rig.images import RigImage, rig_image
 from tests.rig.rig import Rig
 from tests.stories.operator_client import COUNTER, Operator, end_counter
 from tests.stories.portal import CHECKOUT, StoryPortal
@@ -30,9 +29,14 @@ SINGLES = 5
 
 
 @pytest.fixture
-def rig(tiny_image: RigImage) -> Iterator[Rig]:  # noqa: F811
+def image() -> RigImage:
+    return rig_image("tiny")
+
+
+@pytest.fixture
+def rig(image: RigImage) -> Iterator[Rig]:
     """A machine with sshd, podman and the image."""
-    with Rig(1, image_stores=[tiny_image.store]) as made:
+    with Rig(1, image_stores=[image.store]) as made:
         yield made
 
 
@@ -48,14 +52,14 @@ def released() -> Iterator[Path]:
 def test_the_first_release_is_upgraded_and_rolled_back_under_running_jobs(
     rig: Rig,
     released: Path,
-    tiny_image: RigImage,
-    capsys: pytest.CaptureFixture[str],  # noqa: F811
+    image: RigImage,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (machine,) = rig.nodes
     with StoryPortal("--no-local-node", checkout=released) as portal:
         operator = Operator(portal)
         operator.add_node(machine, "node1")
-        operator.add_environment(tiny_image.name)
+        operator.add_environment(image.name)
         counter = operator.submit("counter", COUNTER)
         run_singles(operator, "before")
         backup = portal.folder / "before.tar"
@@ -122,7 +126,7 @@ def check(operator: Operator, *counters: str) -> None:
 
 
 def restore(portal: StoryPortal, operator: Operator, backup: Path) -> float:
-    """Restore with the program of the release into an empty data folder, and start it; return the seconds of `restore`."""
+    """Restore with the program of the release into an empty data folder, and start it; return the seconds it took."""
     portal.stop()
     portal.data = portal.folder / "restored"
     began_s = time.monotonic()
