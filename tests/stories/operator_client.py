@@ -38,6 +38,8 @@ class Operator:
         self.use(portal)
         self.project = str(self.get("projects/")["items"][0]["name"])
         self.acknowledged: dict[str, str] = {}
+        """Their names by id, without those that a restore was found to have lost."""
+        self.submitted = 0
 
     def use(self, portal: StoryPortal) -> None:
         """Continue with the same token at a portal that was restored elsewhere."""
@@ -112,6 +114,7 @@ class Operator:
         }
         job = str(self.post("jobs/", body | fields)["id"])
         self.acknowledged[job] = name
+        self.submitted += 1
         return job
 
     def job(self, job: str) -> Any:
@@ -133,15 +136,18 @@ class Operator:
     def lines(self, job: str) -> list[str]:
         return [line for line in str(self.get(f"jobs/{job}/logs/")["text"]).splitlines() if line]
 
-    def check_jobs(self, *, lost: frozenset[str] = frozenset()) -> None:
-        """Check that each acknowledged job is there once, apart from those in `lost`, and no other is."""
+    def check_jobs(self, *, may_be_lost: frozenset[str] = frozenset()) -> frozenset[str]:
+        """Check that each acknowledged job is there once, and no other; forget and return those that were lost."""
         rows, path = [], "jobs/?limit=100"
         while path:
             page = self.get(path)
             rows += page["items"]
             path = page["next"]
         found = sorted((str(row["id"]), str(row["name"])) for row in rows)
-        assert found == sorted(each for each in self.acknowledged.items() if each[0] not in lost)
+        lost = frozenset(self.acknowledged) & may_be_lost - {job for job, _ in found}
+        self.acknowledged = {job: name for job, name in self.acknowledged.items() if job not in lost}
+        assert found == sorted(self.acknowledged.items())
+        return lost
 
     def check_counter(self, job: str, *, ended: bool = False) -> None:
         """Check that the counter was started once, and counts without a gap."""

@@ -43,7 +43,7 @@ class StoryPortal:
         # PostgreSQL's account and the jobs' accounts must pass through it, which pytest's folders forbid
         self.folder = Path(tempfile.mkdtemp(prefix="fairway-story-", dir="/var/tmp"))
         self.folder.chmod(0o755)
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"http://localhost:{self.port}"
         self.data = self.folder / "data"
         self.checkout, self.account = checkout, account
@@ -60,6 +60,10 @@ class StoryPortal:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.remove()
+
+    def remove(self) -> None:
+        """Stops it and removes its folder."""
         self.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -168,7 +172,7 @@ class StoryPortal:
             self.lines.append(line.rstrip("\n"))
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
