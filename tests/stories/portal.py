@@ -71,7 +71,7 @@ class StoryPortal:
         """Starts it and returns when it has printed its address."""
         began, printed = time.monotonic(), len(self.lines)
         self._process = subprocess.Popen(
-            [*self._command("up"), "--port", str(self.port), *self.options],
+            [*self._command("up"), "--data-dir", str(self.data), "--port", str(self.port), *self.options],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -113,9 +113,8 @@ class StoryPortal:
 
     def manage(self, *arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
         """Runs another command of the same installation."""
-        command, *options = arguments
         return subprocess.run(
-            [*self._command(command), *options],
+            self._command(*arguments),
             input=text,
             capture_output=True,
             text=True,
@@ -124,20 +123,20 @@ class StoryPortal:
             **self._place(),
         )
 
-    def _command(self, name: str) -> list[str]:
+    def _command(self, *arguments: str) -> list[str]:
         own = self.checkout / ".venv" / "bin" / "python"
         python = sys.executable if self.checkout == CHECKOUT else str(own)
-        return [python, "manage.py", name, "--data-dir", str(self.data)]
+        return [python, "manage.py", *arguments]
 
     def _place(self) -> dict[str, Any]:
         """Where, with which variables and under which account a command runs."""
         environment = {
             name: value for name, value in without_servers().items() if not name.startswith("FAIRWAY_")
-        } | self.environment
+        } | {"FAIRWAY_DATA_DIR": str(self.data), **self.environment}
         place: dict[str, Any] = {"cwd": self.checkout}
         if self.account is not None:
             place |= {"user": self.account, "group": self.account, "extra_groups": [], "umask": 0o077}
-            inherited = ("LANG", "TZ", *self.environment)
+            inherited = ("LANG", "TZ", "FAIRWAY_DATA_DIR", *self.environment)
             environment = {name: environment[name] for name in inherited if name in environment}
             environment |= {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(self.folder)}
             libraries = (self.checkout / ".venv" / "bin" / "python").readlink().parent.parent / "lib"
