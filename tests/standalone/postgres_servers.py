@@ -132,6 +132,12 @@ class OwnPostgres:
         if self._process is not None:
             self._process.wait(START_LIMIT_S)
 
+    def crash(self) -> None:
+        """End without a checkpoint and without archiving more, as when its machine fails."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGQUIT)
+        self._process.wait(START_LIMIT_S)
+
     def execute(
         self, statement: str, *parameters: Any, database: str = "postgres", role: str = SUPERUSER
     ) -> list[tuple[Any, ...]]:
