@@ -14,6 +14,8 @@ from scheduler.planner.partition import BandwidthLevel, PlanError
 from scheduler.planner.profile import ProfileError, read_profile
 
 KINDS = frozenset({"profile", "plan"})
+MAX_STEPS = 100_000_000
+"""Combinations that are examined while a user waits."""
 
 
 def answer_plan_query(kind: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -30,7 +32,7 @@ def answer_plan_query(kind: str, body: dict[str, Any]) -> dict[str, Any]:
                 "layers": [asdict(layer) for layer in profile.layers],
             }
         levels = [BandwidthLevel(int(machines), float(bandwidth)) for machines, bandwidth in body["levels"]]
-        return compare_plans(profile, levels, memory_bytes=body["memory_bytes"])
+        return compare_plans(profile, levels, memory_bytes=body["memory_bytes"], max_steps=MAX_STEPS)
     except ProfileError as problem:
         return {"error": str(problem), "invalid": "profile"}
     except PlanError as problem:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -19,6 +18,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from portal.access import AccessPolicy, Permission, can, visible_projects
+from portal.domain.layer_profiles import MAX_PROFILE_BYTES, ProfileTextError, decode_profile
 from portal.domain.pipeline_plans import (
     CHOICES,
     DEFAULT_MICRO_BATCHES,
@@ -65,7 +65,7 @@ from portal.web.launch.form import launchable_projects
 from portal.web.views import action, page, refusals_as_messages
 
 GB = 1e9
-MAX_PROFILE_BYTES = 256 * 1024
+MAX_LAYERS_SHOWN = 400
 ROWS_PER_PAGE = 20
 SORTS = {"speed": gettext_lazy("Fastest"), "memory": gettext_lazy("Least memory")}
 PROGRAMS = (PROFILE_PROGRAM, PIPELINE_PROGRAM)
@@ -77,8 +77,8 @@ class ProfileForm(forms.Form):
         label=gettext_lazy("Name"), max_length=100, widget=text_input(placeholder="resnet50, batch 64")
     )
     profile = forms.FileField(
-        label=gettext_lazy("Profile (JSON)"),
-        widget=forms.FileInput({"class": "form-control", "accept": ".json"}),
+        label=gettext_lazy("Profile (JSON or graph.txt)"),
+        widget=forms.FileInput({"class": "form-control", "accept": ".json,.txt"}),
     )
 
     def __init__(self, user: User, data: Any = None, files: Any = None) -> None:
@@ -96,15 +96,11 @@ class ProfileForm(forms.Form):
                 )
             )
         try:
-            return json.loads(file.read().decode(), parse_constant=_refuse_constant)
-        except (ValueError, RecursionError) as problem:
-            raise forms.ValidationError(
-                _("The file is not JSON: {problem}.").format(problem=problem)
-            ) from problem
-
-
-def _refuse_constant(text: str) -> None:
-    raise ValueError(_("{text} is not a number").format(text=text))
+            return decode_profile(file.read().decode())
+        except UnicodeDecodeError as problem:
+            raise forms.ValidationError(_("The file is no text in UTF-8.")) from problem
+        except ProfileTextError as problem:
+            raise forms.ValidationError(str(problem)) from problem
 
 
 class PlanForm(forms.Form):
@@ -387,14 +383,13 @@ def _plan_row(row: PipelinePlan, choice: str, micro_batches: int, schedule: str)
 
 def _layer_chart(row: PipelinePlan, chosen: dict[str, Any]) -> dict[str, Any]:
     """Return the layers with their stage and their bars in percent of the largest."""
-    stages = [stage["layers"] for stage in chosen["stages"]]
+    shown = _shown_layers(row.profile.layers, [stage["layers"] for stage in chosen["stages"]])
     largest = {
-        key: max([layer[key] for layer in row.profile.layers]) or 1.0
+        key: max([layer[key] for _, layer in shown]) or 1.0
         for key in ("compute_s", "activation_bytes", "parameter_bytes")
     }
     layers = []
-    for number, layer in enumerate(row.profile.layers):
-        stage = next(index for index, (start, end) in enumerate(stages) if start <= number < end)
+    for stage, layer in shown:
         forward = layer["forward_s"]
         layers.append(
             layer
@@ -417,7 +412,7 @@ def _layer_chart(row: PipelinePlan, chosen: dict[str, Any]) -> dict[str, Any]:
         "stages": [
             {
                 "colour": index % STAGE_COLOURS + 1,
-                "layers": stage["layers"][1] - stage["layers"][0],
+                "layers": sum(1 for number, _ in shown if number == index),
                 "replicas": stage["replicas"],
                 "ms": 1000 * stage["compute_s"] / stage["replicas"],
             }
@@ -425,10 +420,27 @@ def _layer_chart(row: PipelinePlan, chosen: dict[str, Any]) -> dict[str, Any]:
         ],
         "total_ms": 1000 * sum(layer["compute_s"] for layer in row.profile.layers),
         "parameter_bytes": sum(layer["parameter_bytes"] for layer in row.profile.layers),
+        "count": len(row.profile.layers),
         "max_ms": 1000 * largest["compute_s"],
         "max_activation_bytes": largest["activation_bytes"],
         "max_parameter_bytes": largest["parameter_bytes"],
     }
+
+
+def _shown_layers(layers: list[dict[str, Any]], stages: list[list[int]]) -> list[tuple[int, dict[str, Any]]]:
+    """Return the layers with their stage; of a deep model, several neighbors of a stage as one."""
+    size = -(-len(layers) // MAX_LAYERS_SHOWN)
+    shown = []
+    for stage, (start, end) in enumerate(stages):
+        for first in range(start, end, size):
+            group = layers[first : min(end, first + size)]
+            name = group[0]["name"] if len(group) == 1 else f"{group[0]['name']} … {group[-1]['name']}"
+            amounts = {
+                key: None if any(each[key] is None for each in group) else sum(each[key] for each in group)
+                for key in ("compute_s", "forward_s", "backward_s", "activation_bytes", "parameter_bytes")
+            }
+            shown.append((stage, {"name": name, **amounts}))
+    return shown
 
 
 def _planned_nodes(

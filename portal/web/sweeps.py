@@ -370,8 +370,11 @@ def import_page(request: HttpRequest, user: User) -> HttpResponse:
         else:
             if made is None:
                 return render(request, "sweeps/import.html", {"form": form, "found": found})
-            ignored = ", ".join(found.ignored)
-            text = _("{name} is created. Ignored: {ignored}.") if ignored else _("{name} is created.")
-            messages.success(request, text.format(name=made.name, ignored=ignored))
+            texts = [_("{name} is created.").format(name=made.name)]
+            if found.ignored:
+                texts.append(_("Ignored: {keys}.").format(keys=", ".join(found.ignored)))
+            if found.changed:
+                texts.append(_("In another form: {keys}.").format(keys=", ".join(found.changed)))
+            messages.success(request, " ".join(texts))
             return redirect(reverse("sweep", args=[made.public_id]))
     return render(request, "sweeps/import.html", {"form": form, "found": found}, status=400)

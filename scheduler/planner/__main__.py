@@ -11,7 +11,7 @@ import math
 import sys
 from pathlib import Path
 
-from scheduler.planner.comparison import compare_plans
+from scheduler.planner.comparison import compare_plans, merged_text
 from scheduler.planner.partition import BandwidthLevel, CostModel, PlanError
 from scheduler.planner.profile import ProfileError, parse_profile
 
@@ -42,6 +42,8 @@ def main(words: list[str]) -> int:
     except PlanError as problem:
         sys.stderr.write(f"{command.prog}: {problem}\n")
         return IMPOSSIBLE
+    if plan["merged"]:
+        sys.stderr.write(f"{command.prog}: {merged_text(plan['merged'])}\n")
     sys.stdout.write(json.dumps(plan, indent=2) + "\n")
     return 0
 
@@ -60,7 +62,9 @@ def _parser() -> argparse.ArgumentParser:
         f"{PROGRAM} plan --profile vgg16.json --levels 8x30e9,2x3.125e9",
     )
     plan.set_defaults(parser=plan)
-    plan.add_argument("--profile", required=True, metavar="FILE", help="layer profile (JSON); - reads stdin")
+    plan.add_argument(
+        "--profile", required=True, metavar="FILE", help="layer profile (JSON or graph.txt); - reads stdin"
+    )
     plan.add_argument("--gpus", type=_whole_number, metavar="N", help="number of GPUs")
     plan.add_argument(
         "--bandwidth", type=_positive, metavar="BYTES_PER_S", help="bandwidth between two GPUs, bytes/s"

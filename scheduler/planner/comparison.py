@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scheduler.planner.partition import BandwidthLevel, CostModel, Partition, Partitioner, PlanError
+from scheduler.planner.partition import (
+    MAX_STEPS,
+    BandwidthLevel,
+    CostModel,
+    Partition,
+    Partitioner,
+    PlanError,
+)
 from scheduler.planner.profile import Profile
 
 BUBBLE_MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
@@ -37,9 +44,13 @@ def compare_plans(
     levels: Sequence[BandwidthLevel],
     cost: CostModel = CostModel.PAPER,
     memory_bytes: float | None = None,
+    max_steps: int = MAX_STEPS,
 ) -> dict[str, Any]:
-    """Return the fields of the best plan and its alternatives, or raise PlanError if no plan is possible."""
-    search = Partitioner(profile, levels, cost, memory_bytes)
+    """Return the fields of the best plan and its alternatives, or raise PlanError if no plan is possible.
+
+    Layers are merged if more than ``max_steps`` combinations would have to be examined.
+    """
+    search = Partitioner(profile, levels, cost, memory_bytes, max_steps)
     best = search.best()
     gpus = math.prod(level.machines for level in levels)
     parameter_bytes = float(search.cuts.parameter_bytes[-1])
@@ -50,6 +61,7 @@ def compare_plans(
         "levels": [level._asdict() for level in levels],
         "cost": cost.value,
         "memory_bytes": memory_bytes,
+        "merged": merged_fields(search),
         **plan_fields(best, profile, search),
         "alternatives": {
             "straight": _fields_of_fixed(search, profile, [[1] * len(levels)]),
@@ -61,6 +73,26 @@ def compare_plans(
             "parameter_server": parameter_server_s(parameter_bytes, gpus, slowest),
         },
     }
+
+
+def merged_fields(search: Partitioner) -> dict[str, Any] | None:
+    """Return how many layers, or states of parallel branches, were planned instead of those of the profile."""
+    layers, planned = len(search.all_cuts), len(search.cuts)
+    if layers == planned and not search.branches_merged:
+        return None
+    return {"layers": layers, "planned": planned, "branches": search.branches_merged}
+
+
+def merged_text(merged: Mapping[str, Any]) -> str:
+    """Return what was merged as a sentence."""
+    texts = []
+    if merged["branches"]:
+        texts.append("Parallel branches are planned as one layer: they can be cut in too many ways.")
+    if merged["layers"] > merged["planned"]:
+        texts.append(
+            f"The {merged['layers']} layers are planned as {merged['planned']}: the smallest neighbors are merged."
+        )
+    return " ".join(texts)
 
 
 def _mixed_replicas(levels: Sequence[BandwidthLevel]) -> list[tuple[int, ...]]:
@@ -101,7 +133,7 @@ def plan_fields(plan: Partition, profile: Profile, search: Partitioner) -> dict[
                 "compute_s": stage.compute_s,
                 "parameter_bytes": stage.parameter_bytes,
                 "activation_bytes": stage.activation_bytes,
-                "output_bytes": float(search.cuts.output_bytes[stage.end - 1]),
+                "output_bytes": float(search.all_cuts.output_bytes[stage.end - 1]),
                 "in_flight": stage.in_flight,
                 "memory_bytes": stage.memory_bytes,
             }

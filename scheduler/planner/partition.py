@@ -19,6 +19,7 @@ Memory: a stage keeps the activations and parameters of each minibatch in flight
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,10 +29,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scheduler.planner.profile import CutPoints, Floats, Profile
+from scheduler.planner.cut_points import CutPoints, Floats, cuts_of_merged_layers
+from scheduler.planner.profile import Profile
 
 MAX_STEPS = 500_000_000
-"""Maximum number of examined combinations; a larger plan is refused."""
+"""Maximum number of examined combinations; layers are merged until there are no more."""
+MAX_CUTS, MIN_CUTS = 400, 32
+"""Maximum number of cuts that are examined; a topology for which fewer than the minimum remain is refused."""
 
 
 class CostModel(Enum):
@@ -102,26 +106,46 @@ class Partitioner:
         levels: Sequence[BandwidthLevel],
         cost: CostModel = CostModel.PAPER,
         memory_bytes: float | None = None,
+        max_steps: int = MAX_STEPS,
     ) -> None:
-        """Raise PlanError if more than MAX_STEPS combinations would have to be examined."""
-        by_branches = cost is CostModel.ORIGINAL and profile.states is not None
-        self.cuts: CutPoints = profile.states if by_branches and profile.states else profile.cut_points
+        """Merge layers if more than ``max_steps`` combinations would have to be examined.
+
+        Raise PlanError if that is in vain.
+        """
         self.levels, self.cost, self.memory_bytes = tuple(levels), cost, memory_bytes
-        count = len(self.cuts)
-        rows = [*[count] * (len(levels) - 1), 1]
-        pairs = [level.machines * (level.machines - 1) // 2 for level in levels]
-        steps = sum(count**2 * row * pair for row, pair in zip(rows, pairs, strict=True))
-        if steps > MAX_STEPS:
-            raise PlanError(
-                f"{count} layers on {' x '.join(str(level.machines) for level in levels)} GPUs are too many "
-                f"to plan: {steps:.1e} combinations, at most {MAX_STEPS:.0e}. Merge layers, or describe the "
-                "GPUs of a node as a level of its own."
-            )
+        limit = self._most_cuts(max_steps)
+        self.all_cuts: CutPoints = profile.cut_points
+        self.branches_merged = cost is CostModel.ORIGINAL and profile.branches_merged
+        if cost is CostModel.ORIGINAL and profile.states is not None:
+            if len(profile.states) <= limit:
+                self.all_cuts = profile.states
+            else:
+                self.branches_merged = True
+        count = len(self.all_cuts)
+        self._kept = cuts_of_merged_layers(self.all_cuts, limit) if count > limit else list(range(count))
+        self.cuts = self.all_cuts if len(self._kept) == count else self.all_cuts.select(self._kept)
         self.compute, self.parameters, self.activations = (
             _intervals(sums, self.cuts)
             for sums in (self.cuts.compute_s, self.cuts.parameter_bytes, self.cuts.activation_bytes)
         )
         self.finite_parameters = np.where(np.isinf(self.parameters), 0.0, self.parameters)
+
+    def _most_cuts(self, max_steps: int) -> int:
+        """Return how many cuts can be examined on this topology. Raise PlanError if they are hardly any."""
+        pairs = [level.machines * (level.machines - 1) // 2 for level in self.levels]
+
+        def steps(count: int) -> int:
+            rows = [*[count] * (len(pairs) - 1), 1]
+            return sum(count**2 * row * pair for row, pair in zip(rows, pairs, strict=True))
+
+        found = bisect_right(range(1, MAX_CUTS + 1), max_steps, key=steps)
+        if found < MIN_CUTS:
+            machines = " x ".join(str(level.machines) for level in self.levels)
+            raise PlanError(
+                f"{machines} GPUs are too many to plan: {steps(MIN_CUTS):.1e} combinations for {MIN_CUTS} layers, at "
+                f"most {max_steps:.0e}. Describe the GPUs of a node as a level of its own."
+            )
+        return found
 
     def best(self, replicas: Sequence[int | None] | None = None) -> Partition:
         """Return the best partition of the whole model, or raise PlanError.
@@ -136,14 +160,15 @@ class Partitioner:
         return Partition(tuple(search.stages(top, 1, 0, last, ())), stage_time_s)
 
     def stage(self, first: int, last: int, machines: tuple[int, ...], in_flight: int) -> Stage:
-        """Return the stage of the cuts ``first`` to ``last``."""
+        """Return the stage of the cuts ``first`` to ``last``, numbered without those that were merged."""
         amounts = (float(one[first, last]) for one in (self.compute, self.parameters, self.activations))
-        return Stage(first, last + 1, machines, in_flight, *amounts)
+        start = self._kept[first - 1] + 1 if first else 0
+        return Stage(start, self._kept[last] + 1, machines, in_flight, *amounts)
 
     def _impossible(self) -> str:
         gpus = math.prod(level.machines for level in self.levels)
         if self.memory_bytes is None:
-            return f"{len(self.cuts)} layers cannot be divided into such stages for {gpus} GPUs."
+            return f"{len(self.all_cuts)} layers cannot be divided into such stages for {gpus} GPUs."
         return (
             f"No division into such stages on {gpus} GPUs keeps the minibatches in flight within "
             f"{self.memory_bytes:.0f} bytes per GPU."

@@ -2,30 +2,32 @@
 
 A profile is a JSON object with ``nodes`` and ``edges``, or with ``chain``, or with both
 (docs/pipeline-plans.md describes the format). ``Profile.layers`` is always a chain: branches between two
-points where the model can be cut are one layer.
+points where the model can be cut are one layer. ``Profile.states`` are the cuts of parallel branches: those of
+``chain``, or else the antichains of the graph (``scheduler/planner/antichains.py``).
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import pairwise
 from operator import or_
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
+from portal.domain.layer_profiles import ProfileTextError, decode_profile
+from scheduler.planner.antichains import Amounts, antichain_states, bits
+from scheduler.planner.cut_points import Bools, CutPoints
 
-MAX_LAYERS = 400
-"""Maximum number of nodes, and of states of the chain."""
+MAX_LAYERS = 5000
+"""Maximum number of nodes, and of states of a chain without branches."""
+MAX_STATES = 1000
+"""Maximum number of states of a chain with branches."""
 MAX_NUMBER = 1e18
+MAX_BATCH_SIZE = 10**9
 MAX_NAME = 200
 SUM_TOLERANCE = 0.01
 """By how much the compute times of ``chain`` and ``nodes`` may differ, relative to their sum."""
@@ -63,31 +65,17 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class CutPoints:
-    """Points at which the model can be cut, in topological order.
-
-    ``compute_s``, ``activation_bytes`` and ``parameter_bytes`` are sums over everything before the cut;
-    ``before[k, j]`` is True if the part between the cuts ``k`` and ``j`` can be a stage.
-    """
-
-    compute_s: Floats
-    activation_bytes: Floats
-    parameter_bytes: Floats
-    output_bytes: Floats
-    before: Bools
-
-    def __len__(self) -> int:
-        return len(self.compute_s)
-
-
-@dataclass(frozen=True)
 class Profile:
-    """A layer profile. ``states`` is None unless the profile lists the cuts of parallel branches."""
+    """A layer profile. ``states`` is None if there are no parallel branches, or too many states of them.
+
+    ``branches_merged`` is True if there are too many: only whole layers can be divided among stages.
+    """
 
     model: str
     layers: tuple[Layer, ...]
     batch_size: int | None
     states: CutPoints | None
+    branches_merged: bool = False
 
     @property
     def cut_points(self) -> CutPoints:
@@ -102,11 +90,11 @@ class Profile:
 
 
 def parse_profile(text: str) -> Profile:
-    """Return the profile in a JSON text, or raise ProfileError."""
+    """Return the profile in a text, JSON or a graph of PipeDream's profiler, or raise ProfileError."""
     try:
-        read = json.loads(text, parse_constant=_refuse_constant)
-    except (json.JSONDecodeError, RecursionError) as problem:
-        raise ProfileError(f"The profile is not JSON: {problem}.") from None
+        read = decode_profile(text)
+    except ProfileTextError as problem:
+        raise ProfileError(str(problem)) from None
     return read_profile(read)
 
 
@@ -114,12 +102,15 @@ def read_profile(read: Any) -> Profile:
     """Return the profile in a decoded JSON value, or raise ProfileError."""
     profile = _object(read, "The profile", _PROFILE_KEYS, required=())
     batch_size = profile.get("batch_size")
-    if batch_size is not None and (type(batch_size) is not int or batch_size < 1):
-        raise ProfileError(f"batch_size is {batch_size!r}; it must be a whole number of at least 1.")
+    if batch_size is not None and not (type(batch_size) is int and 1 <= batch_size <= MAX_BATCH_SIZE):
+        raise ProfileError(
+            f"batch_size is {_shown(batch_size)}; it must be a whole number from 1 to {MAX_BATCH_SIZE}."
+        )
     model = profile.get("model", "model")
     if not isinstance(model, str):
-        raise ProfileError(f"model is {model!r}; it must be a text.")
-    from_nodes = _layers_of_nodes(profile) if "nodes" in profile else ()
+        raise ProfileError(f"model is {_shown(model)}; it must be a text.")
+    graph = _read_graph(profile) if "nodes" in profile else None
+    from_nodes = _layers_of_graph(*graph) if graph else ()
     from_chain, states = _layers_of_chain(profile) if "chain" in profile else ((), None)
     if not from_nodes and not from_chain:
         raise ProfileError("The profile has no layers: it needs nodes and edges, or a chain.")
@@ -132,11 +123,17 @@ def read_profile(read: Any) -> Profile:
             )
     # nodes have forward and backward times, but the chain may know of fewer cuts than its nodes allow
     layers = from_nodes if not from_chain or len(from_nodes) == len(from_chain) else from_chain
+    if graph and not from_chain and len(graph[1]) > len(layers):  # it has parallel branches
+        states = antichain_states(*graph)
+        return Profile(model, layers, batch_size, states, branches_merged=states is None)
     return Profile(model, layers, batch_size, states)
 
 
-def _layers_of_nodes(profile: Mapping[str, Any]) -> tuple[Layer, ...]:
-    """Return the layers between the points at which the graph of nodes can be cut."""
+def _read_graph(profile: Mapping[str, Any]) -> tuple[dict[str, Amounts], list[str], dict[str, list[str]]]:
+    """Return the amounts of the nodes, and their ids in topological order with the ids of those that follow each.
+
+    Inputs, which are always in the first stage, and unused elements of tuples are left out.
+    """
     nodes: dict[str, Mapping[str, Any]] = {}
     for number, item in enumerate(_list(profile["nodes"], "nodes")):
         where = f"nodes[{number}]"
@@ -144,30 +141,81 @@ def _layers_of_nodes(profile: Mapping[str, Any]) -> tuple[Layer, ...]:
         if not isinstance(node["id"], str) or not isinstance(node.get("op", ""), str):
             raise ProfileError(f"{where} must have a text as its id and op.")
         if node["id"] in nodes:
-            raise ProfileError(f"{where} has the id {node['id']!r} of an earlier node.")
+            raise ProfileError(f"{where} has the id {_shown(node['id'])} of an earlier node.")
         for key in ("fwd_ms", "bwd_ms", "activation_bytes", "parameter_bytes"):
-            _number(node[key], f"{key} of {node['id']}")
+            _number(node[key], f"{key} of {node['id'][:MAX_NAME]}")
         nodes[node["id"]] = node
     after = _edges(profile.get("edges"), nodes)
     order = _topological_order(after)
     entered = {head for heads in after.values() for head in heads}
-    # inputs are always in the first stage, and an unused element of a tuple is no output of the model
     kept = [name for name in order if name in entered or not _op(nodes[name]).startswith("Input")]
     kept = [name for name in kept if after[name] or not _op(nodes[name]).startswith("__getitem__")]
+    _require_connected(order, after, kept)
+    within = set(kept)
+    after = {name: [head for head in after[name] if head in within] for name in kept}
+    amounts = {
+        name: Amounts(
+            _op(node) or name,
+            node["fwd_ms"] / 1000,
+            node["bwd_ms"] / 1000,
+            node["activation_bytes"],
+            node["parameter_bytes"],
+        )
+        for name, node in nodes.items()
+        if name in within
+    }
+    return amounts, kept, after
+
+
+def _require_connected(order: Sequence[str], after: Mapping[str, Sequence[str]], kept: Sequence[str]) -> None:
+    """Raise ProfileError unless the nodes are one graph; one node alone is one, too."""
+    beside: dict[str, list[str]] = {name: [] for name in order}
+    for name, heads in after.items():
+        for head in heads:
+            beside[name].append(head)
+            beside[head].append(name)
+    if len(kept) > 1 and (alone := [name for name in kept if not beside[name]]):
+        raise ProfileError(f"The node {_shown(alone[0])} has no edge; the edges must connect all nodes.")
+    reached, waiting = set(kept[:1]), list(kept[:1])
+    while waiting:
+        new = set(beside[waiting.pop()]) - reached
+        reached |= new
+        waiting += new
+    if apart := [name for name in kept if name not in reached]:
+        raise ProfileError(
+            f"The nodes are disconnected parts: no edges lead from {_shown(kept[0])} to {_shown(apart[0])}."
+        )
+
+
+def _layers_of_graph(
+    nodes: Mapping[str, Amounts], order: Sequence[str], after: Mapping[str, Sequence[str]]
+) -> tuple[Layer, ...]:
+    """Return the layers between the points at which a graph can be cut."""
+    before: dict[str, list[str]] = {name: [] for name in order}
+    for name in order:
+        for head in after[name]:
+            before[head].append(name)
+    missing = {name: len(after[name]) for name in order}  # of those that follow
     layers: list[Layer] = []
-    inside: set[str] = set()
-    for part in _parts(kept, after):
-        inside |= set(part)
+    open_nodes: dict[str, None] = {}
+    for part in _parts(order, after):
+        for name in part:
+            open_nodes[name] = None
+            for tail in before[name]:
+                missing[tail] -= 1
+        for name in [each for each in open_nodes if not missing[each]]:
+            del open_nodes[name]
         members = [nodes[name] for name in part]
-        forward_s, backward_s = (sum(one[key] for one in members) / 1000 for key in ("fwd_ms", "bwd_ms"))
-        sent = [name for name in inside if not inside.issuperset(after[name])] or part[-1:]
+        forward_s, backward_s = (
+            sum(getattr(one, key) for one in members) for key in ("forward_s", "backward_s")
+        )
         layers.append(
             Layer(
-                " + ".join(_op(one) or one["id"] for one in members)[:MAX_NAME],
+                " + ".join(one.op for one in members)[:MAX_NAME],
                 forward_s + backward_s,
-                sum(one["activation_bytes"] for one in members),
-                sum(one["parameter_bytes"] for one in members),
-                sum(nodes[name]["activation_bytes"] for name in sent),
+                sum(one.activation_bytes for one in members),
+                sum(one.parameter_bytes for one in members),
+                sum(nodes[name].activation_bytes for name in open_nodes or part[-1:]),
                 forward_s,
                 backward_s,
             )
@@ -187,37 +235,35 @@ def _parts(order: Sequence[str], after: Mapping[str, Collection[str]]) -> list[l
     ancestors = bit.copy()
     for name in order:
         for head in after[name]:
-            if head in ancestors:
-                ancestors[head] |= ancestors[name]
-    descendants = Counter(root for root in order for mask in ancestors.values() if mask & bit[root])
+            ancestors[head] |= ancestors[name]
     roots = [name for name in order if ancestors[name] == bit[name]]
-    main = max(roots, key=lambda root: descendants[root], default="")
-    path = [name for name in order if ancestors[name] & bit.get(main, 0)]
-    on_path = sum(bit[name] for name in path)
-    cuts, common = [len(path)], on_path
+    main = bit[max(roots, key=lambda root: sum(1 for mask in ancestors.values() if mask & bit[root]))]
+    path = [name for name in order if ancestors[name] & main]
+    common = sum(bit[name] for name in path)
+    cuts = [len(path)]
     for end in range(len(path) - 1, 0, -1):
         common &= ancestors[path[end]] & ~bit[path[end]]
         if common.bit_count() == end:
             cuts.append(end)
     parts, taken = [], 0
     for begin, end in pairwise([0, *reversed(cuts)]):
-        needed = reduce(or_, (ancestors[name] for name in path[begin:end]), 0)
-        parts.append([name for name in order if needed & ~taken & bit[name]])
+        needed = reduce(or_, (ancestors[name] for name in path[begin:end]), 0) & ~taken
+        parts.append([order[number] for number in bits(needed)])
         taken |= needed
-    if lost := [name for name in order if not taken & bit[name]]:
-        parts[-1] += lost
+    parts[-1] += [name for name in order if not taken & bit[name]]
     return parts
 
 
 def _edges(value: Any, nodes: Mapping[str, Any]) -> dict[str, list[str]]:
     after: dict[str, list[str]] = {name: [] for name in nodes}
-    for number, edge in enumerate(_list(value or [], "edges")):
+    for number, edge in enumerate(_list([] if value is None else value, "edges")):
         if not isinstance(edge, list) or len(edge) != 2 or not all(isinstance(end, str) for end in edge):
             raise ProfileError(f"edges[{number}] must be a list of two node ids.")
         for end in edge:
             if end not in nodes:
-                raise ProfileError(f"edges[{number}] names {end!r}, which is not a node.")
-        after[edge[0]].append(edge[1])
+                raise ProfileError(f"edges[{number}] names {_shown(end)}, which is not a node.")
+        if edge[1] not in after[edge[0]]:  # an operation may use an output twice
+            after[edge[0]].append(edge[1])
     return after
 
 
@@ -234,7 +280,7 @@ def _topological_order(after: Mapping[str, Sequence[str]]) -> list[str]:
                 order.append(head)
     if len(order) < len(after):
         stuck = sorted(set(after) - set(order))
-        raise ProfileError(f"The edges form a cycle through or before {', '.join(stuck[:5])}.")
+        raise ProfileError(f"The edges form a cycle through or before {', '.join(stuck[:5])[:MAX_NAME]}.")
     return order
 
 
@@ -243,6 +289,8 @@ def _layers_of_chain(profile: Mapping[str, Any]) -> tuple[tuple[Layer, ...], Cut
     chain = _list(profile["chain"], "chain")
     if not chain:
         raise ProfileError("chain is empty.")
+    if len(chain) > MAX_STATES and profile.get("chain_predecessors") is not None:
+        raise ProfileError(f"chain has {len(chain)} states with branches; at most {MAX_STATES} are planned.")
     # between branches that are not ordered, a state may have less before it than the state listed earlier
     linear = profile.get("chain_predecessors") is None
     keys = ("compute_s", "activation_bytes", "parameter_bytes", "output_activation_bytes")
@@ -255,7 +303,7 @@ def _layers_of_chain(profile: Mapping[str, Any]) -> tuple[tuple[Layer, ...], Cut
         ids = state.get("antichain", [])
         if not isinstance(ids, list) or not all(isinstance(one, str) for one in ids):
             raise ProfileError(f"antichain of {where} must be a list of node ids.")
-        names.append(" + ".join(ids) or f"layer {number}")
+        names.append(" + ".join(ids)[:MAX_NAME] or f"layer {number}")
     table = np.array(rows, float)
     sums = np.cumsum(table[:, :3], axis=0)
     before = _chain_order(profile.get("chain_predecessors"), len(chain))
@@ -292,7 +340,7 @@ def _chain_order(value: Any, count: int) -> Bools:
         for one in earlier:
             if type(one) is not int or not 0 <= one < state:
                 raise ProfileError(
-                    f"chain_predecessors[{state}] has {one!r}; it must be an earlier position of the chain."
+                    f"chain_predecessors[{state}] has {_shown(one)}; it must be an earlier position of the chain."
                 )
             before[one, state] = True
     return before
@@ -310,7 +358,7 @@ def _object(
         raise ProfileError(f"{where} must be a JSON object.")
     if unknown := sorted(set(value) - set(known)):
         raise ProfileError(
-            f"{where} has the unknown key {unknown[0]!r}; known are {', '.join(sorted(known))}."
+            f"{where} has the unknown key {_shown(unknown[0])}; known are {', '.join(sorted(known))}."
         )
     if missing := sorted(set(required) - set(value)):
         raise ProfileError(f"{where} has no {missing[0]!r}.")
@@ -320,20 +368,28 @@ def _object(
 def _list(value: Any, where: str) -> list[Any]:
     if not isinstance(value, list):
         raise ProfileError(f"{where} must be a list.")
-    if where != "edges" and len(value) > MAX_LAYERS:
-        raise ProfileError(f"{where} has {len(value)} entries; at most {MAX_LAYERS} are planned.")
+    most = 4 * MAX_LAYERS if where == "edges" else MAX_LAYERS
+    if len(value) > most:
+        raise ProfileError(f"{where} has {len(value)} entries; at most {most} are planned.")
     return value
 
 
 def _number(value: Any, where: str, *, signed: bool = False) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ProfileError(f"{where} is {value!r}; it must be a number.")
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and abs(value) > MAX_NUMBER:  # compared first: an integer may be too large for a float
+        raise ProfileError(f"{where} is {_shown(value)}; at most {MAX_NUMBER:g} is accepted.")
+    if not is_number or not math.isfinite(value):
+        raise ProfileError(f"{where} is {_shown(value)}; it must be a number.")
     if value < 0 and not signed:
         raise ProfileError(f"{where} is {value}; it must not be negative.")
-    if abs(value) > MAX_NUMBER:
-        raise ProfileError(f"{where} is {value}; at most {MAX_NUMBER:g} is accepted.")
     return float(value)
 
 
-def _refuse_constant(text: str) -> NoReturn:
-    raise ProfileError(f"The profile has the value {text}; numbers must be finite.")
+def _shown(value: Any) -> str:
+    """Return a value of the profile for a message, also if it is long."""
+    if isinstance(value, int) and abs(value) > 10 * MAX_NUMBER:
+        return "a number above 1e18" if value > 0 else "a number below -1e18"
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"

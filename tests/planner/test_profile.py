@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from scheduler.planner.comparison import compare_plans, merged_text
+from scheduler.planner.cut_points import CutPoints
+from scheduler.planner.partition import BandwidthLevel, CostModel, Partitioner, PlanError
 from scheduler.planner.profile import MAX_LAYERS, ProfileError, parse_profile, read_profile
 
 DATA = Path(__file__).parent.parent / "data/pipeline"
@@ -94,6 +99,13 @@ def changed(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         (lambda profile: profile.update(nodes=[], edges=[]), "has no layers"),
         (changed("edges.0", ["b", "b"]), "The edges form a cycle through or before b"),
         (changed("edges.0", ["a", "z"]), r"edges\[0\] names 'z', which is not a node"),
+        (changed("edges", []), "The node 'a' has no edge"),
+        (lambda profile: profile["nodes"].append(node("z")), "The node 'z' has no edge"),
+        (lambda profile: (profile["nodes"].extend([node("y"), node("z")]), profile["edges"].append(["y", "z"])),
+         "disconnected parts: no edges lead from 'a' to 'y'"),
+        (changed("nodes.1.fwd_ms", 10**400), "fwd_ms of b is a number above 1e18"),
+        (changed("nodes.1.fwd_ms", -(10**5000)), "fwd_ms of b is a number below -1e18"),
+        (changed("batch_size", 10**400), "batch_size is a number above 1e18"),
         (changed("edges.0", ["a"]), r"edges\[0\] must be a list of two node ids"),
         (changed("batch_size", 0), "batch_size is 0"),
         (changed("chain", [{"compute_s": 1.0}]), r"chain\[0\] has no 'activation_bytes'"),
@@ -132,3 +144,164 @@ def test_an_invalid_chain_is_refused(chain: dict[str, Any], message: str) -> Non
 def test_text_that_is_not_a_profile_is_refused(text: str) -> None:
     with pytest.raises(ProfileError):
         parse_profile(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"model": "a", "model": "b"}', "the key 'model' twice"),
+        ('{"nodes": [{"id": "a", "id": "b"}]}', "the key 'id' twice"),
+        (f'{{"batch_size": {10**400}}}', "a number of 401 digits"),
+        (f'{{"batch_size": -{"9" * 5000}}}', "a number of 5000 digits"),
+        ('{"batch_size": 1e999}', "batch_size is inf"),
+        (r'{"model": "a\ud800"}', "a character that cannot be stored"),
+        (r'{"model": "a\u0000"}', "a character that cannot be stored"),
+        ("a -- b", "Line 1 is neither a node"),
+        ("node1 -- Linear -- forward_compute_time=x, backward_compute_time=1", "forward_compute_time is 'x'"),
+        ("node1 -- Linear -- forward_compute_time=1", "has no backward_compute_time"),
+        ("node1 -- Linear -- colour=1", "unknown value 'colour'"),
+    ],
+)
+def test_a_text_is_refused_with_a_sentence(text: str, message: str) -> None:
+    with pytest.raises(ProfileError, match=message):
+        parse_profile(text)
+
+
+# -- any malformed profile ends in a sentence ----------------------------------------------------------
+
+SMALL: dict[str, dict[str, Any]] = {
+    "graph": graph(("a", "b"), ("a", "c"), ("b", "d"), ("c", "d"), ("d", "e"), batch_size=4),
+    "chain": {
+        "model": "m",
+        "chain": [
+            {"antichain": [str(number)], "compute_s": 1.0, "activation_bytes": 1, "parameter_bytes": 1,
+             "output_activation_bytes": 1}
+            for number in range(3)
+        ],
+        "chain_predecessors": [[], [0], [0, 1]],
+    },
+}  # fmt: skip
+WRONG: tuple[Any, ...] = (
+    None, True, 0, 1, -1, 0.0, -0.0, 1e18, 1e300, math.inf, math.nan, 10**400, -(10**400), 10**5000, "", "a",
+    "\ud800", "x" * 10_000, [], {}, [[]], [None], ["a", "b"], [["a", "a"]], {"id": "a"}, [0, 0], [10**400], [[10**400]], [1.5],
+)  # fmt: skip
+LEVELS = [BandwidthLevel(2, 1e9), BandwidthLevel(2, 1e8)]
+
+
+def paths_of(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in items:
+        yield (*path, key)
+        yield from paths_of(each, (*path, key))
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_any_malformed_profile_ends_in_a_plan_or_a_sentence(kind: str) -> None:
+    for path in paths_of(SMALL[kind]):
+        for value in (*WRONG, ...):
+            profile: Any = copy.deepcopy(SMALL[kind])
+            target = profile
+            for key in path[:-1]:
+                target = target[key]
+            if value is ...:
+                del target[path[-1]]
+            else:
+                target[path[-1]] = value
+            for cost in CostModel:
+                try:
+                    json.dumps(compare_plans(read_profile(profile), LEVELS, cost), allow_nan=False)
+                except (ProfileError, PlanError) as refusal:
+                    assert 10 < len(str(refusal)) < 1000
+
+
+# -- graphs are planned as PipeDream's optimizer plans them ---------------------------------------------
+
+
+def graph_text(profile: dict[str, Any]) -> str:
+    """Return nodes and edges as PipeDream's profiler writes them."""
+    lines = [
+        f"{one['id']} -- {one['op']} -- forward_compute_time={one['fwd_ms']:.3f}, backward_compute_time="
+        f"{one['bwd_ms']:.3f}, activation_size=[{one['activation_bytes']:.1f}; 0.0], "
+        f"parameter_size={one['parameter_bytes']:.3f}"
+        for one in profile["nodes"]
+    ]
+    return "\n".join([*lines, *(f"\t{tail} -- {head}" for tail, head in profile["edges"])]) + "\n"
+
+
+@pytest.mark.parametrize("model", ["alexnet", "vgg16", "resnet50", "gnmt"])
+def test_graph_txt_of_pipedream_is_the_same_profile(model: str) -> None:
+    profile = json.loads((DATA / f"{model}.json").read_text())
+    by_text = parse_profile(graph_text(profile))
+    by_json = read_profile({key: profile[key] for key in ("nodes", "edges")})
+    assert [each.name for each in by_text.layers] == [each.name for each in by_json.layers]
+    for field in ("compute_s", "parameter_bytes", "activation_bytes", "output_bytes"):
+        assert getattr(by_text.cut_points, field) == pytest.approx(
+            getattr(by_json.cut_points, field), abs=1e-5
+        )
+    divided = parse_profile(graph_text(profile).replace("\n\t", " -- stage_id=1\n\t", 1))
+    assert len(divided.layers) == len(by_text.layers)
+
+
+@pytest.mark.parametrize("model", ["resnet50", "gnmt"])
+def test_the_states_of_a_graph_are_those_of_its_chain(model: str) -> None:
+    profile = json.loads((DATA / f"{model}.json").read_text())
+    by_nodes = read_profile({key: profile[key] for key in ("nodes", "edges")}).states
+    by_chain = read_profile({key: profile[key] for key in profile if key not in ("nodes", "edges")}).states
+    assert by_nodes is not None and by_chain is not None
+
+    def rows(states: CutPoints) -> list[tuple[float, ...]]:
+        amounts = zip(states.compute_s, states.parameter_bytes, states.output_bytes, strict=True)
+        order = zip(states.before.sum(axis=0), states.before.sum(axis=1), strict=True)
+        return sorted(
+            (round(compute_s, 6), round(parameters), round(sent), *counts)
+            for (compute_s, parameters, sent), counts in zip(amounts, order, strict=True)
+        )
+
+    assert rows(by_nodes) == rows(by_chain)
+
+
+@pytest.mark.parametrize("model", ["alexnet", "vgg16", "gnmt"])
+@pytest.mark.parametrize(
+    "levels",
+    [[BandwidthLevel(16, 1.25e9)], [BandwidthLevel(16, 3.125e9)], [BandwidthLevel(4, 30e9), BandwidthLevel(4, 1e9)]],
+)  # fmt: skip
+def test_a_graph_is_planned_as_fast_as_its_chain(model: str, levels: list[BandwidthLevel]) -> None:
+    profile = json.loads((DATA / f"{model}.json").read_text())
+    by_nodes = read_profile({key: profile[key] for key in ("nodes", "edges")})
+    by_chain = read_profile({key: profile[key] for key in profile if key not in ("nodes", "edges")})
+    nodes_s, chain_s = (
+        Partitioner(each, levels, CostModel.ORIGINAL).best().stage_time_s for each in (by_nodes, by_chain)
+    )
+    assert nodes_s == pytest.approx(chain_s, rel=1e-9)
+    nodes_s, chain_s = (Partitioner(each, levels).best().stage_time_s for each in (by_nodes, by_chain))
+    assert nodes_s <= chain_s * (1 + 1e-9)  # it has more cuts, and counts a skipped connection once
+
+
+def test_deep_models_are_merged_and_the_answer_says_so() -> None:
+    names = [f"n{number}" for number in range(1500)]
+    deep = graph(*pairwise(names))
+    deep["nodes"] = [node(name, fwd_ms=float(number % 7)) for number, name in enumerate(names)]
+    profile = read_profile(deep)
+    assert len(profile.layers) == 1500
+    plan = compare_plans(profile, LEVELS)
+    assert plan["merged"] == {"layers": 1500, "planned": 400, "branches": False}
+    ends = [stage["layers"] for stage in plan["stages"]]
+    assert ends[0][0] == 0 and ends[-1][1] == 1500
+    assert all(end == start for (_, end), (start, _) in pairwise(ends))
+    assert plan["speedup"] > 3.9
+    assert sum(stage["compute_s"] for stage in plan["stages"]) == pytest.approx(
+        sum(layer.compute_s for layer in profile.layers)
+    )
+    wide = compare_plans(profile, [BandwidthLevel(8, 30e9), BandwidthLevel(8, 3e9)], max_steps=10**7)
+    assert wide["merged"]["planned"] < 200
+    assert "1500 layers are planned as" in merged_text(wide["merged"])
+
+
+def test_branches_that_can_be_cut_in_too_many_ways_are_one_layer() -> None:
+    branches = [[f"b{row}-{column}" for column in range(12)] for row in range(6)]
+    edges = [edge for branch in branches for edge in pairwise(["a", *branch, "z"])]
+    profile = read_profile(graph(*edges))
+    assert profile.branches_merged and profile.states is None and len(profile.layers) == 3
+    plan = compare_plans(profile, LEVELS, CostModel.ORIGINAL)
+    assert plan["merged"] == {"layers": 3, "planned": 3, "branches": True}
+    assert "Parallel branches are planned as one layer" in merged_text(plan["merged"])

@@ -108,11 +108,15 @@ def test_a_profile_is_stored_planned_and_launched(dataset, client_of):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "The file is not JSON"),
-        ('{"nodes": NaN}', "NaN is not a number"),
+        ("{", "The profile is not JSON"),
+        ('{"nodes": NaN}', "The profile has the value NaN"),
+        ('{"nodes": [], "nodes": []}', "the key &#x27;nodes&#x27; twice"),
+        (json.dumps(LAYERS | {"batch_size": 10**400}), "a number of 401 digits"),
+        ("node1 -- Linear -- colour=1", "Line 1 has the unknown value &#x27;colour&#x27;"),
+        (json.dumps(LAYERS | {"edges": []}), "has no edge"),
         (json.dumps(LAYERS | {"colour": 1}), "The profile has the unknown key &#x27;colour&#x27;"),
         (json.dumps(LAYERS | {"edges": [["1", "1"]]}), "The edges form a cycle"),
-        (" " * 300_000, "A profile has at most 256 KiB"),
+        (" " * 1_100_000, "A profile has at most 1024 KiB"),
     ],
 )
 def test_a_profile_that_cannot_be_read_is_refused_with_the_reason(dataset, client_of, content, message):
@@ -457,6 +461,10 @@ def test_rest_stores_a_profile_and_computes_a_plan(dataset, client_of):
     def post(path: str, body: dict):
         return client.post(f"/api/v1/{path}/", body, content_type="application/json")
 
+    huge = post("profiles", {"project": "vision", "name": "mlp", "profile": LAYERS | {"batch_size": 10**400}})
+    assert huge.status_code == 422 and "batch_size is a number above 1e18" in huge.content.decode()
+    both = post("profiles", {"project": "vision", "name": "mlp", "profile": LAYERS, "graph": "a"})
+    assert both.status_code == 400 and "either profile or graph" in both.content.decode()
     wrong = post("profiles", {"project": "vision", "name": "mlp", "profile": {"nodes": []}})
     assert wrong.status_code == 422 and "has no layers" in wrong.content.decode()
     stored = post("profiles", {"project": "vision", "name": "mlp", "profile": LAYERS})
@@ -467,6 +475,33 @@ def test_rest_stores_a_profile_and_computes_a_plan(dataset, client_of):
     assert plan.json()["plans"]["alternatives"]["straight"]["config"] == "1-1"
     assert post("plans", body | {"nodes": 2}).status_code == 422
     assert post("plans", body | {"memory_bytes": 10.0}).status_code == 422
+
+
+GRAPH = "\n".join(
+    [
+        *(
+            f"node{number} -- Linear -- forward_compute_time=1.000, backward_compute_time={number % 3}.000, "
+            f"activation_size=1000.0, parameter_size={4000 * number}.000"
+            for number in range(600)
+        ),
+        *(f"\tnode{number} -- node{number + 1}" for number in range(599)),
+    ]
+)
+
+
+def test_a_deep_graph_of_pipedream_is_stored_planned_and_said_to_be_merged(dataset, client_of):
+    client = client_of("member")
+    client.post(reverse("create-profile"), upload(dataset, GRAPH))
+    row = LayerProfile.objects.get()
+    assert len(row.layers) == 600
+    answer = client.post(reverse("create-plan"), topology(row))
+    page = words(client.get(answer.url))
+    assert "600 layers" in page and "Planned as 400 layers: the smallest neighbors are merged." in page
+    assert PipelinePlan.objects.get().answer["stages"][-1]["layers"][1] == 600
+    short = "\n".join([*GRAPH.splitlines()[:3], "\tnode0 -- node1", "\tnode1 -- node2"])
+    body = {"project": "vision", "name": "by REST", "graph": short}
+    stored = client.post("/api/v1/profiles/", body, content_type="application/json")
+    assert stored.status_code == 201 and len(stored.json()["layers"]) == 3
 
 
 def test_the_programs_can_be_downloaded(client_of):

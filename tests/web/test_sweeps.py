@@ -6,6 +6,7 @@ import csv
 import datetime as dt
 import html
 import re
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from django.db import transaction
 from django.urls import reverse
 from django.utils import timezone
 
-from portal.models import Gpu, Job, Sweep, Trial, TrialReport, UsageInterval
+from portal.models import Gpu, Job, NodePool, Sweep, Trial, TrialReport, UsageInterval
 from portal.services.lifecycle import job_control
 from portal.services.sweeps.advance import advance_sweep
 from portal.services.sweeps.reports import record_reports
@@ -227,8 +228,31 @@ def test_an_experiment_file_is_checked_and_then_imported(dataset: Any, client_of
     sweep = Sweep.objects.get()
     assert (sweep.name, sweep.max_trials) == ("mnist", 3) and sweep.reads_environment
     assert "mnist is created. Ignored: workspace." in answer.content.decode()
+    assert sweep.job["max_attempts"] == 6
     wrong = client.post(where, rows | {"experiment": "name: x"})
     assert wrong.status_code == 400 and "It has no entrypoint" in html.unescape(wrong.content.decode())
+
+
+def test_rest_says_what_an_experiment_file_becomes_and_200_if_nothing_is_created(
+    dataset: Any, client_of: Any
+) -> None:
+    NodePool.objects.update(allow_host_network=True)
+    largest = max(Counter(Gpu.objects.values_list("node_id", flat=True)).values())
+    file = f"{EXPERIMENT}resources: {{slots_per_trial: {2 * largest}, shm_size: 4g}}\n"
+    file = file.replace("python3 train.py", "python3 -m determined.launch.torch_distributed python3 train.py")
+    environment = dataset.environments["batch"].public_id
+    rows = {"project": "vision", "environment": environment, "experiment": file}
+    client = client_of("member")
+    checked = client.post("/api/v1/sweeps/import/", rows | {"submit": False}, content_type="application/json")
+    body = checked.json()
+    assert checked.status_code == 200, body
+    job = body["request"]["job"]
+    assert (job["tasks"], job["gpus_per_task"], job["launcher"]) == (2, largest, "torchrun")
+    assert job["shm_mib"] == 4096 and job["memory_mib"] >= 6144
+    assert {each["key"] for each in body["changed"]} == {"resources.slots_per_trial"}
+    assert body["sweep"] is None and not Sweep.objects.exists()
+    made = client.post("/api/v1/sweeps/import/", rows, content_type="application/json")
+    assert made.status_code == 201 and Sweep.objects.get().job["tasks"] == 2
 
 
 def test_trials_show_their_gpu_hours_and_are_downloaded_as_a_table(sweep: Sweep, client_of: Any) -> None:

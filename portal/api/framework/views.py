@@ -96,7 +96,7 @@ class Operation:
     ``scope`` is the scope that a token needs (None on public routes). ``scope_by_job_kind`` is for actions on one
     job that need the scope of the job's kind: the method calls ``require_scope_of`` with the job. ``partial`` reads
     the body as a patch of the given fields. ``uploads``: the body is a file, which the method reads.
-    ``accepts``: the answer may also be 202 with a Location.
+    ``accepts``: the answer may also be 202 with a Location. ``may_only_check``: it is 200 if nothing was created.
     ``ranges``: a request with ``Range`` gets that part of the response. ``error_statuses`` are statuses beyond those
     that follow from the rest of the declaration and from parameters.
     """
@@ -116,6 +116,7 @@ class Operation:
     rate: RateLimit | None = None
     idempotent: bool = False
     accepts: bool = False
+    may_only_check: bool = False
     if_match: bool = False
     ranges: bool = False
     error_statuses: Sequence[int] = ()
@@ -172,6 +173,9 @@ class Operation:
         responses: dict[Any, OpenApiResponse] = {
             (self.status, self.media_type) if self.response else self.status: good
         }
+        if self.may_only_check:
+            text = "Checked; nothing was created."
+            responses[200, self.media_type] = OpenApiResponse(self.response, description=text)
         if self.accepts:
             text = "Accepted, not finished; Location is the status."
             responses[202, self.media_type] = OpenApiResponse(self.response, description=text)

@@ -21,6 +21,7 @@ from portal.api.framework.request_parsing import (
 from portal.api.framework.responses import ResponseSerializer
 from portal.api.framework.views import SignedInView, operation
 from portal.api.serializers.references import Reference, UserReference
+from portal.domain.layer_profiles import MAX_PROFILE_BYTES, ProfileTextError, read_graph_text
 from portal.errors import InvalidRequest
 from portal.models import NodePool, PipelinePlan
 from portal.selectors.jobs.pipeline_plans import (
@@ -48,7 +49,23 @@ class ProfileBody(StrictSerializer):
 
     project = StrictCharField(max_length=63, help_text="Id or name.")
     name = StrictCharField(max_length=100)
-    profile = serializers.DictField()
+    profile = serializers.DictField(required=False)
+    graph = StrictCharField(
+        required=False,
+        max_length=MAX_PROFILE_BYTES,
+        help_text="Instead of `profile`: the text of a graph.txt of PipeDream's profiler.",
+    )
+
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        """Return the profile as JSON values."""
+        if ("profile" in attrs) == ("graph" in attrs):
+            raise serializers.ValidationError({"profile": "Give either profile or graph."})
+        if "graph" in attrs:
+            try:
+                attrs["profile"] = read_graph_text(attrs.pop("graph"))
+            except ProfileTextError as problem:
+                raise serializers.ValidationError({"graph": str(problem)}) from problem
+        return attrs
 
 
 class PlanBody(StrictSerializer):

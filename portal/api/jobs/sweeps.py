@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -126,8 +127,8 @@ class TrialReport(ResponseSerializer):
     at = serializers.DateTimeField()
 
 
-class IgnoredKey(ResponseSerializer):
-    """A key of an experiment file without a counterpart."""
+class ImportedKey(ResponseSerializer):
+    """A key of an experiment file that is not used as it is."""
 
     key = serializers.CharField()
     reason = serializers.CharField()
@@ -138,7 +139,8 @@ class ImportResult(ResponseSerializer):
 
     sweep = SweepDetail(allow_null=True, help_text="null if it was only checked.")
     request = serializers.DictField(help_text="The body for POST /api/v1/sweeps/.")
-    ignored = IgnoredKey(many=True)
+    ignored = ImportedKey(many=True, help_text="Keys without a counterpart.")
+    changed = ImportedKey(many=True, help_text="Keys that are used in another form.")
 
 
 class SweepBody(StrictSerializer):
@@ -209,6 +211,10 @@ def _represent(user: User, sweep: SweepRow, _result: object = None) -> dict[str,
     return SweepDetail.represent(row, can(user, Permission.CONTROL, row))
 
 
+def _imported_keys(reasons: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"key": key, "reason": reason} for key, reason in reasons.items()]
+
+
 def _sweep_arguments(user: User, given: dict[str, Any], job: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of ``do_create_sweep`` for a validated body and the job as received."""
     spec = {name: given[name] for name in job_fields(SweepSpec) if name in given}
@@ -259,7 +265,8 @@ class SweepImportView(SignedInView):
         response=ImportResult,
         status=201,
         rate=rate_limits.JOB_SUBMITS,
-        detail="Creates the sweep, and lists the keys of the file that have no counterpart.",
+        may_only_check=True,
+        detail="Creates the sweep, and lists the keys of the file that have no counterpart or another form.",
     )
     def post(self, request: Request) -> HttpResponse:
         user, given = self.user, self.body
@@ -277,9 +284,10 @@ class SweepImportView(SignedInView):
         result = ImportResult.compose(
             sweep=_represent(user, sweep) if sweep else None,
             request={"job": found.job | rows, **found.sweep, "parameters": found.parameters},
-            ignored=[{"key": key, "reason": reason} for key, reason in found.ignored.items()],
+            ignored=_imported_keys(found.ignored),
+            changed=_imported_keys(found.changed),
         )
-        return self.json_response(result, 201)
+        return self.json_response(result, 201 if sweep else 200)
 
 
 class SweepView(SignedInView):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, starmap
 from typing import Any, NamedTuple
 
-from django.db.models import Count
+from django.db.models import Count, QuerySet
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop, ngettext
 
@@ -162,11 +162,21 @@ def _roles_reason(request: ResourceRequest) -> InfeasibleReason | None:
     return message, {"asked_gpus": request.total_milli / 1000, "nearest": None}
 
 
-def _empty_nodes(request: ResourceRequest) -> list[EmptyNodeCapacity]:
+def largest_node_gpus(runtime: str, pool: NodePool | None) -> int:
+    """Return the most whole GPUs of a node that runs environments with this runtime."""
+    gpus = Gpu.objects.filter(node__in=_nodes(runtime, pool), present=True, mig_profile="")
+    counts = gpus.order_by().values("node_id").annotate(count=Count("pk")).values_list("count", flat=True)
+    return max(counts, default=0)
+
+
+def _nodes(runtime: str, pool: NodePool | None) -> QuerySet[Node]:
     nodes = Node.objects.exclude(state__in=[NodeState.RETIRED.value, NodeState.ENROLLING.value])
-    nodes = nodes.filter(runtime__in=compatible_runtimes(request.runtime))
-    if request.pool is not None:
-        nodes = nodes.filter(pool=request.pool)
+    nodes = nodes.filter(runtime__in=compatible_runtimes(runtime))
+    return nodes if pool is None else nodes.filter(pool=pool)
+
+
+def _empty_nodes(request: ResourceRequest) -> list[EmptyNodeCapacity]:
+    nodes = _nodes(request.runtime, request.pool)
     sizes = starmap(NodeSize, nodes.order_by("name").values_list(*NodeSize._fields))
     capacities = {node.pk: EmptyNodeCapacity(node) for node in sizes}
     constraints = gpu_constraints(request)

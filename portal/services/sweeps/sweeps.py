@@ -36,7 +36,9 @@ from portal.errors import Conflict, InvalidRequest
 from portal.live_events import publish_on_commit
 from portal.models import Environment, NodePool, Project, Sweep, Trial, User
 from portal.outbox import enqueue_task
+from portal.selectors.nodes.resources_per_gpu import list_resources_per_gpu, proportional_amounts
 from portal.services.audit import record_action, record_change
+from portal.services.jobs.feasibility import largest_node_gpus
 from portal.services.jobs.submission import JobRequest, preview_start, validate_request
 from portal.services.lifecycle import job_control, suspension
 from portal.services.sweeps.determined import ImportedExperiment
@@ -125,8 +127,18 @@ def do_import_experiment(
     pool: NodePool | None,
     submit: bool,
 ) -> Sweep | None:
-    """Create the sweep of an experiment file, or only check it and return None."""
-    request = JobRequest(**experiment.job, project=project, environment=environment, pool=pool)
+    """Create the sweep of an experiment file, or only check it and return None.
+
+    The GPUs of a trial that no node has are divided into tasks, and a task gets its share of CPU and memory, which
+    Determined does not limit.
+    """
+    experiment.spread(largest_node_gpus(environment.runtime, pool))
+    gpus, pool_id = experiment.job["gpus_per_task"], pool.public_id if pool else ""
+    job = proportional_amounts(list_resources_per_gpu(user), pool_id, "", gpus) | experiment.job
+    if "shm_mib" in experiment.job:  # it is part of the memory
+        job["memory_mib"] = max(job.get("memory_mib", 0), job["shm_mib"] + JobRequest.memory_mib)
+    experiment.job = job
+    request = JobRequest(**job, project=project, environment=environment, pool=pool)
     spec = SweepSpec(**experiment.sweep)
     if submit:
         return do_create_sweep(user, spec, request, experiment.parameters)
