@@ -5,13 +5,14 @@ Patterns are RE2 regular expressions: matching takes linear time, whatever the p
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import re2
 
-from portal.domain.python_exceptions import last_exception
+from portal.domain.python_exceptions import ProgramEnd, program_end
 from portal.domain.reasons import EndReason
 
 CERTAIN, SPECIFIC, DEFAULT_PRIORITY, GENERAL, CONSEQUENCE, LAST = 90, 60, 50, 40, 30, 10
@@ -35,6 +36,13 @@ PROGRAM_FAILURES = (
     EndReason.GPU_LOST,
 )
 """Reasons whose logs are searched. After others, such as a rebooted node, errors in the log are consequences."""
+_WARNING = re.compile(
+    r"(?<!NCCL )\bWARN(ING)?\b|\b[Ww]arning:|\w+Warning\b|^\W*W\d{4} |\[W\d* |^\S+ \S+: [EW] "
+    r"|\b[Rr]etry|\b[Rr]etries\b|\b[Rr]etried\b|\b[Aa]ttempt \d+ ?(/|of) ?\d+|\b[Ff]all(ing|s)? ?back"
+    r"|\b([Ss]kipp|[Ii]gnor|[Rr]ecover|[Rr]educ)(ed|ing)\b|\b[Cc]aught (?!collective)|\b[Tt]rying\b"
+)
+"""A line after which its program goes on: a warning of logging, glog, TensorFlow (whose errors are warnings, too) or
+pip, or one that says what the program does instead."""
 
 
 class FailureAction(StrEnum):
@@ -46,13 +54,25 @@ class FailureAction(StrEnum):
     EXCLUDE_NODE = "exclude_node"
 
 
+class Evidence(StrEnum):
+    """What a line that matches says about the end of the program, if the log ends with another exception."""
+
+    ERROR = "error"
+    """It is an error of the program: the program has caught it, so it is not the cause."""
+    CAUSE = "cause"
+    """A library, a child process or the system wrote it: the cause, unless the exception says what failed itself."""
+    ALWAYS = "always"
+    """It is the cause, whatever the exception. Rules of administrators, and those of priority CERTAIN."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class FailureRule:
     """A rule matches if all of its conditions hold; one without any is invalid.
 
     ``pattern`` is searched in each line of the log; blank: only the exit signature counts. ``exit_codes`` are
     those of the attempt; empty: any. ``reasons`` are end reasons of the attempt; empty: PROGRAM_FAILURES.
-    The rule with the highest ``priority`` wins.
+    The rule with the highest ``priority`` wins, of those that match the error with which the program ended; only if
+    there is none, of those that match earlier lines. ``evidence`` says which lines are earlier.
     """
 
     code: str
@@ -64,6 +84,7 @@ class FailureRule:
     exit_codes: tuple[int, ...] = ()
     reasons: tuple[EndReason, ...] = ()
     priority: int = DEFAULT_PRIORITY
+    evidence: Evidence = field(default=Evidence.ERROR, compare=False)
 
     def matches_end(self, reason: str, exit_code: int | None) -> bool:
         """Return True if the rule applies to attempts that end in this way."""
@@ -94,6 +115,14 @@ def pattern_error(pattern: str) -> str | None:
     return "It must not match an empty line." if compiled.search("") else None
 
 
+@dataclass(frozen=True, order=True)
+class _Weight:
+    """Of a match: those of the error with which the program ended before earlier ones, then by priority."""
+
+    is_end: bool
+    priority: int
+
+
 class FailureMatcher:
     """Finds the best of ``rules`` for an attempt that ended for ``reason`` with ``exit_code``."""
 
@@ -104,47 +133,85 @@ class FailureMatcher:
         self._by_pattern = [rule for rule in applicable if rule.pattern and rule.code != PYTHON_EXCEPTION]
         self._by_exception = next((rule for rule in applicable if rule.code == PYTHON_EXCEPTION), None)
         self._found: FailureMatch | None = None
+        self._weight = _Weight(False, -1)
         self._set = re2.Set.SearchSet(_options(_SET_MEMORY_BYTES))
         for rule in self._by_pattern:
             self._set.Add(rule.pattern)
         self._set.Compile()
 
-    def add_lines(self, rank: int | None, lines: Sequence[str], *streams: Sequence[str]) -> None:
+    def add_lines(self, rank: int | None, lines: Sequence[str], streams: Sequence[str] = ()) -> None:
         """Search lines of a rank; ranks that failed first must be added first.
 
-        ``streams`` are the same lines by stream: in which the program ended with an exception is known only there.
+        ``streams`` are the names of the streams of the lines, in which the program ended with an exception is known
+        only in each of them. Without them, all lines are of one.
         """
-        self._add_exception(rank, streams or (lines,))
-        for line in lines if self._by_pattern else ():
-            found = self._set.Match(line[:MAX_MATCHED_LINE_LENGTH])
-            if not found:
-                continue
-            rule = self._by_pattern[min(found)]
-            if rule.priority > self._priority_for(rank):
-                self._found = FailureMatch(rule, rank, line.strip()[:MAX_STORED_LINE_LENGTH])
+        matches: list[tuple[int, list[FailureRule]]] = []
+        for at, line in enumerate(lines if self._by_pattern else ()):
+            if indexes := self._set.Match(line[:MAX_MATCHED_LINE_LENGTH]):
+                matches.append((at, [self._by_pattern[index] for index in sorted(indexes)]))
+        end = _program_end(lines, streams)
+        if (rule := self._by_exception) and end.text:
+            weight = _Weight(True, rule.priority)
+            self._add(weight, FailureMatch(rule, rank, end.text[:MAX_STORED_LINE_LENGTH]))
+        own = max((rules[0].priority for at, rules in matches if at in end.error), default=MAX_PRIORITY)
+        with_others = not end.is_specific and (end.has_launcher or own < GENERAL)
+        for at, rules in matches:
+            for is_end in (True, False):
+                of_kind = (each for each in rules if _is_end(each, at, lines[at], end, with_others) is is_end)
+                if best := next(of_kind, None):
+                    match = FailureMatch(best, rank, lines[at].strip()[:MAX_STORED_LINE_LENGTH])
+                    self._add(_Weight(is_end, best.priority), match)
 
-    def _add_exception(self, rank: int | None, streams: Iterable[Sequence[str]]) -> None:
-        rule = self._by_exception
-        if rule is None or rule.priority <= self._priority_for(rank):
-            return
-        if text := next(filter(None, map(last_exception, streams)), ""):
-            self._found = FailureMatch(rule, rank, text[:MAX_STORED_LINE_LENGTH])
-
-    def _priority_for(self, rank: int | None) -> int:
-        """Return the priority that a match on this rank must exceed."""
-        if self._found is None:
-            return -1
-        priority = self._found.rule.priority
-        is_earlier = self._found.rank != rank and self._found.rule.code == PYTHON_EXCEPTION
-        return max(priority, GENERAL - 1) if is_earlier else priority
+    def _add(self, weight: _Weight, match: FailureMatch) -> None:
+        least = self._weight
+        if self._found and self._found.rank != match.rank and self._found.rule.code == PYTHON_EXCEPTION:
+            least = _Weight(True, max(least.priority, GENERAL - 1))
+        if weight > least:
+            self._found, self._weight = match, weight
 
     @property
     def best(self) -> FailureMatch | None:
-        """The best match so far: of the highest priority, then the earliest line, then an exit signature."""
+        """The best match so far.
+
+        The error with which the program ended comes before earlier ones; of several, the highest priority, then the
+        earliest line, then an exit signature.
+        """
         signature = self._by_signature
-        if signature and (self._found is None or signature.priority > self._found.rule.priority):
+        if signature and (self._found is None or _Weight(True, signature.priority) > self._weight):
             return FailureMatch(signature)
         return self._found
+
+
+def _is_end(rule: FailureRule, at: int, line: str, end: ProgramEnd, with_others: bool) -> bool:
+    """Return True if line ``at`` belongs to the error with which the program ended, or may have caused it."""
+    if rule.evidence is Evidence.ALWAYS or rule.priority >= CERTAIN or at in end.error:
+        return True
+    if at in end.others:
+        return with_others
+    if end.is_specific or at in end.caught:
+        return False
+    if rule.evidence is Evidence.CAUSE:
+        return end.names_hardware or not (end.error and _WARNING.search(line))
+    is_before = bool(end.error) and at < min(end.error)
+    return not is_before and not _WARNING.search(line)
+
+
+def _program_end(lines: Sequence[str], streams: Sequence[str]) -> ProgramEnd:
+    """Return how the program ended, according to the first stream that ends with an exception."""
+    ends: list[ProgramEnd] = []
+    for name in [each for each in ("stderr", "stdout", "") if each in streams] or [""]:
+        at = [index for index in range(len(lines)) if not streams or streams[index] == name]
+        of_stream = program_end([lines[index] for index in at])
+        ends.append(
+            replace(
+                of_stream,
+                error=frozenset(at[index] for index in of_stream.error),
+                others=frozenset(at[index] for index in of_stream.others),
+                caught=frozenset(at[index] for index in of_stream.caught),
+            )
+        )
+    caught = frozenset[int]().union(*(each.caught for each in ends))
+    return replace(next((each for each in ends if each.text), ProgramEnd()), caught=caught)
 
 
 def _options(memory_bytes: int) -> re2.Options:

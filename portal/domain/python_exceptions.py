@@ -22,9 +22,29 @@ _NOTEBOOK = re.compile(rf"{_TYPE} {{2,}}Traceback \(most recent call last\)$")
 _FILE = re.compile(r'  File "[^"]+", line \d+$')
 _WRAPPERS = re.compile(
     r"(\w+\.)*(ChildFailedError|CalledProcessError|ProcessExitedException|BrokenProcessPool|SignalException"
-    r"|RayTaskError|TuneError|CellExecutionError|PapermillExecutionError)$"
+    r"|RayTaskError|TuneError|CellExecutionError|PapermillExecutionError)(:|$)"
+    r"|.*\b[Ss]ee (the )?(root cause|error|stack ?trace|traceback|logs?|output)\b.* above"
 )
 """Exceptions of launchers, which report that a process failed; its own exception is the cause."""
+_LAUNCHER_REPORT = re.compile(
+    r"Primary job +terminated|mpirun |prterun |srun: error|\[launch\.py:\d+:sigkill_handler\]"
+)
+"""What launchers that are not Python programs write after the exceptions of several processes."""
+_CONSEQUENCES = re.compile(
+    r"(\w+\.)*("
+    r"Exception|BaseException|RuntimeError|SystemError|OSError|IOError|EOFError|ImportError|MemoryError"
+    r"|InterruptedError|ChildProcessError|KeyboardInterrupt|BrokenPipeError|\w*Timeout\w*|\w*Connect\w*"
+    r"|HTTPError|URLError|ProtocolError|RemoteDisconnected|Dist\w*Error|Rendezvous\w+|Horovod\w+|AcceleratorError"
+    r"|(Xla|Jax)RuntimeError|(Internal|Unknown|Aborted|Cancelled|Unavailable|DeadlineExceeded)Error"
+    r"|(Ray)?ActorDiedError|RayActorError|WorkerCrashedError|DeadKernelError|EngineDeadError"
+    r")$"
+)
+"""Types whose exception is often the consequence of an error that a library, a child process or another rank wrote
+before. Every other exception, such as a ValueError, is itself the error that ended the program."""
+_HARDWARE = re.compile(r"gpu|cuda|dnn|nvml|nvidia|nccl|horovod", re.IGNORECASE)
+"""In an exception that follows from what libraries of the GPUs or their network wrote before."""
+_CAUSE = "The above exception was the direct cause of the following exception:"
+_HANDLING = "During handling of the above exception, another exception occurred:"
 _REPORT = re.compile(r"Exception in (thread|callback) |(Task|Future) exception was never retrieved|future: <")
 """Before an exception that ended a thread or an asyncio task: the cause only if there is no other."""
 _IGNORED = re.compile(r"Exception ignored |--- Logging error ---|Error in atexit\.")
@@ -54,7 +74,32 @@ class _Traceback:
 
     @property
     def is_wrapper(self) -> bool:
-        return bool(_WRAPPERS.match(self.text.split(":", 1)[0]))
+        return bool(_WRAPPERS.match(self.text))
+
+    @property
+    def is_often_consequence(self) -> bool:
+        return bool(_CONSEQUENCES.match(self.text.split(":", 1)[0]))
+
+
+@dataclass(frozen=True)
+class ProgramEnd:
+    """The exception with which a program ended, and which lines of its log belong to it.
+
+    ``text`` is the exception, see ``last_exception``. Line numbers are indexes of the log. ``error`` are the lines of
+    the exception with its causes, empty if the log does not end with one that says what failed: then only a launcher
+    or a thread reported one. ``others`` are the exceptions of other processes at the end, and ``caught`` tracebacks
+    after which the program went on. ``is_specific``: the exception is not a consequence of earlier lines;
+    ``names_hardware``: it is of GPUs or their network. ``has_launcher``: a launcher reported the end, so there were
+    several processes.
+    """
+
+    text: str = ""
+    error: frozenset[int] = frozenset()
+    others: frozenset[int] = frozenset()
+    caught: frozenset[int] = frozenset()
+    is_specific: bool = False
+    names_hardware: bool = False
+    has_launcher: bool = False
 
 
 def last_exception(lines: Sequence[str]) -> str:
@@ -65,27 +110,86 @@ def last_exception(lines: Sequence[str]) -> str:
     asyncio task counts only if there is no other; one that Python ignored, and that of torchrun, which names no
     cause, never count. Of a message of several lines, the first one and indented ones after it are returned.
     """
+    return program_end(lines).text
+
+
+def program_end(lines: Sequence[str]) -> ProgramEnd:
+    """Return the exception of ``last_exception``, and the lines that belong to it."""
     fallback = ""
     last: dict[str, _Traceback] = {}
+    others: list[_Traceback] = []
+    reported: set[int] = set()
     end, allowed = len(lines), MAX_LINES_AFTER
+    has_launcher = False
     covered: set[int] = set()
-    for each in reversed(_tracebacks(lines)):
+    tracebacks = _tracebacks(lines)
+    for each in reversed(tracebacks):
         covered.update(range(each.start, each.end))
-        others = sum(bool(lines[at].strip()) for at in range(each.end, end) if at not in covered)
-        if each.is_wrapper:
+        after = sum(bool(lines[at].strip()) for at in range(each.end, end) if at not in covered)
+        if each.is_wrapper and "" not in last:
             fallback = fallback or ("" if "ChildFailedError" in each.text else each.text)
-            end, allowed = each.start, MAX_LINES_AFTER_WRAPPER
+            end, allowed, has_launcher = each.start, MAX_LINES_AFTER_WRAPPER, True
+            reported.update(range(each.start, each.end))
         elif _IGNORED.match(each.introduction):
             continue
-        elif others > allowed:
+        elif after > allowed:
             break
         elif _REPORT.match(each.introduction):
             fallback = fallback or _quote(each)
-        elif each.process not in last and (each.process or not last):
+            reported.update(range(each.start, each.end))
+        elif not last or (each.process and not last.keys() & {"", each.process}):
             last[each.process] = each
-            if not each.process:
-                break
-    return _quote(min(last.values(), key=lambda each: each.start)) if last else fallback
+        else:
+            others.append(each)
+    every = {at for each in tracebacks for at in range(each.start, each.end)}
+    if not last:
+        return ProgramEnd(fallback, caught=frozenset(every - reported), has_launcher=has_launcher)
+    first = min(last.values(), key=lambda each: each.start)
+    error = _lines_with_causes(first, tracebacks, lines)
+    other = {at for each in [*last.values(), *others] for at in _lines_of(each, tracebacks, lines)} - error
+    names_hardware = bool(_HARDWARE.search(_quote(first)))
+    return ProgramEnd(
+        _quote(first),
+        frozenset(error),
+        frozenset(other),
+        frozenset(every - reported - error - other),
+        is_specific=not first.is_often_consequence and not names_hardware,
+        names_hardware=names_hardware,
+        has_launcher=has_launcher
+        or any(_LAUNCHER_REPORT.search(lines[at]) for at in range(first.end, len(lines))),
+    )
+
+
+def _lines_with_causes(error: _Traceback, tracebacks: Sequence[_Traceback], lines: Sequence[str]) -> set[int]:
+    """Return the lines of an exception and of those before it that it names as its cause.
+
+    The exception that was handled when it occurred counts only if its own type says nothing: a handler that tries
+    something else may fail for another reason.
+    """
+    result = _lines_of(error, tracebacks, lines)
+    for each in reversed([other for other in tracebacks if other.start < error.start]):
+        if each.prefix != error.prefix:
+            continue
+        between = {lines[at].removeprefix(error.prefix).strip() for at in range(each.end, error.start)}
+        if not (_CAUSE in between or (_HANDLING in between and error.is_often_consequence)):
+            break
+        result |= set(range(each.start, error.start))
+        error = each
+    return result
+
+
+def _lines_of(each: _Traceback, tracebacks: Sequence[_Traceback], lines: Sequence[str]) -> set[int]:
+    """Return the lines of a traceback with the lines of its message, as far as they can be told from other output."""
+    starts = [other.start - 1 for other in tracebacks if other.start > each.start]
+    limit = min([*starts, len(lines)])
+    at, count = each.end, 0
+    while at < limit and count < MAX_MESSAGE_LINES and lines[at].startswith(each.prefix):
+        text = lines[at][len(each.prefix) :].removeprefix(" " if each.prefix else "")
+        if _IGNORED.match(text):
+            break
+        count += bool(text.strip()) and not text.startswith((" ", "\t"))
+        at += 1
+    return set(range(each.start, at))
 
 
 def _quote(traceback: _Traceback) -> str:

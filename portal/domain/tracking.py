@@ -10,6 +10,10 @@ TRACKING_ENTRY = "tracking"
 """Entry of a project's list of network destinations: the address of the MLflow API."""
 JOB_TAG = "fairway.job"
 """The public id of the job that created the run."""
+ATTEMPT_TAG = "fairway.attempt"
+"""The number of the newest attempt of the job that logs to the run."""
+FIRST_NAME_TAG = "fairway.name"
+"""The name with which the job created the run."""
 RESERVED_TAG_PREFIX = "fairway."
 USER_TAG = "mlflow.user"
 NOTE_TAG = "mlflow.note.content"
@@ -18,6 +22,12 @@ RUN_NAME_TAG = "mlflow.runName"
 MODEL_STAGES = ("None", "Staging", "Production", "Archived")
 MODEL_LIST_ENDPOINT = "registered-models/search-workspaces"
 """Of the tracking server, beside MLflow's own: models of several projects. Not offered to scripts."""
+CONTINUE_ENDPOINT = "runs/continue"
+"""Of the tracking server, beside MLflow's own: the run that a later attempt of a job continues."""
+REPLACE_PARAMS_HEADER = "X-Fairway-Replace-Params"
+"""Names the job whose runs get other values of parameters that they have."""
+MAX_PARAM_LENGTH = 6000
+"""Longest value of a parameter that MLflow accepts."""
 
 SPECIAL_METRICS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 """Values of metrics that are no finite numbers, by their names in JSON."""

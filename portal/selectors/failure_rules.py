@@ -11,7 +11,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from portal.access import Permission, Requester, can
-from portal.domain.failure_rules import FailureAction, FailureRule
+from portal.domain.failure_rules import Evidence, FailureAction, FailureRule
 from portal.domain.job_spec import job_fields
 from portal.domain.reasons import EndReason
 from portal.domain.shipped_failure_rules import SHIPPED_RULES
@@ -81,6 +81,7 @@ def rule_of_row(row: FailureRuleRow) -> FailureRule:
         exit_codes=tuple(row.exit_codes),
         reasons=tuple(EndReason(reason) for reason in row.reasons),
         priority=row.priority,
+        evidence=shipped.evidence if (shipped := SHIPPED_RULES.get(row.code)) else Evidence.ALWAYS,
     )
 
 

@@ -1,6 +1,6 @@
 """The endpoints of MLflow's REST API that the portal offers, and whether each one writes. Pure.
 
-Any other endpoint of the server (traces, gateways, webhooks, workspaces, presigned URLs) is refused.
+Any other endpoint of the server is refused; ``NOT_OFFERED`` says what they are.
 """
 
 from __future__ import annotations
@@ -58,6 +58,54 @@ POST logged-models(/[\\w-]+/params)?
 PATCH logged-models/[\\w-]+(/tags)?
 DELETE logged-models/[\\w-]+(/tags/[^/]+)?
 """
+
+
+class NotOffered(NamedTuple):
+    """A part of MLflow that the portal does not offer: its name and the patterns of its paths."""
+
+    name: str
+    pattern: re.Pattern[str]
+    instead: str
+
+    def covers(self, path: str) -> bool:
+        """Return whether a path such as ``/api/2.0/mlflow/traces`` belongs to this part."""
+        return self.pattern.match(re.sub(r"^/?(api/[23]\.0/?)?", "", path)) is not None
+
+
+NOT_OFFERED = tuple(
+    NotOffered(name, re.compile(pattern), instead)
+    for name, pattern, instead in (
+        ("Traces and assessments", r"mlflow/(traces|get-online-trace-details|unified-traces)", ""),
+        (
+            "Evaluation data sets",
+            r"mlflow/(datasets|experiments/search-datasets)",
+            "Inputs of a run are logged.",
+        ),
+        (
+            "Evaluation of language models",
+            r"mlflow/(issues|label-schemas|review-queues|scorers|prompt-optimization)",
+            "",
+        ),
+        ("AI gateway", r"mlflow/gateway|gateway/", "Deploy a service of a model."),
+        ("Webhooks", r"mlflow/webhooks", "See Notices."),
+        ("Workspaces", r"mlflow/workspaces", "Each project is one."),
+        (
+            "Uploads in parts and presigned URLs",
+            r"mlflow-artifacts/(mpu|presigned)|mlflow/artifacts/presigned",
+            "Files are sent in one request.",
+        ),
+        ("Web interface and GraphQL", r"graphql|ajax-api", "See the pages of Fairway."),
+    )
+)
+"""Compared with docs/experiments.md and with the endpoints of the installed MLflow by a test."""
+
+
+def reason_not_offered(path: str) -> str:
+    """Return a sentence about the part of MLflow to which a path belongs; "" if it is of none."""
+    part = next((each for each in NOT_OFFERED if each.covers(path)), None)
+    return f"{part.name}: not offered. {part.instead}".strip() if part else ""
+
+
 _ARTIFACTS = {"GET": EndpointAccess.READ, "PUT": EndpointAccess.WRITE, "DELETE": EndpointAccess.WRITE}
 
 

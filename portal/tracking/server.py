@@ -30,6 +30,7 @@ from portal.tracking.client import socket_path
 from portal.tracking.metric_writes import MetricWriter
 from portal.tracking.model_lists import ModelLists
 from portal.tracking.revisions import SCHEMA, VERSION_TABLE, known_revisions
+from portal.tracking.run_continuations import RunContinuations
 
 THREADS = 4
 STATEMENT_TIMEOUT_MS = 6000
@@ -188,7 +189,7 @@ def build_application(database: str, artifacts: Path) -> WSGIApplication:
     registry._get_workspace_store_registry().register(_PROVIDER, ProjectWorkspaces)  # type: ignore[no-untyped-call]
     handlers.initialize_backend_stores(database, database, "mlflow-artifacts:/", f"{_PROVIDER}://")
     store: Any = handlers._get_tracking_store()
-    return ModelLists(MetricWriter(app, store.engine), store.engine)
+    return RunContinuations(ModelLists(MetricWriter(app, store.engine), store.engine), store.engine)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import pytest
 from agents.xid_catalog import XID_MEANINGS
 from portal.domain.failure_rules import (
     PYTHON_EXCEPTION,
+    Evidence,
     FailureAction,
     FailureMatch,
     FailureMatcher,
@@ -59,6 +60,34 @@ def test_the_recorded_log_of_each_rule_matches_it_best(code: str) -> None:
     match = match_failure(RULES, lines, reason=reason, exit_code=exit_code)
     assert match is not None and match.rule.code == code
     assert (match.line.strip() in [line.strip()[:1000] for line in lines]) is bool(match.rule.pattern)
+
+
+REPORTED = sorted((DATA / "reported_logs").glob("*/*.log"))
+"""Texts in the form of public reports of failures, in the folder of the rule that has to be the best match."""
+
+
+def test_there_are_reported_logs_of_existing_rules() -> None:
+    assert len(REPORTED) >= 60
+    assert {path.parent.name for path in REPORTED} <= set(SHIPPED_RULES)
+
+
+@pytest.mark.parametrize("path", REPORTED, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_the_error_that_ended_the_program_is_found_in_a_reported_log(path: Path) -> None:
+    """Also after warnings, and errors that the program caught: the last error wins."""
+    lines = lines_of(path)
+    match = match_failure(RULES, lines, reason=EndReason.EXIT_CODE, exit_code=1)
+    assert match is not None and match.rule.code == path.parent.name
+    assert match.line.strip()
+
+
+@pytest.mark.parametrize("path", REPORTED, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_an_ordinary_exception_after_it_wins_over_every_reported_error(path: Path) -> None:
+    """The program goes on after an error, prints more, and ends with an exception that says what failed."""
+    ordinary = ["Traceback (most recent call last):", '  File "a.py", line 1, in <module>', "KeyError: 'lr'"]
+    for steps in ([], [f"step {number}" for number in range(100)]):
+        lines = [*lines_of(path), *steps, *ordinary]
+        match = match_failure(RULES, lines, reason=EndReason.EXIT_CODE, exit_code=1)
+        assert match is not None and (match.rule.code, match.line) == (PYTHON_EXCEPTION, "KeyError: 'lr'")
 
 
 def test_every_recorded_log_belongs_to_a_rule() -> None:
@@ -125,6 +154,37 @@ def test_the_earliest_line_wins_among_equal_priorities() -> None:
     rules = [rule("later", pattern="b"), rule("earlier", pattern="a")]
     match = match_failure(rules, ["x", "a", "b"], reason="exit_code", exit_code=1)
     assert match is not None and (match.rule.code, match.line) == ("earlier", "a")
+
+
+def test_the_exception_is_found_in_its_own_stream_between_lines_of_others() -> None:
+    exception = ["Traceback (most recent call last):", '  File "a.py", line 1, in f', "KeyError: 'lr'"]
+    lines, streams = [], []
+    for line in exception:
+        lines += ["CUDA out of memory, retrying with batch size 8", line]
+        streams += ["stdout", "stderr"]
+    matcher = FailureMatcher(RULES, EndReason.EXIT_CODE, 1)
+    matcher.add_lines(0, lines, streams)
+    assert matcher.best is not None and matcher.best.line == "KeyError: 'lr'"
+
+
+def test_a_rule_of_an_administrator_applies_to_every_line() -> None:
+    own = rule("licence", pattern="no licence", evidence=Evidence.ALWAYS)
+    lines = [
+        "WARNING: no licence, retrying",
+        "Traceback (most recent call last):",
+        '  File "a.py", line 1',
+        "KeyError: 'x'",
+    ]
+    match = match_failure([*RULES, own], lines, reason="exit_code", exit_code=1)
+    assert match is not None and match.rule.code == "licence"
+
+
+def test_an_exit_signature_wins_over_a_warning() -> None:
+    lines = ["UserWarning: CUDA out of memory, trying the CPU"]
+    match = match_failure(RULES, lines, reason="exit_code", exit_code=139)
+    assert match is not None and match.rule.code == "segmentation_fault"
+    match = match_failure(RULES, lines, reason="exit_code", exit_code=1)
+    assert match is not None and match.rule.code == "cuda_out_of_memory"
 
 
 def test_logs_are_not_searched_after_failures_of_the_cluster() -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
 from mlflow.entities import Metric
 
-from portal.domain.tracking import MODEL_LIST_ENDPOINT
+from portal.domain.tracking import CONTINUE_ENDPOINT, MODEL_LIST_ENDPOINT
 from portal.services.jobs.tracking import tracking_url
-from portal.tracking.endpoints import find_endpoint
+from portal.tracking.endpoints import NOT_OFFERED, find_endpoint
 from portal.tracking.metric_writes import read_points
 from tests.tracking.conftest import TrackingWorld
 
@@ -128,12 +130,32 @@ def test_ids_of_another_project_are_not_found(tracking: TrackingWorld) -> None:
     assert state() == before
 
 
+def test_the_documentation_lists_what_is_not_offered_of_the_installed_mlflow() -> None:
+    """Every endpoint of MLflow is offered, or belongs to a part that docs/experiments.md lists."""
+    from mlflow.server.handlers import get_endpoints
+
+    used: set[str] = set()
+    for path, _, methods in get_endpoints():
+        sample = re.sub(r"<[^>]+>", "x", path)
+        for method in methods:
+            if not sample.startswith("/api/") or find_endpoint(method, sample.removeprefix("/api/")) is None:
+                part = next((each for each in NOT_OFFERED if each.covers(sample)), None)
+                assert part is not None, (method, path)
+                used.add(part.name)
+    assert used == {each.name for each in NOT_OFFERED}
+    text = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text()
+    table = text.partition("**Not offered.**")[2].partition("\n\n**")[0]
+    rows = re.findall(r"^\| (.+?) \|", table, re.MULTILINE)
+    assert [row for row in rows if row != "part of MLflow"] == [each.name for each in NOT_OFFERED]
+
+
 def test_other_endpoints_of_the_server_are_refused(tracking: TrackingWorld) -> None:
     session = requests.Session()
     session.headers["Authorization"] = f"Bearer {tracking.token(tracking.member)}"
     at = f"{tracking_url(tracking.project.public_id)}/api"
     for method, path in (
         ("POST", f"2.0/mlflow/{MODEL_LIST_ENDPOINT}"),
+        ("POST", f"2.0/mlflow/{CONTINUE_ENDPOINT}"),
         ("GET", "3.0/mlflow/workspaces"),
         ("POST", "3.0/mlflow/workspaces"),
         ("POST", "2.0/mlflow/webhooks"),
@@ -143,6 +165,8 @@ def test_other_endpoints_of_the_server_are_refused(tracking: TrackingWorld) -> N
         ("GET", "2.0/mlflow/runs/../../../health"),
     ):
         assert session.request(method, f"{at}/{path}", json={}).status_code == 404, path
+    refused = session.post(f"{at}/3.0/mlflow/traces", json={}).json()["message"]
+    assert refused.endswith("Traces and assessments: not offered.")
     assert session.get(f"{at}/3.0/mlflow/server-info").status_code == 200
     assert requests.get(f"{at}/3.0/mlflow/server-info", timeout=30).status_code == 401
 

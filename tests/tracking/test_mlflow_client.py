@@ -18,7 +18,7 @@ def test_experiments_runs_params_metrics_tags_and_search(tracking: TrackingWorld
     client = tracking.client()
     experiment = client.create_experiment("vit", tags={"team": "vision"})
     assert client.get_experiment_by_name("vit").experiment_id == experiment
-    assert [each.name for each in client.search_experiments()] == ["vit"]
+    assert {each.name for each in client.search_experiments()} == {"vit", "Default"}
     runs = [client.create_run(experiment, run_name=f"lr-{lr}").info.run_id for lr in (1, 2)]
     for lr, run in zip((1, 2), runs, strict=True):
         client.log_param(run, "lr", lr)

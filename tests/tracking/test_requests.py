@@ -12,7 +12,7 @@ import requests
 from hypothesis import given
 from hypothesis import strategies as st
 
-from portal.api.experiments.mlflow_bodies import checked_body
+from portal.api.experiments.mlflow_bodies import checked_body, write_body
 from portal.domain.tracking import JOB_TAG, RESERVED_TAG_PREFIX, USER_TAG
 from portal.errors import FairwayError, Forbidden, InvalidRequest
 from portal.models import User
@@ -72,7 +72,7 @@ def test_reserved_tags_cannot_be_forged_in_any_encoding(tracking: TrackingWorld)
 
 
 def read(body: bytes, endpoint: str = "runs/set-tag") -> Any:
-    return json.loads(checked_body(body, endpoint, User(username="ada"), None))
+    return json.loads(write_body(checked_body(body, endpoint, User(username="ada"), None)))
 
 
 @pytest.mark.parametrize(

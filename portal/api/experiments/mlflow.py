@@ -7,9 +7,10 @@ have MLflow's form, so that its client shows the message.
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from typing import IO, cast
+from typing import IO, Any, cast
+from urllib.parse import urlencode
 
 from django.conf import settings
 from django.core.exceptions import RequestDataTooBig
@@ -19,23 +20,35 @@ from django.views.decorators.csrf import csrf_exempt
 from rest_framework.exceptions import Throttled
 from rest_framework.request import Request
 
-from portal.access import AccessPolicy, Permission, access_policy, require_permission, visible_projects
-from portal.api.experiments.mlflow_bodies import checked_body
+from portal.access import AccessPolicy, Permission, access_policy, can, require_permission, visible_projects
+from portal.api.experiments.mlflow_bodies import checked_body, run_name, write_body
 from portal.api.framework.authentication import BearerTokenAuthentication, client_key
 from portal.database.pool_middleware import release_connection
+from portal.domain.states import JobKind
+from portal.domain.tracking import CONTINUE_ENDPOINT, FIRST_NAME_TAG, REPLACE_PARAMS_HEADER, RUN_NAME_TAG
 from portal.downloads import ARTIFACT_STATUSES, artifact_response, range_headers
 from portal.errors import FairwayError, Forbidden, InvalidRequest, NotFound, TooLarge, Unauthenticated
-from portal.models import ApiToken, Job, Project, User
+from portal.models import ApiToken, Attempt, Project, User
 from portal.selectors.lookup import get_first
 from portal.services.accounts.tokens import Scope, has_scope
-from portal.services.jobs.tracking import TOKEN_PREFIX, get_token_job
+from portal.services.jobs.tracking import TOKEN_PREFIX, get_token_attempt
 from portal.tracking.client import TIMEOUT_S, WORKSPACE_HEADER, call, send
+from portal.tracking.default_experiments import (
+    DEFAULT_ID,
+    DEFAULT_NAME,
+    default_experiment,
+    ensure_experiment,
+    experiment_of,
+    names_default,
+    replace_default,
+)
 from portal.tracking.endpoints import (
     ARTIFACT_TIMEOUT_S,
     Endpoint,
     EndpointAccess,
     artifact_path_problem,
     find_endpoint,
+    reason_not_offered,
 )
 from portal.valkey import rate_limits
 
@@ -54,11 +67,17 @@ _ERROR_CODES = {
 
 @dataclass(frozen=True)
 class RequestIdentity:
-    """Who sends a request: the owner of a token, and the job of a job's token."""
+    """Who sends a request: the owner of a token, and the attempt of a job's token."""
 
     user: User
     token: ApiToken | None = None
-    job: Job | None = None
+    attempt: Attempt | None = None
+
+    @property
+    def is_later_attempt(self) -> bool:
+        """Whether it is an attempt of a training that continues an earlier one."""
+        attempt = self.attempt
+        return attempt is not None and attempt.number > 1 and attempt.job.kind == JobKind.TRAINING
 
 
 @csrf_exempt  # no cookie is read
@@ -69,7 +88,10 @@ def mlflow_api(request: HttpRequest, path: str, project: str = "") -> HttpRespon
         caller = _authenticate(request)
         endpoint = find_endpoint(request.method or "", path)
         if endpoint is None:
-            raise NotFound(f"{request.method} {path} is not part of the MLflow API that Fairway offers.")
+            reason = reason_not_offered(f"api/{path}")
+            raise NotFound(
+                f"{request.method} {path} is not part of the MLflow API that Fairway offers. {reason}".strip()
+            )
         row = _authorize(caller, endpoint, project or request.headers.get(WORKSPACE_HEADER, ""))
         _check_artifact_path(request, endpoint)
         return _forward(request, caller, endpoint, row, path)
@@ -87,13 +109,13 @@ def _authenticate(request: HttpRequest) -> RequestIdentity:
     text = request.META.get("HTTP_AUTHORIZATION", "").partition(" ")[2].strip()
     if text.startswith(TOKEN_PREFIX):
         try:
-            job = get_token_job(text)
+            attempt = get_token_attempt(text)
         except Unauthenticated:
             wait_s = rate_limits.consume(rate_limits.INVALID_TOKENS, client_key(drf_request))
             if wait_s > 0:
                 raise Throttled(wait_s) from None
             raise
-        return RequestIdentity(job.owner, job=job)
+        return RequestIdentity(attempt.job.owner, attempt=attempt)
     found = BearerTokenAuthentication().authenticate(drf_request)
     if found is None:
         raise Unauthenticated("Set MLFLOW_TRACKING_TOKEN to a token of your account.")
@@ -102,10 +124,10 @@ def _authenticate(request: HttpRequest) -> RequestIdentity:
 
 def _authorize(caller: RequestIdentity, endpoint: Endpoint, project: str) -> Project:
     """Return the project of the request if the caller may use it so."""
-    if caller.job is not None:
-        if project not in ("", caller.job.project.public_id):
+    if caller.attempt is not None:
+        row = caller.attempt.job.project
+        if project not in ("", row.public_id):
             raise NotFound("This token belongs to a job of another project.")
-        row = caller.job.project
     else:
         if not project:
             raise InvalidRequest(
@@ -136,24 +158,36 @@ def _forward(
     downloads = endpoint.is_artifact and request.method == "GET"
     headers = {"Content-Type": "application/octet-stream" if endpoint.is_artifact else "application/json"}
     headers |= range_headers(request) if downloads else {}
-    body: bytes | IO[bytes] | None = None
+    query = request.META.get("QUERY_STRING", "")
+    content: dict[str, Any] | None = None
     if endpoint.is_artifact and request.method == "PUT":
         if int(request.META.get("CONTENT_LENGTH") or 0) > settings.MAX_ARTIFACT_BYTES:
             raise TooLarge(f"An artifact may have at most {settings.MAX_ARTIFACT_BYTES // 2**20} MiB.")
-        body = cast("IO[bytes]", request)
     elif request.method != "GET":
         try:
-            body = checked_body(request.body, endpoint.name, caller.user, caller.job)
+            content = checked_body(request.body, endpoint.name, caller.user, caller.attempt)
         except RequestDataTooBig as refused:
             raise TooLarge("The request exceeds 1 MiB. Log in smaller batches.") from refused
+    uses_default = _uses_default(request, caller, endpoint, content)
+    may_create = endpoint.access is EndpointAccess.WRITE or (
+        uses_default and can(caller.user, Permission.SUBMIT, project)
+    )
     release_connection()  # the answer may take seconds
-    if caller.job is not None and endpoint.name == "experiments/get-by-name":
-        _ensure_default_experiment(project, request.GET.get("experiment_name", ""))
+    if uses_default:
+        with nullcontext() if may_create else suppress(NotFound):
+            query = _name_default(request, endpoint, project, content, create=may_create) or query
+    if content is not None and caller.attempt is not None and caller.is_later_attempt:
+        headers[REPLACE_PARAMS_HEADER] = caller.attempt.job.public_id
+        if endpoint.name == "runs/create" and (run := _continued_run(caller.attempt, project, content)):
+            return _json_answer(run)
+    body: bytes | IO[bytes] | None = None if content is None else write_body(content)
+    if endpoint.is_artifact and request.method == "PUT":
+        body = cast("IO[bytes]", request)
     answer = send(
         project.public_id,
         request.method or "GET",
         f"/api/{path}",
-        query=request.META.get("QUERY_STRING", ""),
+        query=query,
         body=body,
         headers=headers,
         timeout_s=ARTIFACT_TIMEOUT_S if endpoint.is_artifact else TIMEOUT_S,
@@ -170,15 +204,79 @@ def _forward(
     return found
 
 
-def _ensure_default_experiment(project: Project, name: str) -> None:
-    """Create the experiment that jobs log to by default, before several ranks of a job try to."""
-    if name != project.name:
-        return
-    try:
-        call(project.public_id, "GET", "experiments/get-by-name", experiment_name=name)
-    except NotFound:
-        with suppress(InvalidRequest):  # another request was faster
-            call(project.public_id, "POST", "experiments/create", {"name": name})
+def _uses_default(
+    request: HttpRequest, caller: RequestIdentity, endpoint: Endpoint, content: dict[str, Any] | None
+) -> bool:
+    """Return whether the request is about an experiment that programs use without creating it.
+
+    Those are MLflow's own default, with the id 0, and the one of the name of the project, to which jobs log.
+    """
+    if endpoint.name == "experiments/get-by-name":
+        names = (DEFAULT_NAME, caller.attempt.job.project.name if caller.attempt else "")
+        return _queried(request, "experiment_name", "experimentName") in names
+    if endpoint.name == "experiments/search":
+        return caller.attempt is None
+    if content is not None:
+        return names_default(content, endpoint.name)
+    return _queried(request, "experiment_id", "experimentId") == DEFAULT_ID
+
+
+def _name_default(
+    request: HttpRequest,
+    endpoint: Endpoint,
+    project: Project,
+    content: dict[str, Any] | None,
+    *,
+    create: bool,
+) -> str:
+    """Name the experiment by its id in the request, and create it if needed, before several ranks of a job try to.
+
+    Return the query if it changed. Raise NotFound without ``create``.
+    """
+    if endpoint.name == "experiments/get-by-name":
+        if create:
+            ensure_experiment(project.public_id, _queried(request, "experiment_name", "experimentName"))
+        return ""
+    experiment = default_experiment(project.public_id, create=create)
+    if content is not None:
+        replace_default(content, endpoint.name, experiment)
+        return ""
+    fields = {name: values for name, values in request.GET.lists() if name != "experimentId"}
+    return (
+        urlencode({**fields, "experiment_id": experiment}, doseq=True)
+        if endpoint.name == "experiments/get"
+        else ""
+    )
+
+
+def _queried(request: HttpRequest, *names: str) -> str:
+    return next((value for name in names if (value := request.GET.get(name))), "")
+
+
+def _continued_run(attempt: Attempt, project: Project, content: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the run of an earlier attempt that this one continues instead of creating a run; None to create it."""
+    parents = [tag.get("value") for tag in content["tags"] if tag.get("key") == "mlflow.parentRunId"]
+    wanted = {
+        "job": attempt.job.public_id,
+        "attempt": attempt.number,
+        "started_ms": int(attempt.created_at.timestamp() * 1000),
+        "experiment": int(experiment) if (experiment := experiment_of(content)).isdecimal() else -1,
+        "name": run_name(content),
+        "parent": str(parents[0]) if parents else "",
+    }
+    run = call(project.public_id, "POST", CONTINUE_ENDPOINT, wanted).get("run_id")
+    if not run:
+        return None
+    kept = (RUN_NAME_TAG, FIRST_NAME_TAG)
+    tags = [tag for tag in content["tags"] if tag.get("key") not in kept]
+    call(project.public_id, "POST", "runs/log-batch", {"run_id": run, "tags": tags})
+    return call(project.public_id, "GET", "runs/get", run_id=run)
+
+
+def _json_answer(content: dict[str, Any]) -> HttpResponse:
+    answer = JsonResponse(content)
+    answer["Cache-Control"] = "no-store"
+    return answer
 
 
 def _error(status: int, message: str, *, retry_after_s: float | None = None) -> HttpResponse:

@@ -9,33 +9,53 @@ import json
 import re
 from typing import Any
 
-from portal.domain.tracking import JOB_TAG, RESERVED_TAG_PREFIX, RUN_NAME_TAG, USER_TAG
+from portal.domain.tracking import (
+    ATTEMPT_TAG,
+    FIRST_NAME_TAG,
+    JOB_TAG,
+    RESERVED_TAG_PREFIX,
+    RUN_NAME_TAG,
+    USER_TAG,
+)
 from portal.errors import Forbidden, InvalidRequest
-from portal.models import Job, User
+from portal.models import Attempt, User
 
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
 
-def checked_body(body: bytes, endpoint: str, user: User, job: Job | None) -> bytes:
-    """Return the body for the tracking server, as UTF-8 without repeated keys.
+def checked_body(body: bytes, endpoint: str, user: User, attempt: Attempt | None) -> dict[str, Any]:
+    """Return the body for the tracking server, for ``write_body``.
 
-    A new run or model gets the user, a new run also the job that creates it, whose name it has if it has none. Raise
-    Forbidden for other requests that name a reserved tag, InvalidRequest for a body that cannot be read.
+    A new run or model gets the user, a new run also the attempt of the job that creates it, whose name it has if it
+    has none. Raise Forbidden for other requests that name a reserved tag, InvalidRequest for a body that cannot be
+    read.
     """
     content = _read(body)
     if endpoint == "runs/create":
         _set_author(content, user)
         content.pop("userId", None)
         content["user_id"] = user.username
-        if job is not None:
-            content["tags"].append({"key": JOB_TAG, "value": job.public_id})
+        if attempt is not None:
             if not any(tag.get("key") == RUN_NAME_TAG for tag in content["tags"]):
-                content["run_name"] = content.get("run_name") or content.pop("runName", "") or job.name
+                content["run_name"] = (
+                    content.get("run_name") or content.pop("runName", "") or attempt.job.name
+                )
+            content["tags"] += [
+                {"key": JOB_TAG, "value": attempt.job.public_id},
+                {"key": ATTEMPT_TAG, "value": str(attempt.number)},
+                {"key": FIRST_NAME_TAG, "value": run_name(content)},
+            ]
     elif endpoint == "logged-models":
         _set_author(content, user)
     else:
         _refuse_reserved(content, endpoint)
-    return _write(content)
+    return content
+
+
+def run_name(content: dict[str, Any]) -> str:
+    """Return the name of a run in the checked body that creates it."""
+    named = next((tag.get("value") for tag in content["tags"] if tag.get("key") == RUN_NAME_TAG), "")
+    return str(content.get("run_name") or content.get("runName") or named or "")
 
 
 def _read(body: bytes) -> dict[str, Any]:
@@ -51,7 +71,8 @@ def _read(body: bytes) -> dict[str, Any]:
     return content
 
 
-def _write(content: dict[str, Any]) -> bytes:
+def write_body(content: dict[str, Any]) -> bytes:
+    """Return the body as UTF-8 without repeated keys. Raise InvalidRequest for texts that cannot be stored."""
     try:
         written = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
     except UnicodeEncodeError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from portal.domain.failure_rules import CERTAIN, GENERAL, SPECIFIC, FailureAction, FailureRule
+from portal.domain.failure_rules import CERTAIN, GENERAL, SPECIFIC, Evidence, FailureAction, FailureRule
 from portal.domain.reasons import EndReason
 
 CUDA_RULES = (
@@ -10,7 +10,8 @@ CUDA_RULES = (
         code="cuda_out_of_memory",
         title="CUDA out of memory",
         cause="A tensor did not fit into the free memory of the GPU.",
-        fix="Reduce the batch size and accumulate gradients, enable activation checkpointing or mixed precision, or "
+        fix="Reduce the batch size and accumulate gradients, enable activation checkpointing or mixed precision, "
+        "or "
         "request a GPU with more memory.",
         pattern=r"CUDA out of memory|CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation",
     ),
@@ -27,8 +28,10 @@ CUDA_RULES = (
         code="cuda_device_side_assert",
         title="CUDA device-side assert",
         cause="A check inside a CUDA kernel failed, most often a label or an index outside its range.",
-        fix="Check that labels are below the number of classes and indexes below the size of the embedding. The same "
+        fix="Check that labels are below the number of classes and indexes below the size of the embedding. The "
+        "same "
         "step on the CPU names the line.",
+        evidence=Evidence.CAUSE,
         pattern=r"device-side assert triggered|\.cu:\d+: .*Assertion .* failed",
     ),
     FailureRule(
@@ -46,13 +49,16 @@ CUDA_RULES = (
         fix="Use an environment with an older CUDA version, or exclude this node; an administrator can upgrade its "
         "driver.",
         action=FailureAction.EXCLUDE_NODE,
+        evidence=Evidence.CAUSE,
         pattern=r"The NVIDIA driver on your system is too old|CUDA driver version is insufficient for CUDA runtime",
     ),
     FailureRule(
         code="cuda_forward_compatibility",
         title="CUDA forward compatibility is not supported here",
         cause="The image brings its own CUDA driver library, which this GPU or driver does not support.",
-        fix="Use an image whose CUDA version the node's driver supports, or remove the cuda-compat package from it.",
+        fix="Use an image whose CUDA version the node's driver supports, or remove the cuda-compat package from "
+        "it.",
+        evidence=Evidence.CAUSE,
         pattern=r"forward compatibility was attempted on non supported HW|CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE"
         r"|CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
     ),
@@ -69,6 +75,7 @@ CUDA_RULES = (
         cause="The task has no GPU, or the program cannot use the GPU of its node.",
         fix="Request at least one GPU. If the job has one, exclude the node and report it to an administrator.",
         action=FailureAction.EXCLUDE_NODE,
+        evidence=Evidence.CAUSE,
         pattern=r"No CUDA GPUs are available|no CUDA-capable device is detected|CUDA_ERROR_NO_DEVICE",
     ),
     FailureRule(
@@ -124,6 +131,7 @@ CUDA_RULES = (
         cause="The driver of the node returned an unknown error.",
         fix="Start it again without this node, and report the node to an administrator.",
         action=FailureAction.EXCLUDE_NODE,
+        evidence=Evidence.CAUSE,
         pattern=r"CUDA error: unknown error|CUDA unknown error - this may be due to|CUDA_ERROR_UNKNOWN",
     ),
     FailureRule(
@@ -133,6 +141,7 @@ CUDA_RULES = (
         fix="Start it again without this node, and report the node to an administrator.",
         action=FailureAction.EXCLUDE_NODE,
         priority=SPECIFIC,
+        evidence=Evidence.CAUSE,
         pattern=r"CUDA_ERROR_SYSTEM_NOT_READY|[Ss]ystem not yet initialized|Error 802: ",
     ),
     FailureRule(
@@ -166,7 +175,8 @@ CUDA_RULES = (
     FailureRule(
         code="cublas_execution_failed",
         title="cuBLAS operation failed",
-        cause="A matrix multiplication failed on the GPU, often after wrong shapes, types or an earlier CUDA error.",
+        cause="A matrix multiplication failed on the GPU, often after wrong shapes, types or an earlier CUDA "
+        "error.",
         fix="Run with CUDA_LAUNCH_BLOCKING=1. Check that PyTorch loads the cuBLAS that it was built with.",
         pattern=r"CUBLAS_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|INVALID_VALUE|NOT_SUPPORTED|ARCH_MISMATCH)",
     ),
@@ -190,8 +200,75 @@ CUDA_RULES = (
         cause="The program loads another cuDNN than its framework was built with.",
         fix="Remove cuDNN paths from LD_LIBRARY_PATH, and install the cuDNN package that the framework requires.",
         priority=SPECIFIC,
+        evidence=Evidence.CAUSE,
         pattern=r"cuDNN version incompatibility|Loaded runtime CuDNN library: \S+ but source was compiled with"
         r"|Could not load library libcudnn",
+    ),
+    FailureRule(
+        code="cudnn_frontend",
+        title="cuDNN has no kernel for the operation",
+        cause="cuDNN found no way to run an operation, such as attention, on this GPU with these shapes and types.",
+        fix="Update PyTorch and cuDNN together, choose another attention with torch.nn.attention.sdpa_kernel, or "
+        "use a "
+        "newer GPU.",
+        priority=SPECIFIC,
+        pattern=r"cuDNN Frontend error|\[cudnn_frontend\] Error|cudnnGraphNotSupportedError"
+        r"|No (valid )?execution plans? (support|built|found)",
+    ),
+    FailureRule(
+        code="triton_out_of_resources",
+        title="A Triton kernel needs more than the GPU has",
+        cause="A kernel asks for more shared memory or registers than a multiprocessor of this GPU has.",
+        fix="Reduce block sizes or num_stages of the kernel, or use a GPU for which it was tuned.",
+        priority=SPECIFIC,
+        pattern=r"OutOfResources\b|out of resource: (shared memory|tensor memory|threads|registers)",
+    ),
+    FailureRule(
+        code="gpu_capability",
+        title="The GPU is too old for this function",
+        cause="The program uses a function, such as bfloat16 or FlashAttention, that this GPU does not have.",
+        fix="Use float16 or another attention, or request a newer GPU model.",
+        priority=SPECIFIC,
+        pattern=r"only supports? Ampere GPUs or newer|only supported on (GPUs"
+        r"|NVIDIA GPUs) with (CUDA )?compute capability"
+        r"|requires (a )?(GPU|device) with (CUDA )?compute capability|Your setup doesn't support bf16",
+    ),
+    FailureRule(
+        code="driver_not_reachable",
+        title="The NVIDIA driver did not answer",
+        cause="The task has no GPU, or the driver of the node is not loaded or was updated while the node was "
+        "running.",
+        fix="Request at least one GPU. If the job has one, start it again without this node, and report the node "
+        "to an "
+        "administrator.",
+        action=FailureAction.EXCLUDE_NODE,
+        priority=SPECIFIC,
+        evidence=Evidence.CAUSE,
+        pattern=r"couldn't communicate with the NVIDIA driver|Failed to initialize NVML"
+        r"|Driver/library version mismatch"
+        r"|Found no NVIDIA driver on your system|NVMLError_(DriverNotLoaded|LibRmVersionMismatch|LibraryNotFound)"
+        r"|NVML_ERROR_DRIVER_NOT_LOADED|NVML Shared Library Not Found|nvml error: driver not loaded",
+    ),
+    FailureRule(
+        code="lightning_no_gpu",
+        title="Lightning found no GPU, or too few",
+        cause="The Trainer asks for GPUs that PyTorch does not see: the task has fewer, or PyTorch has no CUDA.",
+        fix="Request as many GPUs for each task as devices says, and use an environment with the CUDA build of "
+        "PyTorch.",
+        priority=SPECIFIC,
+        pattern=r"No supported gpu backend found|Accelerator` can not run on your system"
+        r"|You requested (gpu|GPUs?): \[|But your machine only has: \[",
+    ),
+    FailureRule(
+        code="bitsandbytes_setup",
+        title="bitsandbytes does not find CUDA",
+        cause="bitsandbytes has no library for the CUDA version of the environment, or finds no CUDA.",
+        fix="Update bitsandbytes, and use an image whose CUDA version it supports. python -m bitsandbytes shows "
+        "what it "
+        "finds.",
+        priority=SPECIFIC,
+        pattern=r"CUDA Setup failed despite (GPU|CUDA) being available|libbitsandbytes_cuda\w+\.so: cannot open"
+        r"|bitsandbytes library .*(compiled|loaded) without (CUDA|GPU) support",
     ),
     FailureRule(
         code="nvcc_unsupported_gpu",
@@ -199,6 +276,7 @@ CUDA_RULES = (
         cause="An extension was built for a compute capability that the CUDA toolkit does not know.",
         fix="Set TORCH_CUDA_ARCH_LIST to what the toolkit supports, or use an image with a newer toolkit.",
         priority=SPECIFIC,
+        evidence=Evidence.CAUSE,
         pattern=r"nvcc fatal +: Unsupported gpu architecture",
     ),
 )
@@ -246,6 +324,7 @@ XID_RULES = (
         cause="A kernel of the program accessed invalid memory, or raised an exception on the GPU.",
         fix="Run with CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer to find the kernel.",
         priority=GENERAL,  # CUDA's own message in the log says which of them it was
+        evidence=Evidence.CAUSE,
         pattern=r"Xid \(PCI:[^)]*\): (13|31|43)\b|XID (13|31|43) on GPU",
     ),
     FailureRule(
@@ -255,6 +334,7 @@ XID_RULES = (
         fix="Start it again without this node, and report the node to an administrator.",
         action=FailureAction.EXCLUDE_NODE,
         priority=SPECIFIC,
+        evidence=Evidence.CAUSE,
         pattern=r"GPU is lost\. +Reboot|Unable to determine the device handle for (gpu|GPU)",
     ),
     FailureRule(

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from portal.domain.failure_rules import CERTAIN, GENERAL, LAST, SPECIFIC, FailureAction, FailureRule
+from portal.domain.failure_rules import (
+    CERTAIN,
+    CONSEQUENCE,
+    GENERAL,
+    LAST,
+    SPECIFIC,
+    Evidence,
+    FailureAction,
+    FailureRule,
+)
 from portal.domain.reasons import EndReason
 
 HOST_RULES = (
@@ -22,6 +31,7 @@ HOST_RULES = (
         fix="Request more memory, or use fewer workers of the data loader.",
         action=FailureAction.RETRY_WITH_MORE_MEMORY,
         priority=SPECIFIC,
+        evidence=Evidence.CAUSE,
         pattern=r"Memory cgroup out of memory|Out of memory: Killed process|oom-kill:|Detected \d+ oom[-_]kill",
     ),
     FailureRule(
@@ -40,6 +50,7 @@ HOST_RULES = (
         fix="Raise spark.executor.memory and spark.driver.memory, and request at least 1.2 times of it.",
         action=FailureAction.RETRY_WITH_MORE_MEMORY,
         priority=SPECIFIC,
+        evidence=Evidence.CAUSE,
         pattern=r"java\.lang\.OutOfMemoryError",
     ),
     FailureRule(
@@ -49,7 +60,17 @@ HOST_RULES = (
         fix="Request more memory, or run fewer Ray tasks in parallel.",
         action=FailureAction.RETRY_WITH_MORE_MEMORY,
         priority=SPECIFIC,
+        evidence=Evidence.CAUSE,
         pattern=r"ray\.exceptions\.OutOfMemoryError|Workers \(tasks / actors\) killed due to memory pressure",
+    ),
+    FailureRule(
+        code="ray_worker_died",
+        title="A worker of Ray died",
+        cause="The process of a Ray task or actor ended: it crashed, was killed, or its node failed.",
+        fix="Look for the error of the worker, above or in the log of its rank. It is often a lack of memory.",
+        priority=CONSEQUENCE,
+        pattern=r"(Ray)?Actor(Died)?Error: |WorkerCrashedError"
+        r"|[Aa]ctor died unexpectedly before finishing this task",
     ),
     FailureRule(
         code="dataloader_shared_memory",
@@ -57,6 +78,7 @@ HOST_RULES = (
         cause="Workers of the data loader pass batches through /dev/shm, and it is full.",
         fix="Raise the job's shared memory (shm_mib), or use fewer workers.",
         priority=SPECIFIC + 5,
+        evidence=Evidence.CAUSE,
         pattern=r"insufficient shared memory \(shm\)|[Bb]us error.*(shm|shared memory)"
         r"|DataLoader worker .* killed by signal: Bus error"
         r"|unable to (allocate|open|write to|mmap|resize) .*shared memory"
@@ -69,6 +91,7 @@ HOST_RULES = (
         fix="Request more memory or use fewer workers. num_workers=0 shows an error of the data set itself.",
         action=FailureAction.RETRY_WITH_MORE_MEMORY,
         priority=GENERAL + 5,
+        evidence=Evidence.CAUSE,
         pattern=r"DataLoader worker \(pid(\(s\))? [^)]*\) (is killed by signal|exited unexpectedly)",
     ),
     FailureRule(
@@ -91,6 +114,7 @@ HOST_RULES = (
         title="The disk is full",
         cause="A file system has no space left.",
         fix="Write to a volume with free space, and delete old checkpoints and caches.",
+        evidence=Evidence.CAUSE,
         pattern=r"No space left on device|\bENOSPC\b|database or disk is full",
     ),
     FailureRule(
@@ -107,6 +131,7 @@ HOST_RULES = (
         cause="The quota of a volume is used up.",
         fix="Delete files of the volume, or ask an administrator for a larger quota.",
         priority=SPECIFIC,
+        evidence=Evidence.CAUSE,
         pattern=r"[Dd]isk quota exceeded|\bEDQUOT\b",
     ),
     FailureRule(
@@ -115,6 +140,7 @@ HOST_RULES = (
         cause="The file system has space, but too many files.",
         fix="Pack many small files into archives such as tar or WebDataset, and delete old ones.",
         priority=SPECIFIC + 5,
+        evidence=Evidence.CAUSE,
         pattern=r"[Nn]o (free )?inodes|[Oo]ut of inodes|inodes? .*(exhausted|100% used)",
     ),
     FailureRule(
@@ -156,6 +182,7 @@ HOST_RULES = (
         cause="The program writes to a path that is mounted read-only, such as a data set.",
         fix="Write to the home, a project's volume or a scratch folder; point caches such as HF_HOME there.",
         priority=SPECIFIC,
+        evidence=Evidence.CAUSE,
         pattern=r"[Rr]ead-only file system|\bEROFS\b",
     ),
     FailureRule(
@@ -164,6 +191,7 @@ HOST_RULES = (
         cause="The disk or the network file system of the node returned an error.",
         fix="Start it again without this node, and report the node to an administrator.",
         action=FailureAction.EXCLUDE_NODE,
+        evidence=Evidence.CAUSE,
         pattern=r"Input/output error|\[Errno 5\]",
     ),
     FailureRule(
@@ -172,6 +200,7 @@ HOST_RULES = (
         cause="A file on a network file system was deleted or replaced while the program used it.",
         fix="Start it again. Do not delete or move files that running jobs use.",
         action=FailureAction.RETRY,
+        evidence=Evidence.CAUSE,
         pattern=r"Stale (NFS )?file handle",
     ),
     FailureRule(
@@ -221,7 +250,9 @@ HOST_RULES = (
         cause="Native code of a process that the task started accessed invalid memory (SIGSEGV).",
         fix="Set PYTHONFAULTHANDLER=1 to see the Python line. Match the versions of compiled packages.",
         priority=GENERAL - 5,
-        pattern=r"Segmentation fault|Signal 11 \(SIGSEGV\)|SIGSEGV|exitcode: -11\b",
+        evidence=Evidence.CAUSE,
+        pattern=r"Segmentation fault|Signal 11 \(SIGSEGV\)|SIGSEGV|exitcode *: -11\b"
+        r"|exits with return code = -11\b|exited on signal 11\b",
     ),
     FailureRule(
         code="bus_error",

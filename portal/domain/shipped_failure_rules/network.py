@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from portal.domain.failure_rules import CERTAIN, CONSEQUENCE, GENERAL, SPECIFIC, FailureAction, FailureRule
+from portal.domain.failure_rules import (
+    CERTAIN,
+    CONSEQUENCE,
+    GENERAL,
+    SPECIFIC,
+    Evidence,
+    FailureAction,
+    FailureRule,
+)
 
 NETWORK_RULES = (
     FailureRule(
@@ -11,6 +19,7 @@ NETWORK_RULES = (
         cause="The task has no DNS for this name: the name is wrong, or the network policy of the project forbids "
         "it.",
         fix="Check the name, and whether the project may connect to the internet.",
+        evidence=Evidence.CAUSE,
         pattern=r"Temporary failure in name resolution|Name or service not known|Could not resolve host"
         r"|NameResolutionError"
         r"|nodename nor servname provided",
@@ -21,14 +30,17 @@ NETWORK_RULES = (
         cause="The server's certificate is not signed by an authority that the image knows.",
         fix="Add the certificate of your organization to the image, and set SSL_CERT_FILE or REQUESTS_CA_BUNDLE.",
         priority=SPECIFIC,
+        evidence=Evidence.CAUSE,
         pattern=r"CERTIFICATE_VERIFY_FAILED|certificate verify failed|SSL certificate problem",
     ),
     FailureRule(
         code="proxy_error",
         title="The proxy refused the connection",
-        cause="The proxy of the variables HTTP_PROXY or HTTPS_PROXY does not answer, or does not permit the address.",
+        cause="The proxy of the variables HTTP_PROXY or HTTPS_PROXY does not answer, or does not permit the "
+        "address.",
         fix="Correct these variables, or add the host to NO_PROXY.",
         priority=SPECIFIC,
+        evidence=Evidence.CAUSE,
         pattern=r"ProxyError|Tunnel connection failed: 40\d|HTTP code 40\d from proxy"
         r"|407 Proxy Authentication Required",
     ),
@@ -63,6 +75,7 @@ NETWORK_RULES = (
         cause="The repository is private or does not exist, and the job has no credentials for it.",
         fix="Give the job a token or a deploy key as a secret.",
         priority=SPECIFIC,
+        evidence=Evidence.CAUSE,
         pattern=r"fatal: (Authentication failed for|could not read (Username|Password) for)"
         r"|Permission denied \(publickey"
         r"|remote: Repository not found",
@@ -74,6 +87,7 @@ NETWORK_RULES = (
         "machine answers.",
         fix="Compare it with the key that the operator of the server publishes, and enter that one in the job.",
         priority=SPECIFIC,
+        evidence=Evidence.CAUSE,
         pattern=r"Host key verification failed",
     ),
     FailureRule(
@@ -109,6 +123,7 @@ NETWORK_RULES = (
         cause="The branch, tag or commit does not exist in the repository, or the clone is too shallow.",
         fix="Check the name, push the commit, or clone without --depth.",
         priority=SPECIFIC,
+        evidence=Evidence.CAUSE,
         pattern=r"fatal: (Remote branch .* not found|reference is not a tree|couldn't find remote ref)"
         r"|error: pathspec '.*' did not match",
     ),
@@ -118,6 +133,7 @@ NETWORK_RULES = (
         cause="The repository belongs to another user than the task runs as.",
         fix="Run git config --global --add safe.directory PATH in the command.",
         priority=SPECIFIC,
+        evidence=Evidence.CAUSE,
         pattern=r"detected dubious ownership in repository",
     ),
 )

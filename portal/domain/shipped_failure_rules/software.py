@@ -8,6 +8,7 @@ from portal.domain.failure_rules import (
     LAST,
     PYTHON_EXCEPTION,
     SPECIFIC,
+    Evidence,
     FailureAction,
     FailureRule,
 )
@@ -49,7 +50,8 @@ SOFTWARE_RULES = (
         code="attribute_error_of_module",
         title="A package lacks a function",
         cause="An installed package does not have the function that the program uses: the versions do not match.",
-        fix="Install the version that the program was written for. A file of yours with the package's name hides it.",
+        fix="Install the version that the program was written for. A file of yours with the package's name hides "
+        "it.",
         priority=GENERAL,
         pattern=r"AttributeError: (partially initialized )?module '[^']+' has no attribute",
     ),
@@ -74,6 +76,7 @@ SOFTWARE_RULES = (
         cause="A program was compiled for a newer glibc or libstdc++ than the image has.",
         fix="Use a newer image, or build the program in this one.",
         priority=SPECIFIC,
+        evidence=Evidence.CAUSE,
         pattern=r"version [`'](GLIBC|GLIBCXX|CXXABI)_[\d.]+' not found",
     ),
     FailureRule(
@@ -98,6 +101,7 @@ SOFTWARE_RULES = (
         cause="The image or a binary was built for another architecture, such as arm64 instead of amd64.",
         fix="Build the image for the architecture of the nodes (docker build --platform linux/amd64).",
         priority=SPECIFIC,
+        evidence=Evidence.CAUSE,
         pattern=r"[Ee]xec format error|cannot execute binary file",
     ),
     FailureRule(
@@ -137,6 +141,7 @@ SOFTWARE_RULES = (
         title="pip found no such package",
         cause="No version of the package fits the Python version, the platform or the index.",
         fix="Check name and version, and the Python version of the environment.",
+        evidence=Evidence.CAUSE,
         pattern=r"No matching distribution found for",
     ),
     FailureRule(
@@ -145,6 +150,7 @@ SOFTWARE_RULES = (
         cause="Two requirements need different versions of a package.",
         fix="Relax the pinned versions, or build the image with a tested lock file.",
         priority=SPECIFIC,
+        evidence=Evidence.CAUSE,
         pattern=r"ResolutionImpossible|have conflicting dependencies",
     ),
     FailureRule(
@@ -153,6 +159,7 @@ SOFTWARE_RULES = (
         cause="pip found no wheel, and the build from source failed.",
         fix="Install a version with a wheel for this Python, or add compilers and headers to the image.",
         priority=GENERAL + 8,
+        evidence=Evidence.CAUSE,
         pattern=r"Failed building wheel for|metadata-generation-failed|Failed to build installable wheels",
     ),
     FailureRule(
@@ -160,6 +167,7 @@ SOFTWARE_RULES = (
         title="conda cannot solve the environment",
         cause="No set of packages in the channels meets the requirements.",
         fix="Relax versions, or add the channel that has the package.",
+        evidence=Evidence.CAUSE,
         pattern=r"UnsatisfiableError|PackagesNotFoundError|ResolvePackageNotFound",
     ),
     FailureRule(
@@ -168,6 +176,7 @@ SOFTWARE_RULES = (
         cause="The command activates an environment that the image or home does not have, or conda is not set up.",
         fix="Use conda run -n NAME, and check conda env list in a terminal of the same environment.",
         priority=SPECIFIC,
+        evidence=Evidence.CAUSE,
         pattern=r"EnvironmentNameNotFound|EnvironmentLocationNotFound|CondaError: Run 'conda init'"
         r"|Could not find conda environment",
     ),
@@ -177,8 +186,17 @@ SOFTWARE_RULES = (
         cause="Triton, torch.compile or an extension compiles code at run time, and the image has no compiler.",
         fix="Use a devel image, or install gcc and, for CUDA code, the CUDA toolkit.",
         priority=SPECIFIC,
+        evidence=Evidence.CAUSE,
         pattern=r"Failed to find C compiler|CUDA_HOME (environment variable is not set|does not exist)"
         r"|nvcc: (command )?not found",
+    ),
+    FailureRule(
+        code="ninja_missing",
+        title="ninja is missing",
+        cause="PyTorch compiles an extension at run time, for example for DeepSpeed, and the image has no ninja.",
+        fix="Install it in the image or environment: pip install ninja.",
+        priority=SPECIFIC + 2,
+        pattern=r"Ninja is required to load C\+\+ extensions|ninja: (command )?not found|Could not find ninja",
     ),
     FailureRule(
         code="extension_build_failed",
@@ -186,6 +204,7 @@ SOFTWARE_RULES = (
         cause="The compilation of a C++ or CUDA extension at run time failed.",
         fix="Read the compiler's first error. The versions of CUDA toolkit and PyTorch must match.",
         priority=GENERAL + 5,
+        evidence=Evidence.CAUSE,
         pattern=r"Error building extension '|Unable to JIT load the \S+ op",
     ),
     FailureRule(
@@ -263,6 +282,15 @@ SOFTWARE_RULES = (
         r"|UNAVAILABLE: failed to connect to all addresses",
     ),
     FailureRule(
+        code="tensorflow_collective_late",
+        title="TensorFlow: the strategy was created too late",
+        cause="MultiWorkerMirroredStrategy has to be created before any other operation of TensorFlow.",
+        fix="Create the strategy first in the program, before tensors, data sets and calls of tf.config that use "
+        "GPUs.",
+        priority=SPECIFIC,
+        pattern=r"Collective ops must be configured at program startup",
+    ),
+    FailureRule(
         code="tensorflow_invalid_argument",
         title="TensorFlow: invalid argument",
         cause="An operation got a value or a shape that it does not accept, such as a label outside its range.",
@@ -333,6 +361,48 @@ SOFTWARE_RULES = (
         r"|DatasetNotFoundError",
     ),
     FailureRule(
+        code="hub_file_missing",
+        title="A file of the model is missing",
+        cause="The folder or repository does not have the file of weights or configuration that the library "
+        "expects.",
+        fix="Check the path and the format; a download that was interrupted has to be repeated.",
+        priority=SPECIFIC,
+        pattern=r"does not appear to have (a|any) files? named|[Nn]o file named \S+.* found in directory"
+        r"|EntryNotFoundError|Should have a `model_type` key",
+    ),
+    FailureRule(
+        code="tokenizer_not_loaded",
+        title="The tokenizer could not be loaded",
+        cause="Files of the tokenizer are missing, its class is not known to this version of transformers, or "
+        "sentencepiece or tiktoken is not installed.",
+        fix="Check the path, update transformers, and install sentencepiece, tiktoken and protobuf.",
+        priority=SPECIFIC + 1,
+        pattern=r"Can't load tokenizer for|Couldn't instantiate the backend tokenizer"
+        r"|Tokenizer class \S+ does not exist|Tokenizer requires the \w+ library"
+        r"|need to have (sentencepiece|tiktoken)\b.* installed",
+    ),
+    FailureRule(
+        code="vllm_cache_blocks",
+        title="Too little GPU memory for the KV cache",
+        cause="After the weights of the model, the GPU has too little free memory for the key-value cache of one "
+        "request.",
+        fix="Reduce max_model_len, raise gpu_memory_utilization, use more GPUs (tensor_parallel_size), or a "
+        "quantized "
+        "model.",
+        priority=SPECIFIC,
+        pattern=r"No available memory for the cache blocks|larger than the available KV cache memory"
+        r"|larger than the maximum number of tokens that can be stored in( the)? KV cache"
+        r"|[Nn]ot enough memory\. Please try (to increase|increasing) --mem-fraction-static",
+    ),
+    FailureRule(
+        code="vllm_memory_in_use",
+        title="Another process uses the memory of the GPU",
+        cause="vLLM reserves a share of the GPU's memory, and less than that is free.",
+        fix="Lower gpu_memory_utilization, or request the whole GPU instead of a share.",
+        priority=SPECIFIC,
+        pattern=r"less than desired GPU memory utilization|Error in memory profiling\.",
+    ),
+    FailureRule(
         code="rate_limited",
         title="A server limits the requests",
         cause="A hub or another service answered that it gets too many requests (HTTP 429).",
@@ -381,6 +451,7 @@ SOFTWARE_RULES = (
         cause="The notebook was executed up to a cell that raised an error.",
         fix="The error of the cell is below this line in the log.",
         priority=LAST + 10,
+        evidence=Evidence.ALWAYS,
         pattern=r"PapermillExecutionError|CellExecutionError",
     ),
 )

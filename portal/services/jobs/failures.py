@@ -125,11 +125,10 @@ def _match(attempt: Attempt, rules: Sequence[FailureRule]) -> FailureMatch | Non
     for task in tasks[:MAX_RANKS]:
         file = log_file(attempt.job.public_id, attempt.number, task.rank, complete=True)
         try:
-            lines = [(line.stream, displayed_text(line)) for line in tail(file, TAIL_LINES).lines]
-            by_stream = (
-                [text for stream, text in lines if stream == name] for name in ("stderr", "stdout", "")
+            lines = tail(file, TAIL_LINES).lines
+            matcher.add_lines(
+                task.rank, [displayed_text(line) for line in lines], [line.stream for line in lines]
             )
-            matcher.add_lines(task.rank, [text for _, text in lines], *by_stream)
         except OSError as unreadable:
             log.warning("the log of %s, rank %d, cannot be read: %s", attempt.job, task.rank, unreadable)
     return matcher.best

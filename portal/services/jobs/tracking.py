@@ -45,8 +45,8 @@ def job_token(job: str, attempt: int, key: str | None = None) -> str:
     return f"{TOKEN_PREFIX}{job}_{attempt}_{digest}"
 
 
-def get_token_job(text: str) -> Job:
-    """Return the job of a token, with owner and project. Raise Unauthenticated."""
+def get_token_attempt(text: str) -> Attempt:
+    """Return the attempt of a token, with owner and project of its job. Raise Unauthenticated."""
     shaped = _TOKEN.fullmatch(text)
     keys = [settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS]
     if shaped is None or not any(
@@ -61,4 +61,4 @@ def get_token_job(text: str) -> Job:
         raise Unauthenticated("The job of this token has ended.", code="token_expired")
     if not attempt.job.owner.is_active:
         raise Unauthenticated("The account of this job's owner is deactivated.", code="account_deactivated")
-    return attempt.job
+    return attempt
