@@ -115,11 +115,12 @@ class StrictCharField(serializers.CharField):
     """A JSON string; numbers are refused and surrounding spaces are kept.
 
     ``pattern`` is a regular expression for the whole text, ``message`` the error for text that does not
-    match.
+    match. Blank text is accepted where it is the default: clients may send a default that the document states.
     """
 
     def __init__(self, *, pattern: str = "", message: str = "", **options: Any) -> None:
         options.setdefault("trim_whitespace", False)
+        options.setdefault("allow_blank", options.get("default") == "")
         super().__init__(**options)
         if pattern:
             self.validators.append(RegexValidator(rf"^({pattern})\Z", message, code="invalid"))

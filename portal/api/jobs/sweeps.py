@@ -259,27 +259,32 @@ class SweepImportView(SignedInView):
         response=ImportResult,
         status=201,
         rate=rate_limits.JOB_SUBMITS,
+        idempotent=True,
         detail="Creates the sweep, and lists the keys of the file that have no counterpart.",
     )
     def post(self, request: Request) -> HttpResponse:
         user, given = self.user, self.body
         found = read_experiment(given["experiment"])
         pool = given.get("pool")
-        sweep = do_import_experiment(
+        make = partial(
+            do_import_experiment,
             user,
             found,
             project=get_referenced_row(visible_projects(user), given["project"], "project"),
             environment=get_referenced_row(visible_environments(user), given["environment"], "environment"),
             pool=get_referenced_row(NodePool.objects.all(), pool, "pool") if pool else None,
-            submit=given["submit"],
         )
         rows = {name: given[name] for name in ("project", "environment", "pool") if given.get(name)}
-        result = ImportResult.compose(
-            sweep=_represent(user, sweep) if sweep else None,
-            request={"job": found.job | rows, **found.sweep, "parameters": found.parameters},
-            ignored=[{"key": key, "reason": reason} for key, reason in found.ignored.items()],
-        )
-        return self.json_response(result, 201)
+
+        def work() -> dict[str, Any]:
+            sweep = make(submit=given["submit"])
+            return ImportResult.compose(
+                sweep=_represent(user, sweep) if sweep else None,
+                request={"job": found.job | rows, **found.sweep, "parameters": found.parameters},
+                ignored=[{"key": key, "reason": reason} for key, reason in found.ignored.items()],
+            )
+
+        return self.idempotent_response(work, precheck=partial(make, submit=False))
 
 
 class SweepView(SignedInView):
