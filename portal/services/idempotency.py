@@ -18,6 +18,7 @@ from django.db import transaction
 
 from portal.errors import Conflict, FairwayError, MalformedRequest, Unsatisfiable
 from portal.models import IdempotencyKey, User
+from portal.services.encryption import DecryptionError, EncryptionContext, decrypt, encrypt
 
 KEY_PATTERN = r"[\x21-\x7e]{1,255}"
 
@@ -39,11 +40,13 @@ def run_once(
     perform: Callable[[], tuple[int, Any]],
     *,
     check: Callable[[], object] | None = None,
+    has_secret: bool = False,
 ) -> StoredResponse:
     """Execute ``perform`` unless this key already has a response. Errors are not stored and may be retried.
 
     ``perform`` runs in a transaction. What must not, such as a query to the scheduler, goes into ``check``,
-    which runs before it, unless there is a response, and rejects by raising.
+    which runs before it, unless there is a response, and rejects by raising. A response that ``has_secret`` is
+    stored encrypted.
 
     Raise MalformedRequest for an invalid key, Unsatisfiable (422) if the key was used with another body,
     Conflict (409) while the first request with it is in progress.
@@ -59,7 +62,7 @@ def run_once(
         answered = IdempotencyKey.objects.filter(user=user, key=key, status__isnull=False)
         if check is not None and not answered.exists():
             check()
-        return _run_locked(user, key, fingerprint, perform)
+        return _run_locked(user, key, fingerprint, perform, has_secret)
     except (_InProgressError, _KeyReusedError):
         raise
     except FairwayError:
@@ -76,7 +79,7 @@ def fingerprint_of(route: str, body: Any) -> str:
 
 
 def _run_locked(
-    user: User, key: str, fingerprint: str, perform: Callable[[], tuple[int, Any]]
+    user: User, key: str, fingerprint: str, perform: Callable[[], tuple[int, Any]], has_secret: bool
 ) -> StoredResponse:
     with transaction.atomic():
         row = IdempotencyKey.objects.select_for_update(skip_locked=True).filter(user=user, key=key).first()
@@ -87,13 +90,28 @@ def _run_locked(
             message = "This Idempotency-Key was used for another request."
             raise _KeyReusedError(message, code="idempotency_key_reused")
         if row.status is not None and row.body is not None:
-            return StoredResponse(row.status, json.loads(row.body), is_replay=True)
+            return StoredResponse(row.status, json.loads(_stored_text(row)), is_replay=True)
         status, answered = perform()
         # stored as text: jsonb loses the order of fields, and a replay must be identical
         text = json.dumps(answered)
-        row.status, row.body = status, text
+        row.status, row.body = status, {"encrypted": encrypt(text, _context(row))} if has_secret else text
         row.save(update_fields=["status", "body"])
         return StoredResponse(status, json.loads(text), is_replay=False)
+
+
+def _stored_text(row: IdempotencyKey) -> str:
+    """Return the response as JSON. Raise Conflict if its key of encryption is gone."""
+    if isinstance(row.body, str):
+        return row.body
+    try:
+        return decrypt(row.body["encrypted"], _context(row))
+    except DecryptionError as error:
+        message = "The request was done, but its response can no longer be read. Send it with another key."
+        raise _KeyReusedError(message, code="idempotency_key_reused") from error
+
+
+def _context(row: IdempotencyKey) -> EncryptionContext:
+    return EncryptionContext("idempotency_key", str(row.pk), "body")
 
 
 class _InProgressError(Conflict):

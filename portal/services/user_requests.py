@@ -58,7 +58,24 @@ def do_request_quota(
     ends_at: dt.datetime | None = None,
     reason: str,
 ) -> UserRequest:
-    """Request GPUs in addition to a project's quota, for its members; without ``ends_at`` permanently.
+    """Request GPUs in addition to a project's quota; see ``prepare_quota_request``."""
+    asked = prepare_quota_request(
+        user, project, pool, extra_milli, starts_at=starts_at, ends_at=ends_at, reason=reason
+    )
+    return do_open_quota_request(asked)
+
+
+def prepare_quota_request(
+    user: User,
+    project: Project,
+    pool: NodePool,
+    extra_milli: int,
+    *,
+    starts_at: dt.datetime | None = None,
+    ends_at: dt.datetime | None = None,
+    reason: str,
+) -> UserRequest:
+    """Return a request for more GPUs, not saved, for members of the project; without ``ends_at`` permanently.
 
     Must not run in a transaction, because the scheduler simulates the effect.
     """
@@ -76,6 +93,12 @@ def do_request_quota(
         reason=reason,
     )
     asked.effect = simulate_requested_quota(asked)
+    return asked
+
+
+def do_open_quota_request(asked: UserRequest) -> UserRequest:
+    """Make a request of ``prepare_quota_request``."""
+    _require_member(asked.requested_by, asked.project)
     return _open_request(asked)
 
 

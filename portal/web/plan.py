@@ -54,6 +54,8 @@ from portal.services.jobs.launching import training_program
 from portal.services.jobs.pipeline_plans import (
     MIB,
     TopologyInput,
+    check_profile,
+    compute_plan,
     do_create_plan,
     do_create_profile,
     do_delete_profile,
@@ -199,7 +201,8 @@ def create_profile(request: HttpRequest, user: User) -> HttpResponse:
         given = form.cleaned_data
         project = get_first(visible_projects(user).filter(public_id=given["project"]))
         try:
-            row = do_create_profile(user, project, given["name"], given["profile"])
+            answer = check_profile(user, project, given["name"], given["profile"])
+            row = do_create_profile(user, project, given["name"], given["profile"], answer)
         except FairwayError as refusal:
             form.add_error("profile", refusal_text(refusal))
         else:
@@ -228,7 +231,7 @@ def create_plan(request: HttpRequest, user: User) -> HttpResponse:
     if form.is_valid():
         try:
             profile = get_profile(user, form.cleaned_data["profile"])
-            row = do_create_plan(user, profile, form.topology())
+            row = do_create_plan(user, profile, compute_plan(user, profile, form.topology()))
         except FairwayError as refusal:
             form.add_error(None, refusal_text(refusal))
         else:

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-import yaml
 from django import forms
 from django.contrib import messages
 from django.core.paginator import Paginator
@@ -37,7 +36,7 @@ from portal.selectors.templates import gallery_templates, get_template
 from portal.services.jobs.job_document import request_body
 from portal.services.jobs.submission import request_from_job
 from portal.services.jobs.templates import CONTENT, TemplateInput, do_save_template
-from portal.services.yaml_input import MAX_BYTES, load_yaml
+from portal.services.yaml_input import MAX_BYTES, dump_yaml, load_yaml
 from portal.visibility import private_fields
 from portal.web.display.formatting import parse_whole_number
 from portal.web.form_fields import select_input, text_area, text_input
@@ -352,4 +351,4 @@ def _initial_content(fields: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _as_yaml(value: Any) -> str:
-    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=100) if value else ""
+    return dump_yaml(value) if value else ""

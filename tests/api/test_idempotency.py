@@ -76,16 +76,6 @@ def test_a_key_must_be_one(fixture_data):
         assert answer.status_code in {400, 201} if not key else answer.status_code == 400, key
 
 
-def test_a_key_is_refused_where_idempotency_is_not_supported(fixture_data):
-    answer = fixture_data.client("member").post(
-        "/api/v1/tokens/",
-        {"name": "t", "scopes": ["read"]},
-        content_type="application/json",
-        headers={"Idempotency-Key": "k"},
-    )
-    assert answer.json()["code"] == "idempotency_not_offered"
-
-
 @pytest.mark.django_db(transaction=True)
 def test_a_key_in_flight_is_a_conflict():
     person = factories.user("ada")

@@ -60,12 +60,12 @@ def test_variables_and_secrets_are_shown_to_those_who_control_the_job(fixture_da
 @pytest.mark.parametrize(
     ("text", "status", "message"),
     [
-        (YAML + "tsks: 3\ntasks: many\n", 400, "Unknown field. (line 9)"),
+        (YAML + "tsks: 3\ntasks: many\n", 400, "Unknown field. Did you mean tasks? (line 9)"),
         (YAML + "tsks: 3\ntasks: many\n", 400, "Must be a whole number. (line 10)"),
         (YAML.replace("vision", "nowhere"), 422, "There is no such project, or you may not use it. (line 2)"),
         (YAML.replace("+01:00", ""), 400, "such as 2027-03-01T08:00:00+01:00. (line 6)"),
         ("a: [", 400, "It is not valid YAML"),
-        ("- a", 400, "The body must be a JSON object."),
+        ("- a", 400, "It is a list, from line 1 on."),
         (
             YAML + "kind: workspace\n",
             422,

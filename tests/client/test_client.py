@@ -290,7 +290,7 @@ def test_a_file_and_standard_input_are_submitted(address, fields, tmp_path, monk
     assert Job.objects.get().public_id == capsys.readouterr().out.strip()
     (tmp_path / "job.yaml").write_text(text + "tsks: 2\n")
     assert fairway("run", "-f", str(tmp_path / "job.yaml")) == cli.REFUSED
-    assert "tsks: Unknown field. (line 5)" in capsys.readouterr().err
+    assert "tsks: Unknown field. Did you mean tasks? (line 5)" in capsys.readouterr().err
     assert fairway("run", "-f", "x", "--name=y") == cli.USAGE
 
 

@@ -161,16 +161,16 @@ def test_every_unknown_key_and_bad_value_is_named_with_its_line(client_of: Any) 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("- a", "It must be a mapping"),
+        ("- a", "It is a list, from line 1 on."),
         ("a: [", "It is not valid YAML"),
         ("name: a\nname: b", "name occurs twice, again in line 2."),
         ("a: &x 1\nb: *x", "Aliases"),
         ("a: !!python/object/apply:os.system [id]", "is no text, number"),
-        ("a: .nan", "nan is too large, or not a number"),
+        ("a: .nan", ".nan in line 1 is too large, or not a number"),
         ("a: !!binary aGk=", "is no text, number, list or mapping"),
         ("a: " + "[" * 40 + "]" * 40, "nested deeper than 32 levels"),
-        ("on: 1", "The key True is not text"),
-        ("job: {}\ncron: x", "This is a sweep, schedule or service"),
+        ("on: 1", "Line 1, on: Unknown field."),
+        ("job: {}\ncron: x", "It is a sweep, schedule or service, in line 1"),
         (
             "name: a\nproject: vision\nenvironment: pytorch-2-9\ncommand: [x]\ntasks: 0",
             "Line 5, tasks: Must be",

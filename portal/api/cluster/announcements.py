@@ -54,11 +54,15 @@ class AnnouncementsView(SignedInView):
         body=AnnouncementBody,
         response=AnnouncementDetail,
         status=201,
+        idempotent=True,
     )
     def post(self, request: Request) -> HttpResponse:
         require_admin(self.user, "write announcements")
-        row = do_announce(self.user, self.body["message"], self.body["ends_at"])
-        return self.json_response(AnnouncementDetail.represent(row), status=201)
+        return self.idempotent_response(
+            lambda: AnnouncementDetail.represent(
+                do_announce(self.user, self.body["message"], self.body["ends_at"])
+            )
+        )
 
 
 class AnnouncementView(AdminView):

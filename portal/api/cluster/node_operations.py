@@ -256,9 +256,9 @@ NODE_ACTIONS = [
         "the node answers as restarted. Rejected with `host_key_changed` if it presents another key (`details` has "
         "both fingerprints), `host_key_unchanged` if the key is the confirmed one, `node_unreachable` if none could "
         "be read, `node_changed` if the node was changed meanwhile, and `not_over_ssh`.",
-        do_confirm_host_key,
+        lambda user, node, prepared, **given: do_confirm_host_key(user, node, **given, keys=prepared),
+        prepare=lambda user, node, **_: get_host_keys(user, node),
         body=HostKeyBody,
-        idempotent=False,
         error_statuses=(409,),
     ),
     _start(

@@ -14,9 +14,9 @@ from rest_framework import exceptions, serializers
 from rest_framework.parsers import BaseParser
 
 from portal.domain.job_spec import time_error
+from portal.domain.unknown_names import unknown_field_message
 from portal.errors import InvalidRequest
 from portal.models.public_id import MAX_NAME_LENGTH, NAME_PATTERN, slug_validator
-from portal.services.yaml_input import load_yaml_document
 
 MAX_BODY_BYTES = 256 * 1024
 MAX_DEPTH = 16
@@ -51,27 +51,33 @@ class StrictJson(BaseParser):
         return parse_json(raw)
 
 
-class StrictYaml(BaseParser):
+class YamlParser(BaseParser):
     """YAML with the content of JSON; ``lines_of_body`` of the view gets the line of each key."""
 
     media_type = "application/yaml"
 
+    def read(self, text: str) -> tuple[Any, Mapping[str, int], Mapping[str, str]]:
+        """Return content, lines of keys, and what is wrong with fields. Raise InvalidRequest."""
+        raise NotImplementedError
+
     def parse(
         self, stream: Any, media_type: str | None = None, parser_context: Mapping[str, Any] | None = None
     ) -> Any:
-        """Return the parsed body. Raise ParseError with a message, or PayloadTooLarge."""
+        """Return the parsed body. Raise ParseError, ValidationError by field, or PayloadTooLarge."""
         raw = stream.read(MAX_BODY_BYTES + 1)
         if len(raw) > MAX_BODY_BYTES:
             raise PayloadTooLarge
         try:
-            value, lines = load_yaml_document(raw.decode("utf-8"), "body")
-        except UnicodeDecodeError as wrong:
-            raise exceptions.ParseError("The body is not UTF-8.") from wrong
+            value, lines, wrong = self.read(raw.decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise exceptions.ParseError("The body is not UTF-8.") from error
         except InvalidRequest as refusal:
             raise exceptions.ParseError(refusal.message) from refusal
         _check_storable(value)
         if parser_context:
             parser_context["view"].lines_of_body = lines
+        if wrong:
+            raise exceptions.ValidationError(dict(wrong))
         return value
 
 
@@ -98,7 +104,8 @@ class StrictSerializer(serializers.Serializer[Any]):
         """Return validated values; each unknown name is an error of its own, beside those of the values."""
         unknown = [str(name) for name in data if name not in self.fields] if isinstance(data, Mapping) else []
         wrong: dict[str, Any] = {
-            name: exceptions.ErrorDetail("Unknown field.", code="unknown") for name in unknown[:20]
+            name: exceptions.ErrorDetail(unknown_field_message(name, self.fields), code="unknown")
+            for name in unknown[:20]
         }
         try:
             values = super().to_internal_value(data)
@@ -115,11 +122,12 @@ class StrictCharField(serializers.CharField):
     """A JSON string; numbers are refused and surrounding spaces are kept.
 
     ``pattern`` is a regular expression for the whole text, ``message`` the error for text that does not
-    match.
+    match. Blank text is accepted where it is the default: clients may send a default that the document states.
     """
 
     def __init__(self, *, pattern: str = "", message: str = "", **options: Any) -> None:
         options.setdefault("trim_whitespace", False)
+        options.setdefault("allow_blank", options.get("default") == "")
         super().__init__(**options)
         if pattern:
             self.validators.append(RegexValidator(rf"^({pattern})\Z", message, code="invalid"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from django.http import HttpResponse
@@ -35,14 +36,16 @@ def action_route(
     status: int = 200,
     method: str = "post",
     idempotent: bool = True,
+    prepare: Callable[..., Any] | None = None,
     **options: Any,
 ) -> URLPattern:
     """Return the route of an action below ``route``, whose only parameter is the key for ``get_row``.
 
     ``base`` declares the access policy. ``perform`` gets the user, the row and the fields of the body as keywords;
     ``represent`` gets the user, the row and the result of ``perform`` and returns the response body. An
-    ``idempotent`` POST is done at most once per Idempotency-Key. ``scope_by_job_kind`` is for rows that are jobs or
-    have a ``job``. Further options are those of ``operation``.
+    ``idempotent`` POST is done at most once per Idempotency-Key. What must not run in a transaction is done by
+    ``prepare``, which gets the same as ``perform``; ``perform`` then gets its result as ``prepared``.
+    ``scope_by_job_kind`` is for rows that are jobs or have a ``job``. Further options are those of ``operation``.
     """
 
     idempotent = idempotent and method == "post"
@@ -54,11 +57,19 @@ def action_route(
             row = get_row(self.user, key)
             self.require_scope_of(row if isinstance(row, Job) else row.job)
 
+        @cache
+        def prepared() -> dict[str, Any]:
+            if prepare is None:
+                return {}
+            return {"prepared": prepare(self.user, row or get_row(self.user, key), **self.body)}
+
         def work() -> dict[str, Any]:
             found = row or get_row(self.user, key)
-            return represent(self.user, found, perform(self.user, found, **self.body))
+            return represent(self.user, found, perform(self.user, found, **self.body, **prepared()))
 
-        return self.idempotent_response(work, status) if idempotent else self.json_response(work(), status)
+        if idempotent:
+            return self.idempotent_response(work, status, precheck=prepared)
+        return self.json_response(work(), status)
 
     declare = operation(
         name,

@@ -36,7 +36,7 @@ from portal.api.framework.request_parsing import (
     read_query,
 )
 from portal.domain.states import JobKind
-from portal.errors import Forbidden, MalformedRequest, PreconditionRequired
+from portal.errors import Forbidden, PreconditionRequired
 from portal.models import ApiToken, Job, User
 from portal.services import idempotency
 from portal.services.accounts.tokens import Scope, has_scope
@@ -274,18 +274,30 @@ class ApiView(APIView):
         return given.strip() == "*" or etag in re.findall(r'"[^"]*"', given)
 
     def idempotent_response(
-        self, work: Callable[[], Any], status: int = 201, *, precheck: Callable[[], object] | None = None
+        self,
+        work: Callable[[], Any],
+        status: int = 201,
+        *,
+        precheck: Callable[[], object] | None = None,
+        has_secret: bool = False,
     ) -> HttpResponse:
         """Run ``work``, which returns the response body, at most once per Idempotency-Key.
 
-        With a key, ``work`` runs in a transaction; ``precheck`` runs before the transaction begins.
+        With a key, ``work`` runs in a transaction; ``precheck`` runs before the transaction begins. ``has_secret``:
+        the response is stored encrypted.
         """
         key = self.request.headers.get("Idempotency-Key")
         if key is None:
             return self.json_response(work(), status)
         given = self.request.data
         kept = idempotency.run_once(
-            self.user, key, self.request.path, given, lambda: (status, work()), check=precheck
+            self.user,
+            key,
+            self.request.path,
+            given,
+            lambda: (status, work()),
+            check=precheck,
+            has_secret=has_secret,
         )
         headers = {"Idempotency-Replayed": "true"} if kept.is_replay else {}
         return self.json_response(kept.body, kept.status, headers)
@@ -316,10 +328,6 @@ class ApiView(APIView):
             self._require_scope(plan.scope, *((Scope.WORKSPACES,) if plan.scope_by_job_kind else ()))
         if plan.rate is not None:
             self._throttle(plan.rate)
-        if request.method == "POST" and not plan.idempotent and "Idempotency-Key" in request.headers:
-            raise MalformedRequest(
-                "This request does not support Idempotency-Key.", code="idempotency_not_offered"
-            )
         self.query = read_query(request.query_params, plan.query)
         self.body = read_body(request.data, plan.body, partial=plan.partial) if plan.body else {}
 

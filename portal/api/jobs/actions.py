@@ -260,6 +260,7 @@ ROUTES = [
         response=IdleExemption,
         body=IdleExemptionBody,
         status=201,
+        idempotent=True,
     ),
     action_route(
         "idle-exemptions/<slug:exemption>/",

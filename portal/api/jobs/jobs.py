@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,7 +17,7 @@ from portal.api.framework.request_parsing import (
     QueryBooleanField,
     StrictCharField,
     StrictJson,
-    StrictYaml,
+    YamlParser,
 )
 from portal.api.framework.views import ListQuery, SignedInView, operation
 from portal.api.jobs.job_requests import JobBody, JobChangeBody, resolve_changes, submit_response
@@ -45,7 +46,7 @@ from portal.selectors.scheduling.fair_share_breakdown import list_breakdowns
 from portal.selectors.scheduling.forecasts import forecast_revisions
 from portal.services.accounts.tokens import Scope
 from portal.services.jobs.changes import do_change_job
-from portal.services.jobs.job_document import kubernetes_yaml, request_body, to_yaml
+from portal.services.jobs.job_document import kubernetes_yaml, read_job_yaml, request_body, to_yaml
 from portal.services.jobs.submission import JobRequest, request_from_job
 from portal.valkey import rate_limits
 from portal.visibility import private_fields
@@ -144,8 +145,16 @@ def represent_current_job(user: User, row: Job) -> dict[str, Any]:
     return represent_job(user, get_job(user, row.public_id))
 
 
+class JobYaml(YamlParser):
+    """A job in YAML, read as by the launch page."""
+
+    def read(self, text: str) -> tuple[Any, Mapping[str, int], Mapping[str, str]]:
+        document, wrong = read_job_yaml(text, filled=False)
+        return document.fields, document.lines, wrong
+
+
 class JobsView(SignedInView):
-    parser_classes = [StrictJson, StrictYaml]
+    parser_classes = [StrictJson, JobYaml]
 
     @_read("jobs_list", "List jobs", query=JobsQuery, response=[representations.Job])
     def get(self, request: Request) -> HttpResponse:

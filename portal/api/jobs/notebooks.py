@@ -93,14 +93,15 @@ class NotebooksView(SignedInView):
         scope=Scope.WORKSPACES,
         body=EmptyBody,
         status=202,
+        idempotent=True,
         error_statuses=[409],
         detail="Its node lists the files of the home that end with .ipynb; `listed_at` is set when it has answered. "
         "Only for the owner of the workspace.",
     )
     def post(self, request: Request, workspace: str) -> HttpResponse:
         """The listing, which has no answer yet."""
-        row = do_request_notebooks(self.user, get_workspace(self.user, workspace))
-        return self.json_response(represent_listing(row), 202)
+        row = get_workspace(self.user, workspace)
+        return self.idempotent_response(lambda: represent_listing(do_request_notebooks(self.user, row)), 202)
 
 
 ROUTES = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from django.http import HttpResponse
@@ -34,7 +34,10 @@ from portal.selectors.jobs.pipeline_plans import (
 from portal.selectors.lookup import matches_key
 from portal.services.accounts.tokens import Scope
 from portal.services.jobs.pipeline_plans import (
+    ComputedPlan,
     TopologyInput,
+    check_profile,
+    compute_plan,
     do_create_plan,
     do_create_profile,
     do_delete_profile,
@@ -180,6 +183,7 @@ class ProfilesView(SignedInView):
         body=ProfileBody,
         response=LayerProfile,
         status=201,
+        idempotent=True,
         error_statuses=[503],
         detail="For users who may run jobs in the project.",
     )
@@ -187,8 +191,16 @@ class ProfilesView(SignedInView):
         project = visible_projects(self.user).filter(matches_key(self.body["project"])).first()
         if project is None:
             raise InvalidRequest(fields={"project": "There is no such project."})
-        row = do_create_profile(self.user, project, self.body["name"], self.body["profile"])
-        return self.json_response(LayerProfile.represent(row), 201)
+        user, name, content = self.user, self.body["name"], self.body["profile"]
+
+        @cache
+        def answer() -> dict[str, Any]:
+            return check_profile(user, project, name, content)
+
+        return self.idempotent_response(
+            lambda: LayerProfile.represent(do_create_profile(user, project, name, content, answer())),
+            precheck=answer,
+        )
 
 
 class ProfileView(SignedInView):
@@ -214,6 +226,7 @@ class PlansView(SignedInView):
         body=PlanBody,
         response=Plan,
         status=201,
+        idempotent=True,
         error_statuses=[422, 503],
         detail="Divides the profiled model into stages, and compares the alternatives.",
     )
@@ -226,8 +239,15 @@ class PlansView(SignedInView):
         pool = NodePool.objects.filter(matches_key(key)).first() if key else None
         if key and pool is None:
             raise InvalidRequest(fields={"pool": "There is no such pool."})
-        row = do_create_plan(self.user, profile, TopologyInput(pool=pool, **body))
-        return self.json_response(Plan.represent(row, []), 201)
+        topology = TopologyInput(pool=pool, **body)
+
+        @cache
+        def computed() -> ComputedPlan:
+            return compute_plan(self.user, profile, topology)
+
+        return self.idempotent_response(
+            lambda: Plan.represent(do_create_plan(self.user, profile, computed()), []), precheck=computed
+        )
 
 
 class PlanView(SignedInView):

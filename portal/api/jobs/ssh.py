@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.conf import settings
 from django.http import HttpResponse
 from rest_framework import serializers
@@ -43,6 +45,7 @@ class JobSshView(SignedInView):
         response=SshConnection,
         status=201,
         error_statuses=[409],
+        idempotent=True,
         detail="Only its owner, with a token. The binary messages of the WebSocket carry the SSH protocol; "
         "SSH authentication is `none`. `fairway ssh` is a client.",
     )
@@ -52,7 +55,11 @@ class JobSshView(SignedInView):
         require_permission(self.user, Permission.ENTER, row)
         if self.token is None:
             raise Conflict("SSH connections need an API token.", code="token_required")
-        opened = do_open_terminal(self.user, row, self.body["rank"], "", token=self.token)
-        socket = f"/terminals/{opened.public_id}/"
-        host_key = derive_host_key(settings.SECRET_KEY)[1]
-        return self.json_response(SshConnection.compose(socket=socket, host_key=host_key), 201)
+
+        def work() -> dict[str, Any]:
+            opened = do_open_terminal(self.user, row, self.body["rank"], "", token=self.token)
+            socket = f"/terminals/{opened.public_id}/"
+            host_key = derive_host_key(settings.SECRET_KEY)[1]
+            return SshConnection.compose(socket=socket, host_key=host_key)
+
+        return self.idempotent_response(work)

@@ -265,6 +265,7 @@ class SweepImportView(SignedInView):
         response=ImportResult,
         status=201,
         rate=rate_limits.JOB_SUBMITS,
+        idempotent=True,
         may_only_check=True,
         detail="Creates the sweep, and lists the keys of the file that have no counterpart or another form.",
     )
@@ -272,22 +273,27 @@ class SweepImportView(SignedInView):
         user, given = self.user, self.body
         found = read_experiment(given["experiment"])
         pool = given.get("pool")
-        sweep = do_import_experiment(
+        make = partial(
+            do_import_experiment,
             user,
             found,
             project=get_referenced_row(visible_projects(user), given["project"], "project"),
             environment=get_referenced_row(visible_environments(user), given["environment"], "environment"),
             pool=get_referenced_row(NodePool.objects.all(), pool, "pool") if pool else None,
-            submit=given["submit"],
         )
         rows = {name: given[name] for name in ("project", "environment", "pool") if given.get(name)}
-        result = ImportResult.compose(
-            sweep=_represent(user, sweep) if sweep else None,
-            request={"job": found.job | rows, **found.sweep, "parameters": found.parameters},
-            ignored=_imported_keys(found.ignored),
-            changed=_imported_keys(found.changed),
-        )
-        return self.json_response(result, 201 if sweep else 200)
+
+        def work() -> dict[str, Any]:
+            sweep = make(submit=given["submit"])
+            return ImportResult.compose(
+                sweep=_represent(user, sweep) if sweep else None,
+                request={"job": found.job | rows, **found.sweep, "parameters": found.parameters},
+                ignored=_imported_keys(found.ignored),
+                changed=_imported_keys(found.changed),
+            )
+
+        status = 201 if given["submit"] else 200
+        return self.idempotent_response(work, status, precheck=partial(make, submit=False))
 
 
 class SweepView(SignedInView):

@@ -165,11 +165,16 @@ class TemplatesView(SignedInView):
         body=TemplateBody,
         response=Template,
         status=201,
+        idempotent=True,
         detail="By default only you see it (docs/templates.md).",
     )
     def post(self, request: Request) -> HttpResponse:
-        row = do_save_template(self.user, _input(self.user, self.body, None))
-        return self.json_response(Template.represent(get_template(self.user, row.public_id)), 201)
+
+        def work() -> dict[str, Any]:
+            row = do_save_template(self.user, _input(self.user, self.body, None))
+            return Template.represent(get_template(self.user, row.public_id))
+
+        return self.idempotent_response(work)
 
 
 class TemplateView(SignedInView):

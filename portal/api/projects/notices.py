@@ -275,10 +275,11 @@ class ChannelTestView(SignedInView):
         body=EmptyBody,
         response=Notice,
         status=201,
+        idempotent=True,
         error_statuses=[404, 409],
     )
     def post(self, request: Request, channel: str) -> HttpResponse:
-        return self.json_response(Notice.represent(do_send_test(self.user, _channel(channel))), 201)
+        return self.idempotent_response(lambda: Notice.represent(do_send_test(self.user, _channel(channel))))
 
 
 class DeliveriesView(SignedInView):
@@ -314,10 +315,13 @@ class BrowsersView(SignedInView):
         body=BrowserBody,
         response=Browser,
         status=201,
+        idempotent=True,
         detail="Repeatable. It must have subscribed with the key of notices/browsers/key/.",
     )
     def post(self, request: Request) -> HttpResponse:
-        return self.json_response(Browser.represent(do_subscribe_browser(self.user, **self.body)), 201)
+        return self.idempotent_response(
+            lambda: Browser.represent(do_subscribe_browser(self.user, **self.body))
+        )
 
 
 class BrowserView(SignedInView):
@@ -351,14 +355,19 @@ class SharedWebhooksView(SignedInView):
         body=SharedWebhookBody,
         response=NewSharedWebhook,
         status=201,
+        idempotent=True,
         error_statuses=[404],
         detail="Creates or replaces that of the channel. A new address of the channel webhook gets a new key.",
     )
     def post(self, request: Request) -> HttpResponse:
         name, channel, url, events = (self.body[each] for each in ("project", "channel", "url", "events"))
         owner = get_project(self.user, name) if name else None
-        hook, key = do_save_webhook(self.user, owner, Channel(channel), url, events)
-        return self.json_response(SharedWebhook.represent(hook) | {"key": key}, 201)
+
+        def work() -> dict[str, Any]:
+            hook, key = do_save_webhook(self.user, owner, Channel(channel), url, events)
+            return SharedWebhook.represent(hook) | {"key": key}
+
+        return self.idempotent_response(work, has_secret=True)
 
 
 class SharedWebhookView(SignedInView):

@@ -79,13 +79,16 @@ class QuotaReplaysView(AdminView):
         body=QuotaEffectBody,
         response=QuotaReplayDetail,
         status=202,
+        idempotent=True,
         error_statuses=[404, 409],
         detail="Begins it in the background, or returns your replay of the same quotas of the last day. All quotas "
         "are of one pool. Read its progress and result with GET.",
     )
     def post(self, request: Request) -> HttpResponse:
-        row = do_replay_quotas(self.user, _edits(self.user, self.body))
-        return self.json_response(_represent_replay(self.user, row), 202)
+        edits = _edits(self.user, self.body)
+        return self.idempotent_response(
+            lambda: _represent_replay(self.user, do_replay_quotas(self.user, edits)), 202
+        )
 
 
 class QuotaReplayView(SignedInView):
@@ -132,7 +135,6 @@ ROUTES = [
         tag="requests",
         scope=Scope.REQUESTS,
         status=202,
-        idempotent=False,
         error_statuses=[404, 409],
     ),
 ]

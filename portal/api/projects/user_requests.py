@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 from django.http import HttpResponse
@@ -35,10 +36,11 @@ from portal.services.jobs.time_limits import MIN_EXTENSION_S, do_request_extensi
 from portal.services.projects.projects import MAX_MILLI
 from portal.services.user_requests import (
     do_answer_request,
+    do_open_quota_request,
     do_request_environment,
     do_request_project_role,
-    do_request_quota,
     do_withdraw_request,
+    prepare_quota_request,
 )
 from portal.valkey import rate_limits
 
@@ -54,7 +56,13 @@ class RequestsQuery(ListQuery):
         default=None,
         help_text="true: only open requests; false: only others.",
     )
-    kind = serializers.ChoiceField([kind.value for kind in RequestKind], required=False, default="")
+    kind = serializers.ChoiceField(
+        [kind.value for kind in RequestKind],
+        required=False,
+        allow_blank=True,
+        default="",
+        help_text="Blank: all.",
+    )
     mine = QueryBooleanField(
         required=False, allow_null=True, default=None, help_text="true: only your own; false: only others'."
     )
@@ -141,16 +149,22 @@ class RequestsView(SignedInView):
         response=RequestDetail,
         status=201,
         rate=rate_limits.JOB_SUBMITS,
+        idempotent=True,
         error_statuses=[409],
         detail="Members of a project request more quota, for a time or permanently, and the use of a restricted "
         "environment; administrators answer. Everybody requests a role in a project; its managers answer.",
     )
     def post(self, request: Request) -> HttpResponse:
-        asked = _make_request(self.user, self.body)
-        return self.json_response(_represent_result(self.user, None, asked), 201)
+
+        @cache
+        def make() -> Callable[[], UserRequest]:
+            return _prepare_request(self.user, self.body)
+
+        return self.idempotent_response(lambda: _represent_result(self.user, None, make()()), precheck=make)
 
 
-def _make_request(user: User, body: dict[str, Any]) -> UserRequest:
+def _prepare_request(user: User, body: dict[str, Any]) -> Callable[[], UserRequest]:
+    """Return what makes the request. Must not run in a transaction, because the scheduler simulates a quota."""
     kind, reason = RequestKind(body["kind"]), body["reason"]
     given = {name: body[name] for name in body if name not in ("kind", "project", "reason")}
     required = _FIELDS[kind] - {"starts_at", "ends_at"}
@@ -159,12 +173,12 @@ def _make_request(user: User, body: dict[str, Any]) -> UserRequest:
     if wrong:
         raise InvalidRequest(fields=wrong)
     if kind is RequestKind.PROJECT:
-        return do_request_project_role(user, body["project"], Role(given["role"]), reason=reason)
+        return partial(do_request_project_role, user, body["project"], Role(given["role"]), reason=reason)
     project = get_referenced_row(visible_projects(user), body["project"], "project")
     if kind is RequestKind.ENVIRONMENT:
-        return do_request_environment(user, project, given["environment"], reason=reason)
+        return partial(do_request_environment, user, project, given["environment"], reason=reason)
     pool = get_referenced_row(NodePool.objects.all(), given.pop("pool"), "pool")
-    return do_request_quota(user, project, pool, reason=reason, **given)
+    return partial(do_open_quota_request, prepare_quota_request(user, project, pool, reason=reason, **given))
 
 
 class RequestView(SignedInView):

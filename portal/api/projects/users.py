@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from django.http import HttpResponse
 from rest_framework import serializers
@@ -70,16 +71,20 @@ class TokensView(SignedInView):
         response=NewToken,
         status=201,
         rate=rate_limits.TOKEN_CREATIONS,
+        idempotent=True,
         error_statuses=[409],
         detail="Only this response contains the token's text. A token cannot create one with scopes that it lacks.",
     )
     def post(self, request: Request) -> HttpResponse:
         """The new token; its secret is shown only here."""
         scopes = {Scope(word) for word in self.body["scopes"]}
-        row, text = do_create_token(
-            self.user, name=self.body["name"].strip(), scopes=scopes, days=self.body["days"], by=self.token
-        )
-        return self.json_response(NewToken.represent(row, text), 201)
+        name, days = self.body["name"].strip(), self.body["days"]
+
+        def work() -> dict[str, Any]:
+            row, text = do_create_token(self.user, name=name, scopes=scopes, days=days, by=self.token)
+            return NewToken.represent(row, text)
+
+        return self.idempotent_response(work, has_secret=True)
 
 
 class TokenView(SignedInView):

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import difflib
+import contextlib
 import json
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 
-from portal.domain.job_spec import JobRole, job_fields, json_value, roles_as_json
+from portal.domain.amounts import amount_unit, read_amount
+from portal.domain.job_spec import JobField, JobRole, job_fields, json_value, roles_as_json
 from portal.domain.kubernetes import kubernetes_resources
 from portal.domain.states import RuntimeKind
 from portal.domain.template_parameters import field_error
+from portal.domain.unknown_names import unknown_field_message
 from portal.errors import InvalidRequest
 from portal.services.jobs.submission import JobRequest
-from portal.services.yaml_input import line_of, load_yaml_document
+from portal.services.yaml_input import dump_yaml, line_of, load_yaml_document
 
 REFERENCES = ("project", "environment", "pool")
 _ITEM_KEYS = {
@@ -26,6 +28,33 @@ _ITEM_KEYS = {
     "secrets": {"secret", "owner_type", "variable", "file"},
     "roles": set(job_fields(JobRole)),
 }
+_FOREIGN = (
+    (
+        ("apiVersion", "kind"),
+        gettext_noop(
+            "It is a manifest of Kubernetes, in line {line}. Fairway has fields of its own: environment for image, "
+            "command for command and args, gpus_per_task for nvidia.com/gpu (docs/coming-from.md)."
+        ),
+    ),
+    (
+        ("job",),
+        gettext_noop(
+            "It is a sweep, schedule or service, in line {line}; only jobs are read from YAML. Submit it with REST."
+        ),
+    ),
+    (
+        ("entrypoint", "searcher"),
+        gettext_noop("It is an experiment of Determined AI, in line {line}. Import it on the page Sweeps."),
+    ),
+    (
+        ("services",),
+        gettext_noop(
+            "It is a file of Docker Compose, in line {line}. Write each service as a job of its own."
+        ),
+    ),
+)
+"""Keys by which a document of another kind is recognized, and what to do with it."""
+_SWITCH_WORDS = ("yes", "no", "on", "off", "y", "n")
 _NOT_IN_DOCUMENTS = {"parameters", "template_version"}
 """They are filled in already, or belong to the template."""
 JOBS_PATH = "/api/v1/jobs/"
@@ -73,20 +102,8 @@ def _role_body(request: JobRequest, role: JobRole) -> dict[str, Any]:
     }
 
 
-class _BlockDumper(yaml.SafeDumper):
-    """Writes texts of several lines, such as programs, as they are instead of with ``\\n``."""
-
-
-def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    is_block = "\n" in text and text.replace("\n", "").isprintable()
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if is_block else None)
-
-
-_BlockDumper.add_representer(str, _represent_text)
-
-
 def to_yaml(body: Mapping[str, Any]) -> str:
-    return yaml.dump(dict(body), Dumper=_BlockDumper, sort_keys=False, allow_unicode=True, width=100)
+    return dump_yaml(dict(body))
 
 
 def kubernetes_yaml(request: JobRequest) -> str:
@@ -143,22 +160,55 @@ class JobDocument:
         ]
 
 
-def read_job_yaml(text: str) -> tuple[JobDocument, dict[str, str]]:
+def read_job_yaml(text: str, *, filled: bool = True) -> tuple[JobDocument, dict[str, str]]:
     """Return the request and what is wrong with its keys and the types of its values, by field.
 
-    Raise InvalidRequest for ``yaml`` if the text is no YAML mapping.
+    Durations, sizes and thousandths with a unit become numbers (``portal.domain.amounts``). ``filled``: the fields of
+    a template are filled in already. Raise InvalidRequest for ``yaml`` if the text is no YAML mapping, or is not a
+    job.
     """
     loaded, lines = load_yaml_document(text, "yaml")
-    if not isinstance(loaded, dict):
-        raise InvalidRequest(fields={"yaml": _("It must be a mapping, such as name: my-job.")})
-    if "job" in loaded:
-        message = _("This is a sweep, schedule or service; the form imports jobs alone. Submit it with REST.")
-        raise InvalidRequest(fields={"yaml": message})
-    return JobDocument(loaded, lines), dict(_document_errors(loaded))
+    if problem := _foreign_document(loaded, lines, text):
+        raise InvalidRequest(fields={"yaml": problem})
+    wrong = dict(_convert_amounts(loaded, job_fields(), ""))
+    for number, role in enumerate(loaded["roles"] if isinstance(loaded.get("roles"), list) else ()):
+        if isinstance(role, dict):
+            wrong |= dict(_convert_amounts(role, job_fields(JobRole), f"roles.{number}."))
+    return JobDocument(loaded, lines), dict(_document_errors(loaded, filled=filled)) | wrong
 
 
-def _document_errors(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    rules = {name: rule for name, rule in job_fields().items() if name not in _NOT_IN_DOCUMENTS}
+def _foreign_document(loaded: Any, lines: Mapping[str, int], text: str) -> str | None:
+    """Return what a document is instead of a job, and what to do with it; None for a mapping that may be a job."""
+    if isinstance(loaded, dict):
+        for keys, message in _FOREIGN:
+            if all(key in loaded for key in keys):
+                return _(message).format(line=lines.get(keys[0], 1))
+        return None
+    if isinstance(loaded, list):
+        message = _(
+            "It is a list, from line {line} on. A job is a mapping, such as name: my-job; submit each on its own."
+        )
+        return message.format(line=lines.get("0", 1))
+    if text.startswith("#!"):
+        return _("It is a script, as line 1 says. Write a job in YAML that has it as program, or runs it.")
+    return _("It must be a mapping from line 1 on, such as name: my-job.")
+
+
+def _convert_amounts(
+    fields: dict[str, Any], rules: Mapping[str, JobField], prefix: str
+) -> Iterator[tuple[str, str]]:
+    """Replace amounts with a unit by numbers; yield what is wrong with others."""
+    for name, value in fields.items():
+        if isinstance(value, str) and name in rules and (unit := amount_unit(rules[name])) is not None:
+            try:
+                fields[name] = read_amount(value, unit)
+            except ValueError as error:
+                yield prefix + name, str(error)
+
+
+def _document_errors(fields: Mapping[str, Any], *, filled: bool) -> Iterator[tuple[str, str]]:
+    hidden = _NOT_IN_DOCUMENTS if filled else frozenset[str]()
+    rules = {name: rule for name, rule in job_fields().items() if name not in hidden}
     for name, value in fields.items():
         if name in (*REFERENCES, "template"):
             if not isinstance(value, str) and (value is not None or name == "project"):
@@ -167,11 +217,30 @@ def _document_errors(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
                 yield name, _("Must be a list of ids of jobs.")
         elif name not in rules:
-            yield name, _unknown(name, [*rules, *REFERENCES, "dependencies"])
+            yield name, unknown_field_message(name, [*rules, *REFERENCES, "dependencies"])
         elif error := field_error(rules[name], json_value(value)):
-            yield name, error
+            yield from _with_hint(name, value, rules[name], error)
         else:
             yield from _nested_errors(name, value)
+
+
+def _with_hint(name: str, value: Any, rule: JobField, error: str) -> Iterator[tuple[str, str]]:
+    """Yield the error with what to write instead, where YAML made another type of what was probably meant."""
+    is_plain = isinstance(value, bool | int | float)
+    if rule.value_type is str and is_plain:
+        yield name, _("Must be text; put it into quotes.")
+    elif rule.value_type is bool and str(value).lower() in _SWITCH_WORDS:
+        yield name, _("Must be true or false; {value} is text in YAML 1.2.").format(value=value)
+    elif name == "command" and isinstance(value, str):
+        with contextlib.suppress(ValueError):  # such as an open quote
+            example = json.dumps(shlex.split(value), ensure_ascii=False)
+            error = _("Must be a list of words: {example}").format(example=example[:200])
+        yield name, error
+    elif name == "command" and isinstance(value, list):
+        wrong = [number for number, word in enumerate(value) if not isinstance(word, str)]
+        yield from ((f"{name}.{number}", _("Must be text; put it into quotes.")) for number in wrong)
+    else:
+        yield name, error
 
 
 def _nested_errors(name: str, value: Any) -> Iterator[tuple[str, str]]:
@@ -183,9 +252,6 @@ def _nested_errors(name: str, value: Any) -> Iterator[tuple[str, str]]:
             yield f"{name}.{number}", _("Must be a mapping.")
             continue
         keys = _ITEM_KEYS[name]
-        yield from ((f"{name}.{number}.{key}", _unknown(key, keys)) for key in item.keys() - keys)
-
-
-def _unknown(name: str, known: Any) -> str:
-    near = difflib.get_close_matches(name, known, 1)
-    return _("Unknown field.") + (_(" Did you mean {near}?").format(near=near[0]) if near else "")
+        yield from (
+            (f"{name}.{number}.{key}", unknown_field_message(key, keys)) for key in item.keys() - keys
+        )

@@ -60,8 +60,8 @@ class TopologyInput:
         return inner + ([(self.nodes, self.link_bandwidth)] if self.nodes > 1 and self.link_bandwidth else [])
 
 
-def do_create_profile(user: User, project: Project, name: str, content: Any) -> LayerProfile:
-    """Store a layer profile that the scheduler accepts. Must not run in a transaction."""
+def check_profile(user: User, project: Project, name: str, content: Any) -> dict[str, Any]:
+    """Return what the scheduler reads in a layer profile that the user may store. Must not run in a transaction."""
     require_permission(user, Permission.SUBMIT, project)
     if not name.strip() or len(name) > 100:
         raise InvalidRequest(fields={"name": _("Give it a name of at most 100 characters.")})
@@ -70,6 +70,13 @@ def do_create_profile(user: User, project: Project, name: str, content: Any) -> 
         raise ServiceUnavailable(_(NO_ANSWER))
     if "error" in answer:
         raise InvalidRequest(fields={"profile": answer["error"]})
+    return answer
+
+
+def do_create_profile(
+    user: User, project: Project, name: str, content: Any, answer: dict[str, Any]
+) -> LayerProfile:
+    """Store a layer profile; ``answer`` is that of ``check_profile``."""
     with transaction.atomic():
         row = LayerProfile.objects.create(
             project=project, name=name.strip(), content=content, layers=answer["layers"],
@@ -130,8 +137,16 @@ def do_delete_profile(user: User, row: LayerProfile) -> None:
         row.delete()
 
 
-def do_create_plan(user: User, profile: LayerProfile, topology: TopologyInput) -> PipelinePlan:
-    """Compute and store the plans of a profile. Must not run in a transaction."""
+@dataclass(frozen=True)
+class ComputedPlan:
+    """The plans of a profile on a topology, of which memory and bandwidth are known."""
+
+    topology: TopologyInput
+    answer: dict[str, Any]
+
+
+def compute_plan(user: User, profile: LayerProfile, topology: TopologyInput) -> ComputedPlan:
+    """Ask the scheduler for the plans of a profile. Must not run in a transaction."""
     require_permission(user, Permission.SUBMIT, profile.project)
     if topology.link_bandwidth is None and topology.pool is not None and topology.nodes > 1:
         topology = replace(topology, link_bandwidth=slowest_link_bandwidth(topology.pool))
@@ -146,10 +161,16 @@ def do_create_plan(user: User, profile: LayerProfile, topology: TopologyInput) -
         raise ServiceUnavailable(_(NO_ANSWER))
     if "error" in answer:
         raise Unsatisfiable(answer["error"])
+    return ComputedPlan(replace(topology, memory_bytes=memory_bytes), answer)
+
+
+def do_create_plan(user: User, profile: LayerProfile, computed: ComputedPlan) -> PipelinePlan:
+    topology, answer = computed.topology, computed.answer
+    require_permission(user, Permission.SUBMIT, profile.project)
     with transaction.atomic():
         row = PipelinePlan.objects.create(
             profile=profile, pool=topology.pool, nodes=topology.nodes, gpus_per_node=topology.gpus_per_node,
-            node_bandwidth=topology.node_bandwidth, memory_bytes=memory_bytes,
+            node_bandwidth=topology.node_bandwidth, memory_bytes=topology.memory_bytes,
             link_bandwidth=topology.link_bandwidth if topology.nodes > 1 else None,
             answer=answer, created_by=user,
         )  # fmt: skip

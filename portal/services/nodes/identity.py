@@ -82,11 +82,14 @@ def get_host_keys(actor: User, node: Node) -> HostKeys:
         return HostKeys(known, None, str(error))
 
 
-def do_confirm_host_key(actor: User, node: Node, *, fingerprint: str, reason: str) -> NodeOperation:
+def do_confirm_host_key(
+    actor: User, node: Node, *, fingerprint: str, reason: str, keys: HostKeys | None = None
+) -> NodeOperation:
     """Pin the host key with this fingerprint, if the node presents it now, and start a connection test.
 
     The administrator states with it that no task of the old system runs any more: they end once the machine
-    answers with another boot id (``record_hello``). Must not run in a transaction, because it connects to the node.
+    answers with another boot id (``record_hello``). ``keys`` are those of ``get_host_keys``, just read; without them
+    it connects to the node, and must not run in a transaction.
 
     Raise InvalidRequest by field, and Conflict ``host_key_changed`` if the node presents another key,
     ``host_key_unchanged`` if it presents the pinned one, ``node_unreachable`` if it presents none, or
@@ -101,7 +104,7 @@ def do_confirm_host_key(actor: User, node: Node, *, fingerprint: str, reason: st
         wrong["reason"] = _("Explain why the key changed, such as a reinstallation.")
     if wrong:
         raise InvalidRequest(fields=wrong)
-    keys = get_host_keys(actor, node)
+    keys = keys or get_host_keys(actor, node)
     presented = keys.presented
     if presented is None:
         raise Conflict(keys.problem, code="node_unreachable")
