@@ -21,6 +21,8 @@ from portal.domain.states import JobKind
 MAX_TASKS = 1024
 MAX_PROGRAM_LENGTH = 60_000
 MAX_TIME_LIMIT_S = 30 * 24 * 3600
+PROPORTIONAL_AMOUNTS = ("cpu_milli", "memory_mib", "shm_mib")
+"""Amounts of a task that pages keep in proportion to its GPUs, unless their user has typed them."""
 _METADATA_KEY = "job_field"
 _T = TypeVar("_T")
 _resolved: dict[type[Any], Mapping[str, JobField]] = {}
@@ -289,6 +291,7 @@ class JobSpec:
         JobField(
             minimum=1, maximum=1024 * 1024, unit="mib", label="Shared memory for each task, MiB",
             help="Part of its memory; data loaders share data through it.", section="software",
+            changeable="unstarted",
         ),
     )  # fmt: skip
     command: Sequence[str] = declare((), JobField(jobs_only=True))

@@ -184,6 +184,11 @@ class Job(models.Model):
     )
 
     seed = optional_number("Value of FAIRWAY_SEED; null: not set.")
+    typed_amounts = models.JSONField(
+        null=True,
+        help_text="Which of PROPORTIONAL_AMOUNTS a user typed on a page: they stay when the GPUs change. "
+        "Null: unknown.",
+    )
 
     roles = models.JSONField(
         default=list, db_default=[], help_text="Roles in rank order, complete; empty: all tasks are equal."

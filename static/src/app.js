@@ -22,6 +22,7 @@ async function initialize(swapped) {
   if (root.querySelector("[data-log]")) (await import("./logs.js")).followLogs(root);
   if (root.querySelector("[data-terminal]")) (await import("./terminal.js")).openTerminals(root);
   if (root.querySelector("[data-launch]")) (await import("./launch.js")).startLaunch(root);
+  if (root.querySelector("#change[data-amounts]")) (await import("./amounts.js")).startAmounts(root.querySelector("#change"));
   if (root.querySelector("[data-gpu-table]")) (await import("./node_gpu_values.js")).watchNodeGpus(root);
   if (root.querySelector("[data-quota-sheet]")) (await import("./editable_sheet.js")).startSheet(root);
   if (root.querySelector("[data-node]")) (await import("./gpu_squares.js")).watchGpuSquares(root);

@@ -18,7 +18,8 @@ export function restoreDraft(form, addRole) {
   const roles = Number(values.get("roles-TOTAL_FORMS")?.[0] ?? 0);
   while (Number(form.elements["roles-TOTAL_FORMS"].value) < roles) addRole();
   for (const field of form.elements) {
-    if (!field.name || field.type === "file" || field.type === "hidden" && !field.name.startsWith("roles-")) continue;
+    const isKept = field.type !== "hidden" || field.name.startsWith("roles-") || field.name === "typed_amounts";
+    if (!field.name || field.type === "file" || !isKept) continue;
     const given = values.get(field.name) ?? [];
     if (field.type === "checkbox" || field.type === "radio") field.checked = given.includes(field.value);
     else if (given.length) field.value = given[0];

@@ -1,4 +1,5 @@
 // The launch form: requests a preview shortly after each keystroke, and applies suggestions.
+import { startAmounts } from "./amounts.js";
 import { markSent, restoreDraft, saveDraft } from "./drafts.js";
 import { translated } from "./translations.js";
 
@@ -40,21 +41,6 @@ export function startLaunch(root) {
     }
   };
 
-  const proportional = startProportions(form);
-  const set = (pairs) => {
-    for (const pair of pairs.split(";")) {
-      const [name, value] = pair.split("=");
-      const field = form.elements[name];
-      if (!field) continue;
-      if (field.type === "checkbox") field.checked = value === "True" || value === "true";
-      else field.value = value;
-    }
-    proportional(pairs.includes("cores=") || pairs.includes("memory_gib="));
-    saveDraft(form);
-    shape();
-    ask();
-  };
-
   const roles = form.querySelector("[data-roles]");
   const count = form.elements["roles-TOTAL_FORMS"];
   const addRole = () => {
@@ -73,7 +59,22 @@ export function startLaunch(root) {
   });
 
   restoreDraft(form, addRole);
-  proportional(true);
+  const amounts = startAmounts(form);
+  const set = (pairs) => {
+    const names = pairs.split(";").map((pair) => pair.split("=")[0]);
+    for (const pair of pairs.split(";")) {
+      const [name, value] = pair.split("=");
+      const field = form.elements[name];
+      if (!field) continue;
+      if (field.type === "checkbox") field.checked = value === "True" || value === "true";
+      else field.value = value;
+    }
+    amounts.applied(names);
+    saveDraft(form);
+    shape();
+    ask();
+  };
+
   for (const part of form.querySelectorAll("[data-lines]")) startLineTable(part, form.elements[part.dataset.lines], ask);
 
   document.addEventListener("htmx:afterSwap", ({ detail }) => {
@@ -85,7 +86,7 @@ export function startLaunch(root) {
   for (const failure of ["htmx:responseError", "htmx:sendError"]) rail.addEventListener(failure, () => ask(RETRY_MS));
   document.addEventListener("input", (event) => {
     if (event.target.form !== form) return;
-    proportional(["cores", "memory_gib", "shm_mib"].includes(event.target.name));
+    shape(); // now, since a field that moves when this one loses the focus misses the click
     saveDraft(form);
     ask();
   });
@@ -185,29 +186,4 @@ function startLineTable(part, text, ask) {
     const removed = event.target.closest("[data-line-remove]");
     if (removed) { removed.closest("tr").remove(); write(); }
   });
-}
-
-// Keeps CPU, memory and shared memory in proportion to the GPUs while they are what this function wrote, or the page.
-function startProportions(form) {
-  const shares = JSON.parse(form.dataset.resourcesPerGpu || "[]");
-  const fields = { cores: form.elements.cores, memory_gib: form.elements.memory_gib, shm_mib: form.elements.shm_mib };
-  const amounts = () => {
-    const pool = form.elements.pool.value, models = form.elements.gpu_model.value.split("|");
-    const count = Number(form.elements.gpus_per_task.value);
-    const fitting = shares.filter((share) => (!pool || share.pool === pool) && (!models[0] || models.includes(share.model)));
-    if (!fitting.length || !(count >= 1)) return null;
-    const down = (value, step) => (value >= step ? Math.floor(value / step) * step : value);
-    const memory = down(count * Math.min(...fitting.map((share) => share.memory_mib)), 1024);
-    const cores = down(count * Math.min(...fitting.map((share) => share.cpu_milli)), 1000);
-    const shared = Math.min(memory, Math.max(64, down(Math.floor(memory / 8), 1024)));
-    return { cores: cores / 1000, memory_gib: memory / 1024, shm_mib: shared };
-  };
-  let follows = null;
-  const same = () => { const now = amounts(); return now && Object.entries(fields).every(([name, field]) => Number(field.value) === now[name]); };
-  return (edited) => {
-    if (edited) { follows = same(); return; }
-    const now = amounts();
-    if (!now || !follows) return;
-    for (const [name, field] of Object.entries(fields)) field.value = now[name];
-  };
 }

@@ -54,7 +54,7 @@ OPERATIONAL = {
         "min_gpu_memory_mib",
         "mig_profile",
     ),
-    *("cpu_milli", "memory_mib", "preemptible"),
+    *("cpu_milli", "memory_mib", "shm_mib", "preemptible"),
     *("min_compute_capability", "allow_mixed_gpus", "priority", "time_limit_s", "ignore_dependency_failure"),
     *("pool", "project", "dependencies"),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Route, expect
 
-from portal.models import Volume
+from portal.models import Job, Volume
 from portal.services.projects.secrets import do_save_secret
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
@@ -155,9 +155,62 @@ def test_amounts_follow_the_gpus_until_they_are_edited(open_as) -> None:
     expect(memory).not_to_have_value(str(before), timeout=PATIENCE_MS)
     assert float(memory.input_value()) >= 2 * before
     cores.fill("3")
+    expect(page.locator("#id_cores_typed")).to_contain_text("Stays as typed")
     page.locator("#size_presets button").nth(0).click()
     expect(page.locator("#sum-limits")).to_contain_text("no time limit", timeout=PATIENCE_MS)
     expect(cores).to_have_value("3")
+    expect(memory).to_have_value(str(int(before)))  # nobody typed it
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_after_a_remembered_launch_amounts_follow_except_those_that_were_typed(open_as, width) -> None:
+    page = open_as("m-okafor", width=width, dark=width == 390)
+    page.goto("/launch/?kind=training&defaults=1")
+    cores, memory = page.locator("[name=cores]"), page.locator("[name=memory_gib]")
+    one = float(memory.input_value())
+    page.locator("[name=command]").fill("true")
+    cores.fill("3")
+    page.reload()  # the draft of this tab keeps what was typed
+    expect(page.locator("#id_cores_typed")).to_be_visible()
+    page.locator("#rail button[type=submit]").first.evaluate("button => button.click()")
+    page.wait_for_url("**/jobs/*/", timeout=PATIENCE_MS)
+    page.goto("/launch/?kind=training")
+    expect(page.locator("[data-remembered]")).to_be_visible()
+    expect(cores).to_have_value("3")
+    page.locator("[name=gpus_per_task]").fill("4")
+    expect(memory).to_have_value(str(int(4 * one)))
+    expect(cores).to_have_value("3")
+    assert page.locator("#id_cores_typed").is_visible() and not page.locator("#id_memory_gib_typed").count()
+    assert "id_cores_typed" in (cores.get_attribute("aria-describedby") or "")
+    page.locator("#id_cores_typed button").click()
+    expect(page.locator("#id_cores_typed")).to_have_count(0)
+    expect(cores).not_to_have_value("3")
+    page.locator("[name=gpus_per_task]").fill("0")
+    expect(memory).to_have_value("2")
+    expect(cores).to_have_value("1")
+    overflow = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    assert overflow <= 0
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_amounts_of_a_changed_job_follow_its_gpus(open_as, dataset, width) -> None:
+    job = dataset.jobs["depth-anything-ft"]
+    Job.objects.filter(pk=job.pk).update(typed_amounts=["cpu_milli"])
+    page = open_as("m-okafor", width=width, dark=width == 390)
+    page.goto(f"/jobs/{job.public_id}/change/")
+    cores, memory = page.locator("[name=cores]"), page.locator("[name=memory_gib]")
+    typed = cores.input_value()
+    expect(page.locator("#id_cores_typed")).to_be_visible()
+    page.locator("[name=gpus_per_task]").fill("1")
+    one = float(memory.input_value())
+    page.locator("[name=gpus_per_task]").fill("2")
+    expect(memory).to_have_value(str(int(2 * one)))
+    expect(cores).to_have_value(typed)
+    with page.expect_navigation():
+        page.get_by_role("button", name="Save change").click()
+    changed = Job.objects.get(pk=job.pk)
+    assert (changed.gpus_per_task, changed.memory_mib) == (2, 2 * one * 1024)
+    assert changed.typed_amounts == ["cpu_milli"]
 
 
 @pytest.mark.parametrize("width", [1280, 390])

@@ -1,4 +1,4 @@
-"""Changes of a waiting job: priority, time limit, dependencies, GPU request and project."""
+"""Changes of a waiting job: priority, time limit, dependencies, GPU request, amounts and project."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 
 from portal.access import Permission, can, require_own_account, require_permission
 from portal.domain.formatting import format_duration
-from portal.domain.job_spec import job_fields
+from portal.domain.job_spec import PROPORTIONAL_AMOUNTS, job_fields
 from portal.domain.secrets import PROJECT_SCOPE
 from portal.domain.states import DesiredState, JobKind, JobState
 from portal.domain.stored_texts import stored_text
@@ -70,6 +70,11 @@ def change_refusal(job: Job, names: Iterable[str] = ()) -> str | None:
         return _("Its roles determine its {field_names}; launch a similar job.").format(
             field_names=_field_names(fixed)
         )
+    rules = job_fields()
+    if job.kind == JobKind.WORKSPACE.value and (
+        fixed := {n for n in names & rules.keys() if rules[n].jobs_only}
+    ):
+        return _("It is a workspace, which has no {field_names}.").format(field_names=_field_names(fixed))
     if "project" in names and hasattr(job, "trial"):
         return _("It belongs to a sweep, whose jobs stay in one project.")
     return None
@@ -176,9 +181,17 @@ def preview_change(job: Job, request: JobRequest) -> dict[str, Any] | None:
     return preview_start(job.owner, request, replaces=job.public_id)
 
 
-def do_change_job(user: User, job: Job, changes: Mapping[str, Any], *, version: int | None = None) -> Job:
+def do_change_job(
+    user: User,
+    job: Job,
+    changes: Mapping[str, Any],
+    *,
+    version: int | None = None,
+    typed_amounts: Collection[str] | None = None,
+) -> Job:
     """Change a waiting job. ``version`` is that of the job which the user saw; by default that of ``job``.
 
+    ``typed_amounts`` are those that the user typed; None adds the changed amounts to those recorded.
     Raise Conflict if the job started or was changed meanwhile.
     """
     request, present = build_changed_request(user, job, changes), request_of_waiting_job(job)
@@ -202,6 +215,10 @@ def do_change_job(user: User, job: Job, changes: Mapping[str, Any], *, version: 
         before, after = (
             {name: _plain(getattr(side, name)) for name in changed} for side in (present, request)
         )
+        if typed_amounts is None and locked.typed_amounts is not None:
+            typed_amounts = {*locked.typed_amounts, *changed}
+        if typed_amounts is not None:
+            locked.typed_amounts = [name for name in PROPORTIONAL_AMOUNTS if name in typed_amounts]
         _save(locked, request, changed, added)
         labels = (
             (CHANGE_LABELS[name], _text(name, before[name]), _text(name, after[name])) for name in changed
@@ -230,7 +247,7 @@ def _save(job: Job, request: JobRequest, changed: Collection[str], added: Collec
         job.queue_rank = 0  # it orders jobs of one project and priority
     if UNSTARTED_FIELDS & set(changed):
         job.nominated_placement = None
-    job.save(update_fields=[*saved, "version", "queue_rank", "nominated_placement"])
+    job.save(update_fields=[*saved, "version", "queue_rank", "nominated_placement", "typed_amounts"])
     if "dependencies" in changed:
         Dependency.objects.filter(job=job).exclude(depends_on__in=request.dependencies).delete()
         Dependency.objects.bulk_create(Dependency(job=job, depends_on=one) for one in added)

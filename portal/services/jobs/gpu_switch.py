@@ -8,19 +8,29 @@ from django.db import transaction
 from django.utils.translation import gettext as _
 
 from portal.access import Permission, require_permission
+from portal.domain.job_spec import PROPORTIONAL_AMOUNTS
 from portal.domain.states import JobKind
 from portal.domain.stored_texts import stored_text
 from portal.errors import Conflict, InvalidRequest
 from portal.models import Job, NodePool, User
+from portal.selectors.nodes.resources_per_gpu import (
+    amounts_of_job,
+    following_amounts,
+    gpus_of_job,
+    list_resources_per_gpu,
+    typed_amounts_of_job,
+)
 from portal.services.audit import record_change
 from portal.services.jobs.submission import JobRequest, preview_start, request_from_job, validate_request
 from portal.services.lifecycle import suspension
 
 
-def build_switch_request(job: Job, gpus_per_task: int, gpu_model: str, pool: NodePool | None) -> JobRequest:
-    """Return the request of the workspace with other GPUs."""
+def build_switch_request(
+    user: User, job: Job, gpus_per_task: int, gpu_model: str, pool: NodePool | None
+) -> JobRequest:
+    """Return the request of the workspace with other GPUs; amounts that nobody typed follow them."""
     request = request_from_job(job)
-    return replace(
+    changed = replace(
         request,
         gpus_per_task=gpus_per_task,
         gpu_model=gpu_model if gpus_per_task else "",
@@ -28,6 +38,9 @@ def build_switch_request(job: Job, gpus_per_task: int, gpu_model: str, pool: Nod
         pool=pool,
         priority=min(request.priority, 0),  # whoever raised it was permitted to
     )
+    shares = list_resources_per_gpu(user)
+    typed = typed_amounts_of_job(job, shares)
+    return replace(changed, **following_amounts(shares, amounts_of_job(job), typed, **gpus_of_job(changed)))
 
 
 def do_switch_gpus(
@@ -40,17 +53,18 @@ def do_switch_gpus(
     require_permission(user, Permission.CONTROL, job)
     if job.kind != JobKind.WORKSPACE.value:
         raise Conflict(_("Only workspaces switch their GPUs."), code="not_a_workspace")
-    request = build_switch_request(job, gpus_per_task, gpu_model, pool)
+    request = build_switch_request(job.owner, job, gpus_per_task, gpu_model, pool)
     validate_request(job.owner, request)
     preview_start(job.owner, request)
-    columns = {
+    gpus = {
         "gpus_per_task": request.gpus_per_task,
         "gpu_model": request.gpu_model,
         "milli_per_gpu": request.milli_per_gpu,
         "pool_id": pool.pk if pool else None,
     }
+    columns = gpus | {name: getattr(request, name) for name in PROPORTIONAL_AMOUNTS}
     before = {name: (job.gpu_switch or {}).get(name, getattr(job, name)) for name in columns}
-    if before == columns:
+    if before.items() >= gpus.items():
         raise InvalidRequest(fields={"gpus_per_task": _("It has these GPUs already.")})
     message = stored_text(
         f"{user.username} switches it from {_describe(before['gpus_per_task'], before['gpu_model'])} to "

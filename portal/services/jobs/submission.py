@@ -88,6 +88,8 @@ class JobRequest(JobSpec):
     template: Template | None = None
     dependencies: Sequence[Job] = ()
     avoid_nodes: Sequence[Node] = ()
+    typed_amounts: Sequence[str] | None = None
+    """Which of ``PROPORTIONAL_AMOUNTS`` the user typed; None: unknown, such as of a REST request."""
 
 
 def validate_request(user: User, request: JobRequest) -> None:
@@ -421,7 +423,7 @@ def do_resume_from_checkpoint(user: User, row: Checkpoint, *, in_place: bool = F
 def request_from_job(job: Job) -> JobRequest:
     copied = {name: getattr(job, name) for name, rule in job_fields().items() if rule.copied}
     rows = {name: getattr(job, name) for name in ("project", "environment", "pool", "template")}
-    return JobRequest(**copied, **rows)
+    return JobRequest(**copied, **rows, typed_amounts=job.typed_amounts)
 
 
 def job_columns(request: JobRequest) -> dict[str, Any]:
@@ -441,6 +443,7 @@ def job_columns(request: JobRequest) -> dict[str, Any]:
         "retry_on": list(request.retry_on),
         "notify": list(request.notify),
         "retry_exit_codes": list(request.retry_exit_codes),
+        "typed_amounts": None if request.typed_amounts is None else list(request.typed_amounts),
         "roles": roles_as_json(request.roles),
         "role_gpus": total_gpus(request.roles) if request.roles else None,
     }

@@ -19,9 +19,10 @@ from portal.domain.formatting import format_gpu_models
 from portal.domain.job_spec import JobSpec, job_fields
 from portal.domain.states import LIVE_JOB_STATES
 from portal.errors import Conflict, FairwayError, InvalidRequest, Unsatisfiable
-from portal.models import Gpu, Job, NodePool, User
+from portal.models import Gpu, Job, NodePool, Project, User
 from portal.selectors.gpu_states import COUNTED_GPU
 from portal.selectors.jobs.jobs import get_job, visible_job_ids
+from portal.selectors.nodes.resources_per_gpu import list_resources_per_gpu, typed_amounts_of_job
 from portal.services.jobs.changes import (
     CHANGEABLE_FIELDS,
     WAITING_FIELDS,
@@ -37,7 +38,8 @@ from portal.services.jobs.start_alternatives import json_fields
 from portal.web.display.job_rows import current_verdict
 from portal.web.form_fields import select_input
 from portal.web.job.overview import job_page_context
-from portal.web.launch.form import GPU_FRACTIONS, LaunchForm
+from portal.web.launch.amounts import TYPED_FIELD, parse_typed, script_data, with_amounts
+from portal.web.launch.form import GPU_FRACTIONS, LaunchForm, launchable_projects
 from portal.web.launch.preview import (
     LaunchPreview,
     errors_by_form_field,
@@ -49,11 +51,24 @@ from portal.web.sign_in import add_service_errors
 from portal.web.views import action, form_page, page, refusals_as_messages
 
 MAX_DEPENDENCY_CHOICES = 20
-LAUNCH_FIELDS = ("time_limit_s", "mig_profile", "milli_per_gpu", "pool", "dependencies")
+LAUNCH_FIELDS = (
+    "time_limit_s",
+    "mig_profile",
+    "milli_per_gpu",
+    "pool",
+    "project",
+    "dependencies",
+    TYPED_FIELD,
+)
+FIELD_ORDER = (
+    "version", "priority", "time_limit_s", "project", "pool", "tasks", "min_tasks", "gpus_per_task", "milli_per_gpu",
+    "gpu_model", "cores", "memory_gib", "shm_mib",
+)  # fmt: skip
+ROW_FIELDS = ("pool", "project", "dependencies")
 
 
 class ChangeForm(forms.Form):
-    """The fields of the launch form that can be changed now."""
+    """The fields of the launch form that can be changed now: all of ``CHANGEABLE_FIELDS`` but those refused."""
 
     version = forms.IntegerField(widget=forms.HiddenInput)
 
@@ -61,6 +76,7 @@ class ChangeForm(forms.Form):
         self, user: User, job: Job, data: Any = None, proposed: Mapping[str, Any] | None = None
     ) -> None:
         """``proposed``: values by API name that an unsubmitted form shows instead of the job's."""
+        self.shares = list_resources_per_gpu(user)
         seen, present = visible_jobs(user), Job.objects.filter(dependents__job=job)
         named = visible_job_ids(user, [one.public_id for one in present])
         self.hidden_dependencies = [one for one in present if one.public_id not in named]
@@ -68,12 +84,15 @@ class ChangeForm(forms.Form):
             "version": job.version,
             "ignore_dependency_failure": job.ignore_dependency_failure,
             "pool": job.pool.public_id if job.pool else "",
+            "project": job.project.public_id,
             "dependencies": [one.public_id for one in present],
         }
         initial |= form_values(JobSpec, proposed or {})
         initial |= {
             name: value or "" for name, value in (proposed or {}).items() if name in ("gpu_model", "pool")
         }
+        typed = {*typed_amounts_of_job(job, self.shares), *(proposed or {})}
+        initial = with_amounts(initial, self.shares, typed, refresh=bool(proposed))
         super().__init__(data, initial=initial, label_suffix="")
         self.fields |= {name: copy.deepcopy(LaunchForm.base_fields[name]) for name in LAUNCH_FIELDS}
         self.fields |= build_spec_fields(JobSpec)
@@ -83,6 +102,8 @@ class ChangeForm(forms.Form):
             older.values_list("pk", flat=True)[:MAX_DEPENDENCY_CHOICES]
         )
         self.fields["dependencies"].queryset = seen.filter(pk__in=chosen)  # type: ignore[attr-defined]
+        projects = launchable_projects(user) | Project.objects.filter(pk=job.project_id)
+        self.fields["project"].queryset = projects  # type: ignore[attr-defined]
         self.fields["pool"].queryset = NodePool.objects.order_by("name")  # type: ignore[attr-defined]
         present_models = Gpu.objects.filter(COUNTED_GPU).order_by("model").values_list("model", flat=True)
         models = dict.fromkeys(
@@ -103,21 +124,19 @@ class ChangeForm(forms.Form):
             self.fields["milli_per_gpu"].choices = [*GPU_FRACTIONS, share]  # type: ignore[attr-defined]
         if not profiles:
             del self.fields["mig_profile"]
-        self.order_fields(
-            ["version", "priority", "time_limit_s", "tasks", "min_tasks", "gpus_per_task", "gpu_model"]
-        )
+        self.order_fields(FIELD_ORDER)
         names = {rule.form_name: name for name, rule in job_fields().items()}
         for name in list(self.fields):
             field = names.get(name, name)
-            if name != "version" and (field not in CHANGEABLE_FIELDS or change_refusal(job, [field])):
+            if name in ("version", TYPED_FIELD):
+                continue
+            if field not in CHANGEABLE_FIELDS or change_refusal(job, [field]):
                 del self.fields[name]
 
     @property
     def changes(self) -> dict[str, Any]:
         """The values of a valid form, by name of ``CHANGEABLE_FIELDS``."""
-        rows = {
-            name: self.cleaned_data[name] for name in ("pool", "dependencies") if name in self.cleaned_data
-        }
+        rows = {name: self.cleaned_data[name] for name in ROW_FIELDS if name in self.cleaned_data}
         if "dependencies" in rows:
             together = {*rows["dependencies"], *self.hidden_dependencies}
             rows["dependencies"] = tuple(sorted(together, key=lambda one: one.pk))
@@ -149,6 +168,7 @@ def change(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
             return redirect("job", public_id)
         status = 400
     context = job_page_context(user, job) | {"form": form, "verdict": current_verdict(job), "tab": "change"}
+    context["amounts"] = script_data(form.shares)
     return render(request, "job/change.html", context, status=status)
 
 
@@ -186,7 +206,13 @@ def apply_suggestion(request: HttpRequest, user: User, public_id: str) -> HttpRe
 def _save(request: HttpRequest, user: User, job: Job, form: ChangeForm) -> bool:
     """Save the change, or add what is wrong to the form. A job that started meanwhile is left as it is."""
     try:
-        do_change_job(user, job, form.changes, version=form.cleaned_data["version"])
+        do_change_job(
+            user,
+            job,
+            form.changes,
+            version=form.cleaned_data["version"],
+            typed_amounts=parse_typed(form.cleaned_data[TYPED_FIELD]),
+        )
     except Conflict as refused:
         messages.error(request, refused.message)
         return True

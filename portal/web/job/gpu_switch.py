@@ -46,7 +46,7 @@ def switch_gpus(request: HttpRequest, user: User, public_id: str) -> HttpRespons
                 target = "job"
         return redirect(target, public_id)
     strips = free_capacity(user)
-    wanted = build_switch_request(job, gpus, model, pool)
+    wanted = build_switch_request(job.owner, job, gpus, model, pool)
     context = {
         "job": job,
         "tab": "switch",
@@ -55,6 +55,7 @@ def switch_gpus(request: HttpRequest, user: User, public_id: str) -> HttpRespons
         "pool": pool,
         "pools": pools,
         "models": list(dict.fromkeys(strip.model for strip in strips)),
+        "wanted": wanted,
         "check": preview_launch(job.owner, wanted, strips, query_engine=True),
     }
     whole = {} if request.headers.get("HX-Request") else job_page_context(user, job)

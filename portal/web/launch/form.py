@@ -46,6 +46,7 @@ from portal.services.jobs.templates import check_template_version
 from portal.services.serving.services import Deployment, ModelReference
 from portal.web.display.formatting import MAX_DIGITS, time_zone
 from portal.web.form_fields import LocalTimeField, select_input, text_area, text_input
+from portal.web.launch.amounts import parse_typed
 from portal.web.launch.data_fields import DataForm
 from portal.web.launch.launcher_fields import build_launcher_fields, launcher_options, option_field_name
 from portal.web.launch.roles import RoleFormSet, parse_command
@@ -68,7 +69,7 @@ KINDS = [
 RECENT_JOBS = 8
 _REQUEST_VALUES = (
     "project", "environment", "pool", "template", "topology_constraint", "command", "env", "volumes",
-    "rank_overrides", "roles", "parameters", "template_version",
+    "rank_overrides", "roles", "parameters", "template_version", "typed_amounts",
 )  # fmt: skip
 WHOLE_MILLI = 1000
 GPU_FRACTIONS = [
@@ -136,6 +137,7 @@ class LaunchForm(DataForm):
     )
     template = PublicIdChoiceField(queryset=Template.objects.none(), required=False, widget=forms.HiddenInput)
     template_version = forms.IntegerField(required=False, widget=forms.HiddenInput)
+    typed_amounts = forms.CharField(max_length=60, required=False, widget=forms.HiddenInput)
     environment = PublicIdChoiceField(
         label=gettext_lazy("Environment"), queryset=Environment.objects.none(), widget=select_input()
     )
@@ -518,6 +520,9 @@ class LaunchForm(DataForm):
         if not data["cron"] or data["kind"] != JobKind.TRAINING.value:
             return None
         return ScheduleSpec(**request_values(ScheduleSpec, data))
+
+    def clean_typed_amounts(self) -> tuple[str, ...] | None:
+        return parse_typed(self.cleaned_data["typed_amounts"])
 
     def clean_program(self) -> str:
         return str(self.cleaned_data["program"]).replace("\r\n", "\n")

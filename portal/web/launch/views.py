@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -23,13 +22,14 @@ from portal.access import (
     visible_secrets,
 )
 from portal.domain.formatting import format_gpu_models
-from portal.domain.job_spec import JobSpec, job_fields, placement_fields
+from portal.domain.job_spec import PROPORTIONAL_AMOUNTS, job_fields, placement_fields
 from portal.domain.kubernetes import NotExportable
 from portal.domain.project_tree import path_to_root
 from portal.domain.scaling import cheaper_size, point_of
 from portal.domain.services import ServiceSpec
 from portal.domain.states import JobKind
 from portal.domain.sweeps import Searcher, SweepSpec
+from portal.domain.template_parameters import field_parameters
 from portal.domain.volumes import VolumeKind
 from portal.errors import FairwayError, InvalidRequest, Unsatisfiable
 from portal.models import Environment, Job, NodePool, Project, Schedule, Service, Sweep, User
@@ -41,7 +41,7 @@ from portal.selectors.nodes.cluster_overview import GpuModelSummary, matching_su
 from portal.selectors.nodes.resources_per_gpu import (
     ResourcesPerGpu,
     list_resources_per_gpu,
-    proportional_amounts,
+    typed_amounts_of_job,
 )
 from portal.selectors.projects.quota_usage import QuotaUsage, project_quota_usage, user_quota_usage
 from portal.selectors.services import get_service
@@ -63,9 +63,16 @@ from portal.services.schedules import do_create_schedule
 from portal.services.serving.services import do_deploy_service, do_update_service
 from portal.services.sweeps.sweeps import do_create_sweep
 from portal.services.yaml_input import MAX_BYTES
-from portal.web.display.formatting import parse_whole_number
 from portal.web.display.idle_text import IdleRuleText, idle_rule_texts
 from portal.web.display.quota_bars import QuotaBar
+from portal.web.launch.amounts import (
+    GPU_FIELDS,
+    TYPED_FIELD,
+    format_typed,
+    present_amounts,
+    script_data,
+    with_amounts,
+)
 from portal.web.launch.form import LaunchForm, launchable_projects, parameter_field_name
 from portal.web.launch.import_yaml import initial_from_yaml
 from portal.web.launch.initial_values import (
@@ -89,7 +96,6 @@ from portal.web.launch.preview import (
     preview_unsatisfiable,
     start_suggestions,
 )
-from portal.web.launch.spec_fields import form_values
 from portal.web.launch.summaries import step_summaries
 from portal.web.sign_in import add_service_errors
 from portal.web.views import action, form_page
@@ -180,7 +186,8 @@ def import_yaml(request: HttpRequest, user: User) -> HttpResponse:
     except InvalidRequest as refusal:
         initial, wrong = {}, list(refusal.fields.values())
     shares = list_resources_per_gpu(user)
-    start = _initial(request, user, shown, shares)[0] | ({} if wrong else initial)
+    typed = {TYPED_FIELD: format_typed(present_amounts(initial))}
+    start = _initial(request, user, shown, shares)[0] | ({} if wrong else initial | typed)
     context = _context(user, LaunchForm(user, initial=start), shown, shares)
     context |= {"import_errors": wrong, "imported": text if wrong else "", "is_imported": not wrong}
     return render(request, "launch/page.html", context, status=400 if wrong else 200)
@@ -219,13 +226,16 @@ def _initial(
     kind = query.get("kind", "")
     start: dict[str, Any] = {"kind": kind if kind in NAME_PREFIXES else JobKind.WORKSPACE.value}
     last: Job | Service | None = None
+    typed: set[str] | None = None
     is_import = request.method == "POST"  # what a document leaves out has the value of the API
     if not is_import and not query.keys() - {"kind"}:
         remembered, last = initial_from_last_launch(user, start["kind"])
         start |= remembered
+        typed = set(typed_amounts_of_job(last, shares)) if isinstance(last, Job) else None
     elif query.get("like"):
         like = get_job(user, query["like"])
         start |= initial_from_job(user, like, query)
+        typed = set(typed_amounts_of_job(like, shares))
         if (like.env or like.secrets) and not can(user, Permission.CONTROL, like):
             messages.info(
                 request,
@@ -236,6 +246,7 @@ def _initial(
     elif query.get("template"):
         found = list_templates(user).filter(public_id=query["template"]).first()
         start |= initial_from_template(found) if found else {}
+        typed = set()
         start |= {name: value for name, value in query.items() if name.startswith(parameter_field_name(""))}
     elif query.get("from_sweep"):
         start |= initial_from_sweep(user, query["from_sweep"], narrow="narrow" in query)
@@ -257,10 +268,12 @@ def _initial(
     if query.get("topology_constraint") == "":
         start |= initial_from_api_fields({"topology_constraint": None})
     start.setdefault("name", f"{NAME_PREFIXES[start['kind']]}-{timezone.now():%d%H%M}")
-    if last is None and not is_import:
-        count = parse_whole_number(start.get("gpus_per_task", 1)) or 0
-        pool, model = str(start.get("pool") or ""), str(start.get("gpu_model") or "")
-        start = form_values(JobSpec, proportional_amounts(shares, pool, model, count)) | start
+    if not is_import:
+        asked = {name for name in PROPORTIONAL_AMOUNTS if query.get(name)}
+        refresh = last is not None or not query.keys().isdisjoint(GPU_FIELDS)
+        fixed = _parameter_fields(user, start.get("template"))
+        known = None if typed is None and not asked else (typed or set()) | asked
+        start = with_amounts(start, shares, known, refresh=refresh, fixed=fixed)
     if not start.get("project"):
         first = launchable_projects(user).first()
         start["project"] = first.public_id if first else ""
@@ -268,6 +281,12 @@ def _initial(
         offered = _default_environment(shown, start["kind"], start["project"])
         start["environment"] = offered.public_id if offered else ""
     return start, last
+
+
+def _parameter_fields(user: User, template: object) -> set[str]:
+    """Return the fields of a job that parameters of the template fill."""
+    row = list_templates(user).filter(public_id=template).first() if isinstance(template, str) else None
+    return set(field_parameters(row.fields)) if row else set()
 
 
 def _default_environment(shown: list[EnvironmentChoice], kind: str, project: str) -> Environment | None:
@@ -303,7 +322,7 @@ def _context(
     return (_preview_context(user, form) if form.is_bound else _pending_context(user, form)) | {
         "form": form,
         "environment_is_offered": any(chosen == each.availability.environment.public_id for each in shown),
-        "resources_per_gpu": json.dumps([asdict(share) for share in shares]),
+        "amounts": script_data(shares),
         "environments": shown,
         "secrets": visible_secrets(user).order_by("project__name", "name"),
         "volumes": list_volumes(user).exclude(kind=VolumeKind.HOME.value),
