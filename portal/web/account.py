@@ -25,7 +25,7 @@ from portal.models import BrowserSession, User
 from portal.selectors.projects.projects import get_project
 from portal.selectors.volumes import list_home_usage
 from portal.services.accounts import tokens, users
-from portal.services.accounts.sessions import live_sessions, session_id
+from portal.services.accounts.sessions import PENDING_LINK, live_sessions, session_id
 from portal.services.accounts.tokens import Scope
 from portal.services.audit import record_action
 from portal.services.projects.secrets import do_delete_secret, do_save_secret
@@ -243,7 +243,7 @@ def session_rows(user: User, current_key: str) -> list[SessionRow]:
     found = []
     for session in live_sessions().iterator():
         data = session.get_decoded()
-        if data.get("_auth_user_id") == str(user.pk):
+        if data.get("_auth_user_id") == str(user.pk) and PENDING_LINK not in data:
             found.append(
                 SessionRow(
                     session.session_key,

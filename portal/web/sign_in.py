@@ -26,7 +26,7 @@ from portal.models.public_id import slug_validator
 from portal.models.users import normalize_username
 from portal.services.accounts import users
 from portal.services.accounts.password_hasher import hashing_slot
-from portal.services.accounts.sessions import start_session
+from portal.services.accounts.sessions import USED_LINK, start_link_session, start_session
 from portal.services.audit import record_action
 from portal.services.audit_denials import record_failed_sign_in
 from portal.valkey.rate_limits import (
@@ -202,12 +202,17 @@ def sign_in_link(request: HttpRequest) -> HttpResponse:
     if request.method == "GET":
         return render(request, "auth/sign_in_link.html")
     try:
-        user = users.do_use_magic_link(request.POST.get("code", ""))
+        link = users.get_magic_link(request.POST.get("code", ""))
+        mine = link.pk == request.session.get(USED_LINK)
+        if link.used_at is not None and not mine:
+            raise NotFound(_(users.LINK_INVALID_MESSAGE), code="link_already_used")
     except NotFound as closed:
         record_failed_sign_in("", by="link")
         return render(request, "auth/sign_in_link.html", {"wrong": closed.message}, status=404)
-    _start_session(request, user, by="link")
-    return redirect("account" if not user.has_usable_password() else "home")
+    if not mine:  # else this browser sends the form again
+        _start_session(request, link.user, by="link")
+        start_link_session(request.session, link)
+    return redirect("account" if not link.user.has_usable_password() else "home")
 
 
 class InvitationForm(forms.Form):
@@ -240,6 +245,9 @@ def invitation(request: HttpRequest) -> HttpResponse:
     try:
         found = users.get_invitation(code)
     except NotFound as closed:
+        if user := _invited_user(request):
+            _start_session(request, user, by="password")
+            return redirect("home")
         record_failed_sign_in("", by="invitation")
         return render(request, "auth/invitation.html", {"wrong": closed.message}, status=404)
     if "username" not in request.POST:
@@ -265,6 +273,16 @@ def invitation(request: HttpRequest) -> HttpResponse:
             return redirect("home")
     context = {"form": form, "code": code, "invitation": found}
     return render(request, "auth/invitation.html", context, status=400)
+
+
+def _invited_user(request: HttpRequest) -> User | None:
+    """Return the user whose name and password a form of a used invitation carries, None without such a user.
+
+    The answer to the first form may have been lost; this one is a sign-in with a password, counted as such.
+    Raise TooManyRequests.
+    """
+    name, password = request.POST.get("username", ""), request.POST.get("password", "")
+    return _authenticate(request, name, password)[0] if name and password else None
 
 
 def add_service_errors(form: forms.Form, error: FairwayError) -> None:

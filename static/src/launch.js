@@ -95,6 +95,7 @@ export function startLaunch(root) {
     const offer = event.target.closest("[data-set]");
     if (offer && (form.contains(offer) || rail.contains(offer))) set(offer.dataset.set);
   });
+  startArchiveUpload(form, () => { saveDraft(form); ask(); });
   form.addEventListener("submit", (event) => {
     if (event.submitter?.getAttribute("aria-disabled") === "true") {
       event.preventDefault();
@@ -145,6 +146,42 @@ function markFields(form) {
     const others = (field.getAttribute("aria-describedby") ?? "").split(" ").filter((each) => each && each !== id);
     field.setAttribute("aria-describedby", [...others, ...(message ? [id] : [])].join(" "));
   }
+}
+
+// Uploads a chosen archive at once, so that the review names it, and again for another project.
+function startArchiveUpload(form, changed) {
+  const file = form.elements.code_upload, archive = form.elements.code_archive, project = form.elements.project;
+  if (!file || !archive) return;
+  const note = document.createElement("p");
+  note.className = "fw-hint";
+  note.setAttribute("role", "status");
+  file.after(note);
+  let uploaded = ""; // the hash of the chosen file in the chosen project
+  let latest = 0;
+  const show = (text, isWrong) => { note.textContent = text; note.classList.toggle("fw-fail-t", isWrong); };
+  const upload = async () => {
+    const number = ++latest, chosen = file.files[0];
+    if (uploaded && archive.value === uploaded) archive.value = "";
+    uploaded = "";
+    show(chosen ? translated("Uploading the archive…") : "", false);
+    changed();
+    if (!chosen) return;
+    let answer = {}, accepted = false;
+    try {
+      const headers = { "X-CSRFToken": form.elements.csrfmiddlewaretoken.value, "Content-Type": "application/octet-stream" };
+      const reply = await fetch(`/api/v1/projects/${encodeURIComponent(project.value)}/code/`, { method: "POST", headers, body: chosen });
+      answer = await reply.json();
+      accepted = reply.ok;
+    } catch { /* the archive is sent with the form */ }
+    if (number !== latest) return;
+    if (accepted) archive.value = uploaded = answer.sha256;
+    const refusal = answer.errors?.[0]?.message ?? answer.detail;
+    show(accepted ? translated("Stored for the project.") : refusal ?? translated("Not uploaded yet; it is sent with the form."), !accepted);
+    changed();
+  };
+  file.addEventListener("change", upload);
+  project.addEventListener("change", () => { if (file.files.length) upload(); });
+  form.addEventListener("formdata", (event) => { if (uploaded && archive.value === uploaded) event.formData.delete("code_upload"); });
 }
 
 const PAIR = [/^([^=]+)=(.*)$/, ([target, value]) => `${target}=${value}`];

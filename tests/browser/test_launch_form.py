@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
+
 import pytest
+import yaml
 from playwright.sync_api import Route, expect
 
-from portal.models import Job, Volume
+from portal.models import CodeArchive, Job, Volume
 from portal.services.projects.secrets import do_save_secret
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
@@ -243,3 +247,52 @@ def test_volumes_and_secrets_are_chosen_from_lists(open_as, dataset, width) -> N
     expect(page.get_by_label("Volume", exact=True).last).to_have_value("runs")
     page.locator("[data-lines=volumes] [data-line-remove]").last.click()
     assert page.locator("[name=volumes]").input_value() == "imagenet ro"
+
+
+def packed(name: str, *, link: bool = False) -> bytes:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as made:
+        header = tarfile.TarInfo(name)
+        if link:
+            header.type, header.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        made.addfile(header, io.BytesIO())
+    return content.getvalue()
+
+
+def test_the_review_has_all_that_is_launched_also_a_chosen_archive(open_as, dataset) -> None:
+    page = open_as("r-castellan")
+    page.goto("/launch/?kind=training&defaults=1")
+    page.evaluate(OPEN_FOLDS)
+    page.locator("[name=project]").select_option(dataset.projects["nlp"].public_id)
+    page.locator("[name=name]").fill("with code")
+    page.locator("[name=command]").fill("python train.py")
+    upload = page.locator("[name=code_upload]")
+    upload.set_input_files(
+        {"name": "code.tar", "mimeType": "application/x-tar", "buffer": packed("train.py")}
+    )
+    review = page.locator("#p-yaml")
+    expect(review).to_contain_text("code_archive: ", timeout=PATIENCE_MS)
+    page.locator("[name=project]").select_option(
+        dataset.projects["vision"].public_id
+    )  # an archive is of one project
+    expect(review).to_contain_text("project: vision", timeout=PATIENCE_MS)
+    expect(review).to_contain_text("code_archive: ", timeout=PATIENCE_MS)
+    text = review.text_content() or ""
+    page.locator("#rail button[type=submit]").first.click()
+    page.wait_for_url("**/jobs/*/", timeout=PATIENCE_MS)
+    job = Job.objects.select_related("project").get(name="with code")
+    assert CodeArchive.objects.filter(project=job.project, sha256=job.code_archive).exists()
+    assert yaml.safe_load(text)["code_archive"] == job.code_archive
+
+
+def test_an_archive_that_is_refused_says_why_before_the_launch(open_as) -> None:
+    page = open_as("m-okafor")
+    page.goto("/launch/?kind=training&defaults=1")
+    page.evaluate(OPEN_FOLDS)
+    content = packed("out", link=True)
+    page.locator("[name=code_upload]").set_input_files(
+        {"name": "a.tar", "mimeType": "a/b", "buffer": content}
+    )
+    expect(page.locator("#launch")).to_contain_text("is a symbolic link", timeout=PATIENCE_MS)
+    assert not CodeArchive.objects.exists()
+    open_as.complaints[:] = [each for each in open_as.complaints if "422" not in each]

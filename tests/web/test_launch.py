@@ -10,7 +10,7 @@ import pytest
 from django.urls import reverse
 
 from portal.domain.job_spec import JobSpec
-from portal.models import CodeArchive, Job, JobVerdict
+from portal.models import CodeArchive, Job, JobVerdict, Quota
 from portal.web.launch.form import LaunchForm
 from portal.web.launch.initial_values import initial_from_api_fields, initial_from_job
 from portal.web.launch.spec_fields import form_values
@@ -132,6 +132,49 @@ def test_the_summary_shows_the_answer_of_the_engine(client_of, typed, monkeypatc
     for way in answer["alternatives"]:
         assert way["message"] in page
         assert 'data-set="gpus_per_task=4"' in page
+
+
+@pytest.mark.parametrize(
+    ("fields", "pools"),
+    [
+        ({}, {"h200", "a100", "ada"}),
+        ({"pool": "a100"}, {"a100"}),
+        ({"gpu_model": "NVIDIA RTX 6000 Ada Generation"}, {"ada"}),
+        ({"min_gpu_memory_gib": "100"}, {"h200"}),
+        ({"min_gpu_memory_gib": "60"}, {"h200", "a100"}),
+        ({"tasks": "2", "gpus_per_task": "8"}, {"h200", "a100"}),  # ada has one node
+        ({"gpus_per_task": "0", "cores": "120"}, {"a100", "ada"}),
+    ],
+)
+def test_the_quotas_shown_are_those_of_the_pools_that_fit(dataset, client_of, typed, fields, pools):
+    dataset.nodes["ada-1"].pool.nodes.update(cpu_milli=124_000)
+    dataset.nodes["h200-1"].pool.nodes.update(cpu_milli=96_000)
+    if "pool" in fields:
+        fields = fields | {"pool": dataset.pools[fields["pool"]].public_id}
+    page = client_of("member").post(reverse("launch-check"), typed | fields)
+    assert {bar.share.pool.name for bar in page.context["quota_bars"]} == pools
+
+
+def test_the_quota_of_a_job_that_starts_now_is_that_of_its_pool(dataset, client_of, typed, monkeypatch):
+    answer = {"starts_now": True, "where": ["a100-2"], "verdict": None, "alternatives": []}
+    monkeypatch.setattr("portal.web.launch.preview.query_would_start", lambda body, wait_s: answer)
+    page = client_of("member").post(reverse("launch-check"), typed)
+    assert [bar.share.pool.name for bar in page.context["quota_bars"]] == ["a100"]
+
+
+def test_the_sizes_are_limited_by_the_quota_of_the_chosen_pool(dataset, client_of, typed):
+    Quota.objects.filter(project=dataset.projects["vision"], pool=dataset.pools["ada"]).update(
+        limit_milli=2000
+    )
+    client = client_of("member")
+
+    def texts(**fields):
+        page = client.post(reverse("launch-check"), typed | fields)
+        return [preset.availability for preset in page.context["size_presets"]]
+
+    assert "limit is 2" in texts(pool=dataset.pools["ada"].public_id)
+    assert "limit is 2" in texts(gpu_model="NVIDIA RTX 6000 Ada Generation")
+    assert not any("limit" in text for text in texts(pool=dataset.pools["h200"].public_id))
 
 
 def test_only_projects_where_one_may_launch_are_offered(dataset, client_of, typed):

@@ -8,9 +8,13 @@ import os
 import secrets
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from django.conf import settings
+from django.db import connection
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
@@ -18,7 +22,7 @@ from django.utils import timezone
 from portal import policy_middleware
 from portal.domain.states import Role
 from portal.errors import InvalidRequest
-from portal.models import BrowserSession, Membership, User
+from portal.models import AuditEntry, BrowserSession, Membership, User
 from portal.services.accounts import sessions, users
 from portal.services.accounts.sessions import session_id
 from portal.valkey import rate_limits
@@ -206,6 +210,81 @@ def test_a_one_time_link_works_once_and_then_asks_for_a_password():
     again = Client().post("/sign-in/link/", {"code": code})
     assert again.status_code == 404
     assert "is no longer valid" in again.content.decode()
+
+
+@pytest.mark.parametrize("lost", [1, 3])
+def test_a_one_time_link_whose_answer_was_lost_works_until_a_session_of_it_is_used(lost):
+    user = factories.user("first-admin", admin=True)
+    code = users.do_create_magic_link(None, user)
+    for _ in range(lost):  # the answer with the cookie never arrives
+        assert Client().post("/sign-in/link/", {"code": code}).status_code == 302
+    client = Client()
+    assert client.post("/sign-in/link/", {"code": code}).status_code == 302
+    assert client.get("/").status_code == 200
+    assert client.post("/sign-in/link/", {"code": code}).status_code == 302  # the same browser again
+    assert Client().post("/sign-in/link/", {"code": code}).status_code == 404
+    assert BrowserSession.objects.get(session_key=session_id(client.session.session_key)).expire_date > (
+        timezone.now() + dt.timedelta(seconds=sessions.PENDING_SESSION_S)
+    )
+    assert AuditEntry.objects.filter(action="user.sign_in_by_magic_link").count() == 1
+
+
+@pytest.mark.parametrize("first_use", ["/", "/api/v1/me/", "/sign-in/"])
+def test_of_two_browsers_with_one_link_the_first_that_is_used_signs_in(first_use):
+    code = users.do_create_magic_link(None, factories.user("first-admin", admin=True))
+    one, two = Client(), Client()
+    for browser in (one, two):
+        assert browser.post("/sign-in/link/", {"code": code}).status_code == 302
+    key = two.cookies[settings.SESSION_COOKIE_NAME].value
+    assert sessions.session_user(session_id(key)) is None  # no workspace or socket before a page
+    two.get(first_use)
+    assert [two.get("/account/").status_code, one.get("/account/").status_code] == [200, 302]
+    assert sessions.session_user(session_id(key)) is not None
+    assert BrowserSession.objects.count() == 1
+
+
+def test_a_pending_session_ends_with_its_link():
+    user = factories.user("first-admin", admin=True)
+    client = Client()
+    client.post("/sign-in/link/", {"code": users.do_create_magic_link(None, user)})
+    users.do_create_magic_link(None, user)
+    assert client.get("/").status_code == 302
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("browsers", [1, 4])
+def test_concurrent_first_requests_of_a_link_sign_in_one_browser(browsers):
+    code = users.do_create_magic_link(None, factories.user("first-admin", admin=True))
+    keys = []
+    for _ in range(browsers):
+        client = Client()
+        client.post("/sign-in/link/", {"code": code})
+        keys.append(client.cookies[settings.SESSION_COOKIE_NAME].value)
+    start = threading.Barrier(4)
+
+    def first_request(key):
+        client = Client()
+        client.cookies[settings.SESSION_COOKIE_NAME] = key
+        start.wait(30)
+        try:
+            return client.get("/api/v1/me/").status_code
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = sorted(pool.map(first_request, keys * (4 // browsers)))
+    assert answers == ([200] * 4 if browsers == 1 else [200, 401, 401, 401])
+
+
+def test_an_invitation_whose_answer_was_lost_signs_its_user_in():
+    _, code = users.do_create_invitation(factories.user("boss", admin=True))
+    fields = {"code": code, "username": "ada-love", "password": factories.PASSWORD, "timezone": "UTC"}
+    assert Client().post("/invitation/", fields).status_code == 302
+    again = Client()
+    assert again.post("/invitation/", fields).status_code == 302
+    assert again.get("/").status_code == 200
+    assert Client().post("/invitation/", fields | {"password": "another phrase"}).status_code == 404
+    assert Client().post("/invitation/", {"code": code}).status_code == 404
 
 
 def test_an_invitation_makes_the_account_it_promises():

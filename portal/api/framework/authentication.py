@@ -43,7 +43,9 @@ class PortalSessionAuthentication(SessionAuthentication):
     def enforce_csrf(self, request: Request) -> None:
         """Raise Forbidden where Django's CSRF check refuses."""
         try:
-            super().enforce_csrf(request)
+            super().enforce_csrf(
+                request._request
+            )  # the parsers of REST would read the body, which may be a file
         except PermissionDenied as refused:
             raise Forbidden(
                 "The CSRF token is missing or wrong. Reload the page and try again.", code="csrf_failed"

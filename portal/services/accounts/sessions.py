@@ -1,6 +1,9 @@
 """Browser sessions: found by the hash of a valid key; end after hours without use, and after days in any case.
 
 The row's ``expire_date`` includes both ends, so pages, WebSockets and workspaces check only that.
+
+A session that a one-time link started is *pending* until a browser sends its key: only then the link is used, so a
+lost answer costs nobody the link. Of several pending sessions of one link, the first that is used remains.
 """
 
 from __future__ import annotations
@@ -16,13 +19,21 @@ from django.contrib.auth import HASH_SESSION_KEY, SESSION_KEY
 from django.contrib.sessions.backends.base import SessionBase
 from django.contrib.sessions.backends.db import SessionStore as DatabaseStore
 from django.contrib.sessions.base_session import AbstractBaseSession
+from django.db import transaction
 from django.db.models import QuerySet
 from django.utils import timezone
 from django.utils.crypto import constant_time_compare
 from django.utils.dateparse import parse_datetime
 
-from portal.models import BrowserSession, User
+from portal.models import BrowserSession, MagicLink, User
+from portal.services.audit import record_action
 
+PENDING_LINK = "pending_link"
+"""Id of the one-time link in the data of a session that no request has used yet."""
+USED_LINK = "used_link"
+"""Id of the one-time link that this session has used."""
+PENDING_SESSION_S = 600
+"""Maximum time between the answer to a one-time link and the first request of its session."""
 RENEW_INTERVAL_S = 300
 """Minimum time between writes of a session in use."""
 
@@ -56,6 +67,8 @@ class SessionStore(DatabaseStore):
         row = BrowserSession.objects.filter(
             session_key=session_id(self.session_key), expire_date__gt=timezone.now()
         ).first()
+        if row is not None and not _use_link(row):
+            row = None
         if row is None:
             self._session_key = None
         return row
@@ -94,6 +107,40 @@ def start_session(session: SessionBase, *, address: str, user_agent: str) -> Non
     session["seen"] = int(time.time())
 
 
+def start_link_session(session: SessionBase, link: MagicLink) -> None:
+    """Make a started session pending: the first request that sends its key uses the link."""
+    session[PENDING_LINK] = link.pk
+    session.set_expiry(PENDING_SESSION_S)
+
+
+def _use_link(row: BrowserSession) -> bool:
+    """Use the link of a pending session; delete the session and return False if another one used it before.
+
+    True for every other session. Concurrent requests of one session wait for each other at the row of the link.
+    """
+    facts = row.get_decoded()
+    link = facts.pop(PENDING_LINK, None)
+    if link is None:
+        return True
+    with transaction.atomic():
+        opened = MagicLink.objects.filter(pk=link, used_at=None, expires_at__gt=timezone.now())
+        if not opened.update(used_at=timezone.now()):
+            current = BrowserSession.objects.filter(pk=row.pk).first()
+            if current is not None and current.get_decoded().get(USED_LINK) == link:
+                row.session_data, row.expire_date = current.session_data, current.expire_date
+                return True
+            BrowserSession.objects.filter(pk=row.pk).delete()
+            return False
+        since = _started_at(facts.get("since")) or timezone.now()
+        facts.pop("_session_expiry", None)
+        facts[USED_LINK] = link
+        row.session_data, row.expire_date = SessionStore().encode(facts), _expiry(since)
+        row.save(update_fields=["session_data", "expire_date"])
+        user = User.objects.get(pk=facts[SESSION_KEY])
+        record_action(user, "user.sign_in_by_magic_link", user)
+    return True
+
+
 def renew_session(session: SessionBase) -> None:
     """Extend the session after a page request, at most to its maximum age."""
     since = _started_at(session.get("since"))
@@ -117,7 +164,8 @@ def live_sessions() -> QuerySet[BrowserSession]:
 
 
 def session_user(row_key: str) -> User | None:
-    """Return the active user of a live session; None after sign-out, expiry or a password change.
+    """Return the active user of a live session; None after sign-out, expiry or a password change, and while it is
+    pending: the first request of a one-time link's session is a page.
 
     ``row_key`` is the result of ``session_id``. The session is not modified: only a
     request of its own browser may renew its key.
@@ -125,7 +173,7 @@ def session_user(row_key: str) -> User | None:
     row = live_sessions().filter(session_key=row_key).first()
     facts = row.get_decoded() if row else {}
     user = User.objects.filter(pk=facts.get(SESSION_KEY) or 0, is_active=True).first()
-    if user is None:
+    if user is None or PENDING_LINK in facts:
         return None
     given = str(facts.get(HASH_SESSION_KEY, ""))
     hashes = (user.get_session_auth_hash(), *user.get_session_auth_fallback_hash())

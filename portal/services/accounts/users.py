@@ -142,7 +142,10 @@ def do_revoke_invitation(actor: User, invitation: Invitation) -> None:
 
 
 def do_create_magic_link(actor: User | None, user: User) -> str:
-    """Return the code of a one-time sign-in link; earlier unused links of the user become invalid."""
+    """Return the code of a one-time sign-in link; earlier unused links of the user become invalid.
+
+    The first session that it starts and that is used closes it (``portal.services.accounts.sessions``).
+    """
     if actor is not None:
         require_admin(actor, "create sign-in links")
     code, code_hash = new_code()
@@ -155,17 +158,12 @@ def do_create_magic_link(actor: User | None, user: User) -> str:
     return code
 
 
-def do_use_magic_link(code: str) -> User:
-    """Return the user of a sign-in link; a link works once, also with concurrent requests."""
-    with transaction.atomic():
-        link = MagicLink.objects.select_for_update(of=("self",), no_key=True).select_related("user")
-        row = link.filter(code_sha256=hash_code(code)).first()
-        if row is None or row.used_at or row.expires_at <= timezone.now() or not row.user.is_active:
-            raise NotFound(_(LINK_INVALID_MESSAGE), code="link_already_used")
-        row.used_at = timezone.now()
-        row.save(update_fields=["used_at"])
-        record_action(row.user, "user.sign_in_by_magic_link", row.user)
-        return row.user
+def get_magic_link(code: str) -> MagicLink:
+    """Return the sign-in link of a code, used or not. Raise NotFound if it is unknown, expired or closed."""
+    row = MagicLink.objects.select_related("user").filter(code_sha256=hash_code(code)).first()
+    if row is None or row.expires_at <= timezone.now() or not row.user.is_active:
+        raise NotFound(_(LINK_INVALID_MESSAGE), code="link_already_used")
+    return row
 
 
 # -- accounts --------------------------------------------------------------------------------------

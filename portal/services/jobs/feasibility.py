@@ -26,7 +26,7 @@ from portal.domain.feasibility import (
     tasks_on_node,
 )
 from portal.domain.formatting import format_distinct_memories, format_gpu_models, format_memory
-from portal.domain.job_spec import JobSpec
+from portal.domain.job_spec import JobRole, JobSpec
 from portal.domain.project_tree import path_to_root
 from portal.domain.states import CONTAINER_RUNTIMES, NodeState, compatible_runtimes
 from portal.models import Gpu, Node, NodePool, Project, Quota
@@ -88,14 +88,8 @@ def unsatisfiable_reason(request: ResourceRequest) -> InfeasibleReason | None:
     capacities = _empty_nodes(request)
     if not capacities:
         return _no_nodes_reason(request)
-    pools: dict[int, list[EmptyNodeCapacity]] = defaultdict(list)
-    for capacity in capacities:
-        pools[capacity.node.pool_id].append(capacity)
-    possible = [
-        pool
-        for pool, held in pools.items()
-        if any(_holds_all_tasks(request, part) for part in _gang_nodes(request, held))
-    ]
+    pools = _by_pool(capacities)
+    possible = _pools_with_space(request, pools)
     if possible:
         return _over_limit_reason(request, possible)
     placements = {
@@ -105,6 +99,34 @@ def unsatisfiable_reason(request: ResourceRequest) -> InfeasibleReason | None:
         for pool, held in pools.items()
     }
     return _too_large_reason(request, capacities, pools, placements)
+
+
+def possible_pools(request: ResourceRequest) -> set[int]:
+    """Return the ids of the pools whose empty nodes hold the request, each role of it alone."""
+    if not request.roles:
+        return set(_pools_with_space(request, _by_pool(_empty_nodes(request))))
+    alone = [_role_alone(request, role) for role in request.roles]
+    return set.intersection(*map(possible_pools, alone))
+
+
+def _by_pool(capacities: Sequence[EmptyNodeCapacity]) -> dict[int, list[EmptyNodeCapacity]]:
+    pools: dict[int, list[EmptyNodeCapacity]] = defaultdict(list)
+    for capacity in capacities:
+        pools[capacity.node.pool_id].append(capacity)
+    return pools
+
+
+def _pools_with_space(request: ResourceRequest, pools: dict[int, list[EmptyNodeCapacity]]) -> list[int]:
+    return [
+        pool
+        for pool, held in pools.items()
+        if any(_holds_all_tasks(request, part) for part in _gang_nodes(request, held))
+    ]
+
+
+def _role_alone(request: ResourceRequest, role: JobRole) -> ResourceRequest:
+    amounts = {name: getattr(role, name) for name in ("tasks", "gpus_per_task", "cpu_milli", "memory_mib")}
+    return replace(request, roles=(), gang_milli=request.total_milli, **amounts)
 
 
 def _holds_all_tasks(request: ResourceRequest, nodes: Sequence[EmptyNodeCapacity]) -> bool:
@@ -122,20 +144,14 @@ def known_gpu_models(requested: str) -> str:
 def _roles_reason(request: ResourceRequest) -> InfeasibleReason | None:
     """Return why no pool fits each role alone, or the GPUs, CPUs and memory of all together."""
     for role in request.roles:
-        amounts = {
-            name: getattr(role, name) for name in ("tasks", "gpus_per_task", "cpu_milli", "memory_mib")
-        }
-        alone = replace(request, roles=(), gang_milli=request.total_milli, **amounts)
-        if found := unsatisfiable_reason(alone):
+        if found := unsatisfiable_reason(_role_alone(request, role)):
             message, details = found
             return _("Role {name}: {message}").format(name=role.name, message=message), {
                 **details,
                 "role": role.name,
                 "nearest": None,
             }
-    pools: dict[int, list[EmptyNodeCapacity]] = defaultdict(list)
-    for each in _empty_nodes(request):
-        pools[each.node.pool_id].append(each)
+    pools = _by_pool(_empty_nodes(request))
     parts = [part for held in pools.values() for part in _gang_nodes(request, held)]
     cpu_milli, memory_mib = (
         sum(role.tasks * (getattr(role, name) or 0) for role in request.roles)

@@ -130,18 +130,25 @@ def validate_of_owner(user: User, request: JobRequest) -> None:
         raise InvalidRequest(fields=wrong)
     found = no_gang_network_reason(
         request.launcher, request.tasks, request.total_gpus, request.pool
-    ) or feasibility.unsatisfiable_reason(
-        feasibility.ResourceRequest(
-            **{name: getattr(request, name) for name in job_fields()}
-            | {"tasks": request.min_tasks or request.tasks},
-            project=request.project,
-            pool=request.pool,
-            runtime=request.environment.runtime,
-        )
-    )
+    ) or feasibility.unsatisfiable_reason(_resource_request(request))
     if found is not None:
         message, facts = found
         raise Unsatisfiable(message, code="unsatisfiable", details=facts)
+
+
+def possible_pools(request: JobRequest) -> set[int]:
+    """Return the ids of the pools whose empty nodes hold the request, without regard to quotas."""
+    return feasibility.possible_pools(_resource_request(request))
+
+
+def _resource_request(request: JobRequest) -> feasibility.ResourceRequest:
+    return feasibility.ResourceRequest(
+        **{name: getattr(request, name) for name in job_fields()}
+        | {"tasks": request.min_tasks or request.tasks},
+        project=request.project,
+        pool=request.pool,
+        runtime=request.environment.runtime,
+    )
 
 
 def value_errors(request: JobRequest) -> dict[str, str]:

@@ -59,6 +59,8 @@ class LaunchPreview:
     middle: dt.datetime | None = None
     interval_missing: str = ""
     victims: list[PreemptionCandidate] = field(default_factory=list)
+    nodes: list[str] = field(default_factory=list)
+    """Names of the nodes on which it would start now; empty if it would not, or if the scheduler did not answer."""
 
     @property
     def lost_gpu_seconds(self) -> float:
@@ -136,10 +138,9 @@ def _preview_from_answer(answer: dict[str, Any]) -> LaunchPreview:
     verdict = answer.get("verdict") or {}
     message = str(verdict.get("message", ""))
     if answer.get("starts_now"):
-        where = ", ".join(answer.get("where", []))
-        return LaunchPreview(
-            "now", _("It starts now"), _("It fits on {where}.").format(where=where) if where else ""
-        )
+        nodes = list(answer.get("where", []))
+        message = _("It fits on {where}.").format(where=", ".join(nodes)) if nodes else ""
+        return LaunchPreview("now", _("It starts now"), message, nodes=nodes)
     if answer.get("unsatisfiable"):
         return LaunchPreview("never", _("This can never start here"), message, ways)
     interval = answer.get("interval")

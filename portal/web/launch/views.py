@@ -32,7 +32,7 @@ from portal.domain.sweeps import Searcher, SweepSpec
 from portal.domain.template_parameters import field_parameters
 from portal.domain.volumes import VolumeKind
 from portal.errors import FairwayError, InvalidRequest, Unsatisfiable
-from portal.models import Environment, Job, NodePool, Project, Schedule, Service, Sweep, User
+from portal.models import Environment, Job, Node, NodePool, Project, Schedule, Service, Sweep, User
 from portal.selectors.environments import LaunchableEnvironment, launchable_environments
 from portal.selectors.jobs.jobs import get_job
 from portal.selectors.jobs.progress import MeasuredProgram, measure_program
@@ -58,7 +58,7 @@ from portal.services.jobs.job_document import (
 )
 from portal.services.jobs.launching import preview_ranks
 from portal.services.jobs.right_size import right_size_advice
-from portal.services.jobs.submission import JobRequest, do_submit_job, validate_request
+from portal.services.jobs.submission import JobRequest, do_submit_job, possible_pools, validate_request
 from portal.services.schedules import do_create_schedule
 from portal.services.serving.services import do_deploy_service, do_update_service
 from portal.services.sweeps.sweeps import do_create_sweep
@@ -355,12 +355,16 @@ def _capacity_context(
     for strip in strips:
         if strip.model not in by_model or strip.mig_profile == mig_profile:
             by_model[strip.model] = strip
+    fitting = matching_summaries(strips, model, mig_profile)
+    pools = {pool for strip in fitting for pool in strip.pools}
+    chosen = str(form["pool"].value() or "")
+    limiting = [share for share in shares if share.pool.pk in pools and chosen in ("", share.pool.public_id)]
     return {
         "strips": by_model.values(),
         "model": model,
         "other_models": "" if model in ("", *(strip.model for strip in strips)) else format_gpu_models(model),
         "kind": str(form["kind"].value() or ""),
-        "size_presets": size_presets(matching_summaries(strips, model, mig_profile), count, shares),
+        "size_presets": size_presets(fitting, count, limiting),
     }
 
 
@@ -396,8 +400,7 @@ def _preview_context(user: User, form: LaunchForm, *, ask: bool = False) -> dict
         "idle_rules": _idle_rules(request, strips),
         "quota_bars": [
             QuotaBar(share, _("Quota after, {name}").format(name=share.pool.name), requested)
-            for share in shares
-            if _applies_to(share, request, strips)
+            for share in _quotas_in_question(shares, request, found)
         ],
         "scripts": _scripts(request, path, body) if request else [],
         "is_job": path == JOBS_PATH,
@@ -434,14 +437,21 @@ def _idle_rules(request: JobRequest | None, strips: list[GpuModelSummary]) -> li
     return idle_rule_texts(request.project, NodePool.objects.filter(pk__in=fitting).order_by("name"))
 
 
-def _applies_to(share: QuotaUsage, request: JobRequest | None, strips: list[GpuModelSummary]) -> bool:
-    """Return True if the request may use this quota or limit."""
-    if not (share.has_quota or share.used_milli or share.bound_by_ancestor):
-        return False
-    if request is None or (request.pool is not None and request.pool.pk != share.pool.pk):
-        return False
-    models = matching_summaries(strips, request.gpu_model, request.mig_profile)
-    return not request.gpu_model or any(share.pool.pk in strip.pools for strip in models)
+def _quotas_in_question(
+    shares: list[QuotaUsage], request: JobRequest | None, found: LaunchPreview
+) -> list[QuotaUsage]:
+    """Return the quotas of the pools in which the request would start, else of those that it fits.
+
+    Those of all pools while the form is incomplete.
+    """
+    shown = [share for share in shares if share.has_quota or share.used_milli or share.bound_by_ancestor]
+    if request is None:
+        return shown
+    if found.nodes:
+        pools = set(Node.objects.filter(name__in=found.nodes).values_list("pool", flat=True))
+    else:
+        pools = possible_pools(request)
+    return [share for share in shown if share.pool.pk in pools]
 
 
 def size_presets(fitting: list[GpuModelSummary], count: str, shares: list[QuotaUsage]) -> list[SizePreset]:
