@@ -5,7 +5,7 @@ from django.db import migrations, models
 
 class Migration(migrations.Migration):
     dependencies = [
-        ("portal", "0004_bulk_operations"),
+        ("portal", "0005_deletion_of_old_history"),
     ]
 
     operations = [
