@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import psycopg
@@ -125,6 +126,13 @@ def store_artifact(data: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
         return False
 
 
+def replies(data: Path, worker: str) -> bool:
+    """Return the result of the health check of the containers of workers."""
+    broker = f"redis+socket://{sockets_dir(data)}/valkey.sock"
+    command = [sys.executable, "deploy/health.py", "worker", worker]
+    return subprocess.run(command, cwd=ROOT, env={"REDIS_URL": broker}, check=False).returncode == 0
+
+
 def submit_short_job(data: Path) -> str:
     """Submit a job that prints its umask, as a member of a project of the demo; return its public id."""
     program = """
@@ -213,6 +221,9 @@ def test_up_serves_protects_its_keys_survives_kills_and_cleans_up(
             if "_KEY=" in word
         }
         assert held == ({KEYS[name]} if name in KEYS else set()), name
+    workers = [f"{name}@fairway" for name in up.pids() if name.startswith("worker-")]
+    assert [eventually(partial(replies, data, name)) for name in workers] == [True] * 4
+    assert not replies(data, "worker-unknown@fairway")
     assert eventually(lambda: store_artifact(data, monkeypatch)), up.text
     assert wrong_access(data, service_account()) == []
     listening = subprocess.run(["ss", "-ltnpH"], capture_output=True, text=True, check=False).stdout
