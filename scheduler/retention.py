@@ -15,14 +15,14 @@ from django.utils import timezone
 
 from portal.domain.formatting import format_duration
 from portal.domain.node_operations import OperationKind
-from portal.domain.policy_settings import (
+from portal.domain.policy_settings import default_value
+from portal.domain.retention_settings import (
     AUDIT_RETENTION,
     CYCLE_RETENTION,
     EVENT_RETENTION,
     FORECAST_RETENTION,
     JOB_RETENTION,
     METRICS_RETENTION,
-    default_value,
 )
 from portal.domain.states import LIVE_JOB_STATES, TERMINAL_JOB_STATES
 from portal.models import (

@@ -5,42 +5,10 @@ Pages, REST, validation and ``docs/policy.md`` read these tables. How to add a s
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-
-@dataclass(frozen=True, slots=True)
-class NumberSetting:
-    """A numeric setting. ``minimum`` and ``maximum`` are inclusive.
-
-    - ``per_pool`` False: one value for the cluster, because one cycle covers all pools.
-    - ``affects_decisions`` False: no scheduling decision reads it; it governs notices to running jobs and
-      their end.
-    - ``per_project``: a project may set a stricter (lower) value than its pools (``project_policy.py``).
-    """
-
-    name: str
-    unit: str
-    minimum: float
-    maximum: float
-    default: float
-    description: str
-    per_pool: bool = True
-    affects_decisions: bool = True
-    per_project: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ChoiceSetting:
-    """A setting with fixed options. Flags are those of ``NumberSetting``; later options are stricter."""
-
-    name: str
-    options: tuple[str, ...]
-    default: str
-    description: str
-    per_pool: bool = True
-    affects_decisions: bool = True
-    per_project: bool = False
-
+from portal.domain.retention_settings import RETENTION_NUMBERS
+from portal.domain.setting_types import ChoiceSetting, NumberSetting
 
 DAY_S = 86_400.0
 TASK_DISK_LIMIT = "task_disk_mib"
@@ -54,13 +22,6 @@ GPU_HOUR_PRICE = "gpu_hour_price"
 PRICE_CURRENCY = "price_currency"
 GRID_CO2 = "grid_co2_g_per_kwh"
 CODE_SIZE_LIMIT = "code_size_limit_mib"
-NOTICE_RETENTION = "notice_retention_days"
-METRICS_RETENTION = "metrics_retention_days"
-CYCLE_RETENTION = "cycle_retention_days"
-FORECAST_RETENTION = "forecast_retention_days"
-EVENT_RETENTION = "event_retention_days"
-JOB_RETENTION = "job_retention_days"
-AUDIT_RETENTION = "audit_retention_days"
 WEBHOOK_PRIVATE_ADDRESSES = "webhook_private_addresses"
 
 _DECISION_NUMBERS = (
@@ -467,74 +428,7 @@ _OTHER_NUMBERS = (
         "20 GiB, 0 disables saving. Lower it if saved images fill the disks of nodes.",
         affects_decisions=False,
     ),
-    NumberSetting(
-        NOTICE_RETENTION,
-        "days",
-        1,
-        3_650,
-        90,
-        "Age at which notices that their users have read are deleted, in days; default 90. Raise it if users look "
-        "for old notices.",
-        per_pool=False,
-    ),
-    NumberSetting(
-        METRICS_RETENTION,
-        "days",
-        7,
-        3_650,
-        90,
-        "Age at which the metrics of nodes are deleted, in days; default 90. Usage and reports of jobs are kept. "
-        "Lower it if the database becomes too large.",
-        per_pool=False,
-    ),
-    NumberSetting(
-        CYCLE_RETENTION,
-        "days",
-        1,
-        3_650,
-        14,
-        "Age at which the records of scheduling cycles and the replays of quotas are deleted, in days; default 14.",
-        per_pool=False,
-    ),
-    NumberSetting(
-        FORECAST_RETENTION,
-        "days",
-        30,
-        3_650,
-        90,
-        "Age at which forecasts of starts are deleted, in days; default 90. Their accuracy is computed from 30 days.",
-        per_pool=False,
-    ),
-    NumberSetting(
-        EVENT_RETENTION,
-        "days",
-        30,
-        3_650,
-        400,
-        "Age at which the timelines of ended jobs are deleted, in days after the end; default 400. Jobs, "
-        "attempts and their usage stay.",
-        per_pool=False,
-    ),
-    NumberSetting(
-        JOB_RETENTION,
-        "days",
-        400,
-        3_650,
-        3_650,
-        "Age at which ended jobs are deleted with attempts, usage, logs and comments, in days after the end; default "
-        "10 years. At least 400, so that reports of a year are complete.",
-        per_pool=False,
-    ),
-    NumberSetting(
-        AUDIT_RETENTION,
-        "days",
-        400,
-        3_650,
-        3_650,
-        "Age at which entries of the audit trail are deleted, in days; default 10 years. The deletion is an entry, "
-        "too. Ask who is responsible for data protection before you change it.",
-        per_pool=False,
-    ),
+    *RETENTION_NUMBERS,
     NumberSetting(
         TASK_DISK_LIMIT,
         "MiB",

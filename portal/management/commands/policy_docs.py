@@ -11,10 +11,9 @@ from django.core.management.base import BaseCommand
 from portal.domain.policy_settings import (
     CHOICE_SETTINGS,
     NUMBER_SETTINGS,
-    ChoiceSetting,
-    NumberSetting,
     format_number,
 )
+from portal.domain.setting_types import ChoiceSetting, NumberSetting
 
 HEADER = """# Scheduling policy: settings
 

@@ -19,7 +19,8 @@ from portal.domain.notices import (
     DeliveryState,
     NoticeKind,
 )
-from portal.domain.policy_settings import NOTICE_RETENTION, default_value
+from portal.domain.policy_settings import default_value
+from portal.domain.retention_settings import NOTICE_RETENTION
 from portal.domain.stored_texts import stored_text
 from portal.errors import Conflict, InvalidRequest
 from portal.live_events import publish_on_commit
