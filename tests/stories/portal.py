@@ -111,11 +111,10 @@ class StoryPortal:
                 os.kill(child.pid, signal.SIGKILL)
         self._process.wait(STOP_LIMIT_S)
 
-    def manage(self, *arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+    def manage(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Runs another command of the same installation."""
         return subprocess.run(
             self._command(*arguments),
-            input=text,
             capture_output=True,
             text=True,
             timeout=300,
@@ -139,7 +138,7 @@ class StoryPortal:
             inherited = ("LANG", "TZ", "FAIRWAY_DATA_DIR", *self.environment)
             environment = {name: environment[name] for name in inherited if name in environment}
             environment |= {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(self.folder)}
-            libraries = (self.checkout / ".venv" / "bin" / "python").readlink().parent.parent / "lib"
+            libraries = (self.checkout / ".venv" / "bin" / "python").resolve().parent.parent / "lib"
             environment |= {"LD_LIBRARY_PATH": str(libraries)}  # of a copied Python
         return place | {"env": environment}
 

@@ -192,8 +192,8 @@ def upgrade(portal: StoryPortal, operator: Operator, present: Path, figures: Fig
     first = operator.submit("first-after-the-upgrade", "echo upgraded")
     eventually(lambda: operator.job(first)["attempts"], 90, "a job starts after the upgrade")
     figures.show(
-        f"upgrade: {time.monotonic() - began_s:.1f} s without new starts ({stopped_s:.1f} s until the old program has "
-        f"ended, {ready_s:.1f} s until the new one answers)"
+        f"upgrade: {time.monotonic() - began_s:.1f} s without new starts ({stopped_s:.1f} s until the old program "
+        f"has ended, {ready_s:.1f} s until the new one answers)"
     )
     assert f"Fairway {VERSION} is ready" in portal.tail(200)
     operator.wait(first, "COMPLETED")
