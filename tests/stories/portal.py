@@ -13,7 +13,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -37,7 +36,6 @@ class StoryPortal:
         *options: str,
         checkout: Path = CHECKOUT,
         account: str | None = None,
-        servers: Mapping[str, str] | None = None,
         **environment: str,
     ) -> None:
         # PostgreSQL's account and the jobs' accounts must pass through it, which pytest's folders forbid
@@ -50,7 +48,7 @@ class StoryPortal:
         if account is not None:
             self.data.mkdir(mode=0o700)
             shutil.chown(self.data, account, account)
-        self.options, self.environment = options, {**(servers or {}), **environment}
+        self.options, self.environment = options, environment
         self.lines: list[str] = []
         self.took_s = 0.0
         self._process: subprocess.Popen[str] | None = None

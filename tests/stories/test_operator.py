@@ -136,7 +136,7 @@ def portal_on(
         server.create_database(database)
     named = server.environment(database, Path("/"))
     servers = {name: named[name] for name in ("DATABASE_URL", "DATABASE_OWNER_URL")}
-    return StoryPortal("--no-local-node", checkout=checkout, account=account, servers=servers)
+    return StoryPortal("--no-local-node", checkout=checkout, account=account, **servers)
 
 
 def run_jobs(operator: Operator, machines: dict[str, RigNode], image: RigImage) -> str:
