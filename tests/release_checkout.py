@@ -15,16 +15,14 @@ ROOT = Path(__file__).parent.parent
 FIRST_RELEASE = "v0.1.0"
 LOCK = "requirements.lock"
 PACKAGES = ("package.json", "package-lock.json")
-UNUSED = shutil.ignore_patterns(
-    "site-packages", "test", "config-*", "idlelib", "lib2to3", "ensurepip", "__pycache__"
-)
+UNUSED = shutil.ignore_patterns("site-packages", "test", "config-*", "idlelib", "lib2to3", "__pycache__")
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def python_for(account: str | None, folder: Path) -> Path:
     """Return this Python, or a copy in the folder if the account may not run it."""
     own = Path(sys.executable).resolve()
-    if account is None or all(entry.stat().st_mode & 0o001 for entry in (own, *own.parents)):
+    if _is_open(own, account):
         return own
     copy, base = folder / "python", Path(sys.base_prefix)
     shutil.copytree(base / "lib" / PYTHON, copy / "lib" / PYTHON, symlinks=True, ignore=UNUSED)
@@ -40,7 +38,7 @@ def python_for(account: str | None, folder: Path) -> Path:
 def check_out(target: Path, release: str | None, python: Path, account: str | None = None) -> Path:
     """Write the files of a release, or with None those of this checkout, into a new folder; return it.
 
-    Where its packages are those of this checkout it shares them; else `manage.py` installs them.
+    It shares the packages of this checkout if they are the same and the account may read them, or installs its own.
     """
     target.mkdir(mode=0o755)
     if release is None:
@@ -57,24 +55,50 @@ def check_out(target: Path, release: str | None, python: Path, account: str | No
         ["tar", "--extract", "--no-same-owner", "--directory", str(target)], input=content, check=True
     )
     target.chmod(0o755)
-    if _same((LOCK,), target):
-        _link_environment(target / ".venv", python)
-    if _same(PACKAGES, target) and (ROOT / "node_modules").exists():
-        (target / "node_modules").symlink_to((ROOT / "node_modules").resolve())
+    modules = (ROOT / "node_modules").resolve()
+    if _same(PACKAGES, target) and modules.exists() and _is_open(modules, account):
+        (target / "node_modules").symlink_to(modules)
     if account is not None:
         subprocess.run(["chown", "--recursive", "--no-dereference", f"{account}:", str(target)], check=True)
+    packages = (ROOT / ".venv" / "lib" / PYTHON / "site-packages").resolve()
+    if _same((LOCK,), target) and _is_open(packages, account):
+        _link_environment(target / ".venv", python, packages)
+    else:
+        _install_packages(target, python, account)
     return target
 
 
-def _link_environment(folder: Path, python: Path) -> None:
+def _is_open(path: Path, account: str | None) -> bool:
+    """Return whether an account may run a program, or enter a folder, and all folders above."""
+    return account is None or all(entry.stat().st_mode & 0o001 for entry in (path, *path.parents))
+
+
+def _link_environment(folder: Path, python: Path, packages: Path) -> None:
     """Make an environment of another Python with the packages of this one."""
     (folder / "bin").mkdir(parents=True)
     (folder / "bin" / "python").symlink_to(python)
     (folder / "pyvenv.cfg").write_text(f"home = {python.parent}\n")
     (folder / "lib" / PYTHON).mkdir(parents=True)
-    packages = (ROOT / ".venv" / "lib" / PYTHON / "site-packages").resolve()
     (folder / "lib" / PYTHON / "site-packages").symlink_to(packages)
     shutil.copy(ROOT / ".venv" / "fairway-locks.txt", folder)
+
+
+def _install_packages(target: Path, python: Path, account: str | None) -> None:
+    """Make an environment of the locked packages, which takes minutes."""
+    own = {"HOME": str(target), "FAIRWAY_DATA_DIR": str(target / "none")}
+    own["LD_LIBRARY_PATH"] = str(python.parent.parent / "lib")
+    done = subprocess.run(
+        [python, "manage.py", "build"],
+        cwd=target,
+        env=os.environ | own,
+        user=account,
+        group=account,
+        extra_groups=None if account is None else [],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def _same(names: Sequence[str], target: Path) -> bool:

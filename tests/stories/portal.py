@@ -13,7 +13,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -37,7 +36,6 @@ class StoryPortal:
         *options: str,
         checkout: Path = CHECKOUT,
         account: str | None = None,
-        servers: Mapping[str, str] | None = None,
         **environment: str,
     ) -> None:
         # PostgreSQL's account and the jobs' accounts must pass through it, which pytest's folders forbid
@@ -50,7 +48,7 @@ class StoryPortal:
         if account is not None:
             self.data.mkdir(mode=0o700)
             shutil.chown(self.data, account, account)
-        self.options, self.environment = options, {**(servers or {}), **environment}
+        self.options, self.environment = options, environment
         self.lines: list[str] = []
         self.took_s = 0.0
         self._process: subprocess.Popen[str] | None = None
@@ -111,11 +109,10 @@ class StoryPortal:
                 os.kill(child.pid, signal.SIGKILL)
         self._process.wait(STOP_LIMIT_S)
 
-    def manage(self, *arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+    def manage(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Runs another command of the same installation."""
         return subprocess.run(
             self._command(*arguments),
-            input=text,
             capture_output=True,
             text=True,
             timeout=300,
@@ -139,7 +136,7 @@ class StoryPortal:
             inherited = ("LANG", "TZ", "FAIRWAY_DATA_DIR", *self.environment)
             environment = {name: environment[name] for name in inherited if name in environment}
             environment |= {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(self.folder)}
-            libraries = (self.checkout / ".venv" / "bin" / "python").readlink().parent.parent / "lib"
+            libraries = (self.checkout / ".venv" / "bin" / "python").resolve().parent.parent / "lib"
             environment |= {"LD_LIBRARY_PATH": str(libraries)}  # of a copied Python
         return place | {"env": environment}
 

@@ -136,7 +136,7 @@ def portal_on(
         server.create_database(database)
     named = server.environment(database, Path("/"))
     servers = {name: named[name] for name in ("DATABASE_URL", "DATABASE_OWNER_URL")}
-    return StoryPortal("--no-local-node", checkout=checkout, account=account, servers=servers)
+    return StoryPortal("--no-local-node", checkout=checkout, account=account, **servers)
 
 
 def run_jobs(operator: Operator, machines: dict[str, RigNode], image: RigImage) -> str:
@@ -192,8 +192,8 @@ def upgrade(portal: StoryPortal, operator: Operator, present: Path, figures: Fig
     first = operator.submit("first-after-the-upgrade", "echo upgraded")
     eventually(lambda: operator.job(first)["attempts"], 90, "a job starts after the upgrade")
     figures.show(
-        f"upgrade: {time.monotonic() - began_s:.1f} s without new starts ({stopped_s:.1f} s until the old program has "
-        f"ended, {ready_s:.1f} s until the new one answers)"
+        f"upgrade: {time.monotonic() - began_s:.1f} s without new starts ({stopped_s:.1f} s until the old program "
+        f"has ended, {ready_s:.1f} s until the new one answers)"
     )
     assert f"Fairway {VERSION} is ready" in portal.tail(200)
     operator.wait(first, "COMPLETED")
