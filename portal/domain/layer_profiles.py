@@ -69,7 +69,7 @@ def _read_node(line: str, number: int) -> dict[str, Any]:
         words.pop()
     if len(words) < 3:
         raise ProfileTextError(
-            f"Line {number} is neither a node, ID -- DESCRIPTION -- forward_compute_time=..., nor an edge after a tab."
+            f"Line {number} is neither a node, ID -- DESCRIPTION -- forward_compute_time=..., nor an edge."
         )
     amounts: dict[str, float] = {}
     for part in words[-1].split(", "):
