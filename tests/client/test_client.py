@@ -341,6 +341,7 @@ def pasted(text: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
 def test_lines_of_the_review_work_when_pasted(address, dataset) -> None:
     typed = {name: value for name, value in HARD.items() if name != "name"} | {"name": "my run"}
     shown = reviewed(dataset, typed)
+    assert "kind: Job\n" in shown["kubernetes"] and "kind: TrainJob\n" in shown["trainjob"]
     jobs = []
     for key, text, stdin in (
         ("cli", shown["cli"], ""), ("rest", shown["rest"], ""), ("yaml", "fairway run -f -", shown["yaml"])
