@@ -282,9 +282,13 @@ class Job:
         """Return its request as YAML."""
         return str(self._server.get(f"jobs/{self.id}/spec.yaml"))
 
-    def kubernetes(self) -> str:
-        """Return it as YAML for kubectl. Raise Refused if it has no counterpart in Kubernetes."""
-        return str(self._server.get(f"jobs/{self.id}/kubernetes.yaml"))
+    def kubernetes(self, *, trainjob: bool = False) -> str:
+        """Return it as YAML for kubectl, in the kind for its launcher or as a TrainJob of Kubeflow Trainer v2.
+
+        Raise Refused if it has no counterpart in Kubernetes.
+        """
+        query = {"kind": "trainjob"} if trainjob else {}
+        return str(self._server.get(f"jobs/{self.id}/kubernetes.yaml", **query))
 
 
 def config_path() -> Path:

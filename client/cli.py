@@ -157,6 +157,7 @@ def build_parser() -> argparse.ArgumentParser:
     exporting = add("export", export, "Print a job for another system.")
     exporting.add_argument("job", help="id of a job")
     exporting.add_argument("--kubernetes", action="store_true", required=True, help="as YAML for kubectl")
+    exporting.add_argument("--trainjob", action="store_true", help="as a TrainJob of Kubeflow Trainer v2")
     logs = add("logs", show_logs, "Print the log of a job.")
     logs.add_argument("job", help="id of a job")
     logs.add_argument("-f", "--follow", action="store_true", help="until the job ends")
@@ -376,7 +377,7 @@ def spec(server: Fairway, given: argparse.Namespace) -> int:
 
 
 def export(server: Fairway, given: argparse.Namespace) -> int:
-    print(server.job(given.job).kubernetes(), end="")
+    print(server.job(given.job).kubernetes(trainjob=given.trainjob), end="")
     return OK
 
 

@@ -37,7 +37,7 @@ def decode_profile(text: str) -> Any:
         raise ProfileTextError("The profile is empty.")
     if _NOT_STORABLE.search(text):
         raise ProfileTextError("The profile has a character that cannot be stored.")
-    if text.lstrip()[:1] not in "{[" and " -- " in text:
+    if " -- " in text.strip().partition("\n")[0] and not text.lstrip().startswith(("{", "[")):
         return read_graph_text(text)
     try:
         return json.loads(
@@ -69,7 +69,7 @@ def _read_node(line: str, number: int) -> dict[str, Any]:
         words.pop()
     if len(words) < 3:
         raise ProfileTextError(
-            f"Line {number} is neither a node, ID -- DESCRIPTION -- forward_compute_time=..., nor an edge after a tab."
+            f"Line {number} is neither a node, ID -- DESCRIPTION -- forward_compute_time=..., nor an edge."
         )
     amounts: dict[str, float] = {}
     for part in words[-1].split(", "):

@@ -17,6 +17,7 @@ from scheduler.planner.profile import ProfileError, parse_profile
 
 PROGRAM = "python -m scheduler.planner"
 MAX_PROFILE_BYTES = 16_000_000
+MAX_DIGITS = 9
 IMPOSSIBLE, INVALID = 1, 2
 
 
@@ -106,8 +107,10 @@ def _cost_model(text: str) -> CostModel:
 
 
 def _whole_number(text: str) -> int:
-    if not (text.isascii() and text.isdigit()) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    if not (text.isascii() and text.isdigit()) or not text.lstrip("0"):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number of at least 1")
+    if len(text) > MAX_DIGITS:
+        raise argparse.ArgumentTypeError(f"a number of {len(text)} digits is too large")
     return int(text)
 
 

@@ -96,7 +96,7 @@ def test_python_submits_waits_reads_logs_and_stops(address, dataset, fields) -> 
     assert Fairway().job(job.id).stop().data["desired_state"] == "cancelled"
     keyed = [Fairway().submit(idempotency_key="nightly-1", **fields).id for _ in range(2)]
     assert keyed[0] == keyed[1] != job.id
-    assert "kind: Job\n" in job.kubernetes()
+    assert "kind: Job\n" in job.kubernetes() and "kind: TrainJob\n" in job.kubernetes(trainjob=True)
     text = job.spec()
     copy = server.submit_yaml(text.replace("name: run", "name: again"))
     assert Job.objects.get(public_id=copy.id).command == ["python", "train.py"]
@@ -271,6 +271,7 @@ def test_every_listing_prints_a_table_and_json(address, dataset, fields, capsys)
     for command in ("status", "why", "spec"):
         assert fairway(command, job.id) == cli.OK
         assert "PENDING" in capsys.readouterr().out or command == "spec"
+    assert fairway("export", job.id, "--kubernetes", "--trainjob") == cli.OK
     assert fairway("export", job.id, "--kubernetes") == cli.OK
     assert "apiVersion: batch/v1" in capsys.readouterr().out
 
@@ -325,7 +326,7 @@ def reviewed(dataset: Any, typed: dict[str, str]) -> dict[str, str]:
     rows = {name: dataset[name].public_id for name in ("project", "environment")}
     shown = client.post(reverse("launch-check"), rows | typed).content.decode()
     found = re.findall(r'<pre id="p-(\w+)"[^>]*>(.*?)</pre>', shown, re.DOTALL)
-    assert {key for key, _ in found} - {"kubernetes"} == {"yaml", "cli", "rest"}, shown
+    assert {key for key, _ in found} - {"kubernetes", "trainjob"} == {"yaml", "cli", "rest"}, shown
     return {key: html.unescape(text) for key, text in found}
 
 
@@ -340,6 +341,7 @@ def pasted(text: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
 def test_lines_of_the_review_work_when_pasted(address, dataset) -> None:
     typed = {name: value for name, value in HARD.items() if name != "name"} | {"name": "my run"}
     shown = reviewed(dataset, typed)
+    assert "kind: Job\n" in shown["kubernetes"] and "kind: TrainJob\n" in shown["trainjob"]
     jobs = []
     for key, text, stdin in (
         ("cli", shown["cli"], ""), ("rest", shown["rest"], ""), ("yaml", "fairway run -f -", shown["yaml"])

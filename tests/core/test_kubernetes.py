@@ -7,10 +7,22 @@ import subprocess
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 
-from portal.domain.job_spec import JobRole, JobSpec
-from portal.domain.kubernetes import NotExportable, kubernetes_resources
+from agents.launchers import LAUNCHERS
+from portal.domain.job_spec import JobRole, JobSpec, job_fields
+from portal.domain.kubernetes import (
+    EXPORT_KINDS,
+    TRAINJOB,
+    NotExportable,
+    claim_names,
+    escape,
+    kubernetes_resources,
+)
 from tests.cached_environment import cached_environment
+from tests.core.kubernetes_schemas import schema_of
 
 IMAGE = "registry.example/torch:2.6"
 PLAIN = JobSpec(
@@ -84,7 +96,8 @@ def test_roles_of_tensorflow_are_replicas_of_a_tfjob() -> None:
     [
         (JobSpec(name="w", kind="workspace"), IMAGE, "not workspaces"),
         (PLAIN, None, "not an image"),
-        (JobSpec(name="h", command=["x"], launcher="horovod", tasks=2), IMAGE, "launchers none, torchrun"),
+        (JobSpec(name="h", command=["x"], launcher="ray", tasks=2), IMAGE, "launchers none, torchrun"),
+        (JobSpec(name="h", command=["x"], launcher="horovod", tasks=2, min_tasks=1), IMAGE, "may be elastic"),
         (
             JobSpec(name="t", launcher="tensorflow", roles=[JobRole(name="boss")]),
             IMAGE,
@@ -95,6 +108,217 @@ def test_roles_of_tensorflow_are_replicas_of_a_tfjob() -> None:
 def test_what_has_no_counterpart_is_refused(spec: JobSpec, image: str | None, message: str) -> None:
     with pytest.raises(NotExportable, match=message):
         kubernetes_resources(spec, image)
+
+
+# -- every export has the fields, names and values of the published schemas --------------------------
+
+
+def wrong_with(resources: list[dict[str, Any]]) -> list[str]:
+    """Return what the published schemas say against resources, and which references lead nowhere."""
+    found = [
+        f"{each['kind']}{error.json_path[1:]}: {error.message[:300]}"
+        for each in resources
+        for error in Draft202012Validator(schema_of(each["apiVersion"], each["kind"])).iter_errors(each)
+    ]
+    for container, pod in pods_of(resources):
+        volumes, variables = (
+            [each["name"] for each in group] for group in (pod["volumes"], container["env"])
+        )
+        found += [
+            f"{each['name']} has no volume"
+            for each in container["volumeMounts"]
+            if each["name"] not in volumes
+        ]
+        found += [f"{each} occurs twice" for each in variables if variables.count(each) > 1]
+    return found
+
+
+def pods_of(value: Any) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Return the containers of resources with their pods."""
+    if isinstance(value, list):
+        return [pair for each in value for pair in pods_of(each)]
+    if not isinstance(value, dict):
+        return []
+    if "containers" in value:
+        return [(each, value) for each in value["containers"]]
+    return [pair for each in value.values() for pair in pods_of(each)]
+
+
+def expand(value: str, variables: dict[str, str]) -> str:
+    """Return what Kubernetes makes of a command or value: $$ is $, $(NAME) a variable if there is one."""
+    read, rest = "", value
+    while rest:
+        if rest.startswith("$$"):
+            read, rest = f"{read}$", rest[2:]
+        elif rest.startswith("$(") and ")" in rest:
+            name, rest = rest[2:].split(")", 1)
+            read += variables.get(name, f"$({name})")
+        else:
+            read, rest = read + rest[0], rest[1:]
+    return read
+
+
+NAMES = st.from_regex(job_fields()["name"].pattern, fullmatch=True)
+WORDS = st.text(st.sampled_from("aZ0$({}) /'-.:|\n"), max_size=12)
+VOLUMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", fullmatch=True)
+MODELS = st.text(st.sampled_from("AH1080 |/_-.()é"), max_size=90)
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> JobSpec:
+    launcher = draw(st.sampled_from(["none", "torchrun", "tensorflow", "jax", "mpi", "horovod"]))
+    tasks = draw(st.integers(1, 5))
+    return JobSpec(
+        name=draw(NAMES),
+        command=draw(st.lists(WORDS, min_size=1, max_size=4)),
+        program=draw(st.sampled_from(["", "print(1)"])),
+        launcher=launcher,
+        tasks=tasks,
+        min_tasks=draw(st.none() | st.integers(1, tasks)),
+        gpus_per_task=draw(st.integers(0, 8)),
+        gpu_model=draw(MODELS),
+        mig_profile=draw(st.sampled_from(["", "1g.10gb", "1g.5gb+me"])),
+        env=draw(st.dictionaries(st.sampled_from(["A", "RANK", "MASTER_ADDR", "HOME"]), WORDS)),
+        volumes=[{"volume": each} for each in draw(st.lists(VOLUMES, max_size=3, unique=True))],
+        max_attempts=draw(st.integers(1, 20)),
+        time_limit_s=draw(st.none() | st.integers(1, 10**6)),
+        shm_mib=draw(st.integers(1, 2**20)),
+        cpu_milli=draw(st.integers(100, 10**6)),
+    )
+
+
+@given(specs(), st.sampled_from(EXPORT_KINDS))
+@settings(max_examples=200, deadline=None)
+def test_every_export_is_valid_and_runs_the_same_command(spec: JobSpec, kind: str) -> None:
+    try:
+        resources, _ = kubernetes_resources(spec, IMAGE, kind)
+    except NotExportable:
+        return
+    assert wrong_with(resources) == []
+    command = list(spec.command)
+    for container, _ in pods_of(resources):
+        variables = {each["name"]: each.get("value", "0") for each in container["env"]}
+        if "command" in container:
+            read = [expand(word, variables) for word in container["command"]]
+            assert read[-len(command) :] == command
+        for name, value in spec.env.items():
+            if name not in ("RANK", "MASTER_ADDR"):
+                assert expand(variables[name], variables) == value
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("kind", EXPORT_KINDS)
+def test_a_launcher_is_exported_or_refused_with_a_sentence(launcher: str, kind: str) -> None:
+    spec = JobSpec(name="7 up!", command=["python", "t.py"], launcher=launcher, tasks=2, gpus_per_task=4)
+    try:
+        resources, missing = kubernetes_resources(spec, IMAGE, kind)
+    except NotExportable as refusal:
+        assert str(refusal).endswith(".")
+        return
+    assert wrong_with(resources) == [] and missing == []
+    assert all(each["metadata"]["name"].startswith("job-7-up") for each in resources)
+
+
+MPI = JobSpec(
+    name="pi", command=["python", "t.py"], launcher="mpi", tasks=2, gpus_per_task=4, env={"A": "1"},
+    launcher_options={"map_by": "node"},
+)  # fmt: skip
+HOROVOD = JobSpec(name="hvd", command=["python", "t.py"], launcher="horovod", tasks=2, gpus_per_task=1)
+JAX = JobSpec(name="jax", command=["python", "t.py"], launcher="jax", tasks=3, gpus_per_task=1)
+
+
+def test_mpi_and_horovod_are_mpijobs_whose_launcher_has_no_gpus() -> None:
+    job = exported(MPI)
+    replicas = job["spec"]["mpiReplicaSpecs"]
+    (launcher, _), (worker, _) = pods_of(replicas)
+    assert (job["apiVersion"], job["kind"], job["spec"]["slotsPerWorker"]) == (
+        "kubeflow.org/v2beta1",
+        "MPIJob",
+        4,
+    )
+    assert (replicas["Launcher"]["replicas"], replicas["Worker"]["replicas"]) == (1, 2)
+    line = " ".join(launcher["command"])
+    assert "-np 8" in line and "--map-by node --bind-to none -x A python t.py" in line
+    assert "nvidia.com/gpu" not in launcher["resources"]["limits"] and "command" not in worker
+    assert worker["resources"]["limits"]["nvidia.com/gpu"] == 4
+    horovod = pods_of(exported(HOROVOD))[0][0]
+    assert {"name": "HOROVOD_CONTROLLER", "value": "mpi"} in horovod["env"]
+    assert "-x HOROVOD_CONTROLLER" in " ".join(horovod["command"])
+
+
+def test_jax_is_a_jaxjob_with_the_variables_of_the_launcher() -> None:
+    job = exported(JAX)
+    assert (job["kind"], job["spec"]["jaxReplicaSpecs"]["Worker"]["replicas"]) == ("JAXJob", 3)
+    command = pods_of(job)[0][0]["command"]
+    operator = {
+        "COORDINATOR_ADDRESS": "jax-worker-0",
+        "COORDINATOR_PORT": "6666",
+        "NUM_PROCESSES": "3",
+        "PROCESS_ID": "1",
+    }
+    shown = [*command[:3], "jax", "env"]
+    output = subprocess.run(
+        shown, env=operator | {"PATH": "/usr/bin:/bin"}, capture_output=True, text=True
+    ).stdout
+    assert "JAX_COORDINATOR_ADDRESS=jax-worker-0:6666" in output
+    assert "JAX_NUM_PROCESSES=3" in output and "JAX_PROCESS_ID=1" in output
+    assert command[4:] == ["python", "t.py"]
+
+
+def test_a_trainjob_has_a_runtime_of_its_own() -> None:
+    runtime, job = kubernetes_resources(TORCH, IMAGE, TRAINJOB)[0]
+    assert job["spec"]["runtimeRef"] == {
+        "apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": runtime["metadata"]["name"],
+    }  # fmt: skip
+    assert job["spec"]["trainer"] == {"numNodes": 3, "numProcPerNode": 2}
+    assert runtime["spec"]["mlPolicy"] == {"numNodes": 3, "torch": {}}
+    assert pods_of(runtime)[0][0]["command"] == ["torchrun", "--no-python", "python", "train.py"]
+    assert kubernetes_resources(JAX, IMAGE, TRAINJOB)[0][0]["spec"]["mlPolicy"] == {"numNodes": 3, "jax": {}}
+
+
+def test_tasks_without_a_launcher_have_rank_variables_and_host_names() -> None:
+    service, job = kubernetes_resources(JobSpec(name="many", command=["true"], tasks=4), IMAGE)[0]
+    container, pod = pods_of(job)[0]
+    variables = {each["name"]: each for each in container["env"]}
+    index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+    assert variables["RANK"]["valueFrom"] == {"fieldRef": {"fieldPath": index}}
+    assert (variables["WORLD_SIZE"]["value"], variables["MASTER_ADDR"]["value"]) == ("4", "many-0.many")
+    assert pod["subdomain"] == service["metadata"]["name"] == "many"
+    assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": "many"}
+
+
+def test_alternatives_of_a_gpu_are_an_affinity() -> None:
+    spec = JobSpec(name="a", command=["x"], gpu_model="NVIDIA A100-SXM4-80GB|NVIDIA H100 80GB HBM3")
+    pod = pods_of(exported(spec))[0][1]
+    (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+        "nodeSelectorTerms"
+    ]
+    assert term["matchExpressions"] == [
+        {"key": "nvidia.com/gpu.product", "operator": "In",
+         "values": ["NVIDIA-A100-SXM4-80GB", "NVIDIA-H100-80GB-HBM3"]}
+    ]  # fmt: skip
+    assert "nodeSelector" not in pod
+
+
+def test_claims_have_valid_names_of_their_own() -> None:
+    assert claim_names(["ImageNet", "runs"]) == {"ImageNet": "imagenet", "runs": "runs"}
+    both = claim_names(["Data", "data", "DATA", "da_ta", "_"])
+    assert both["data"] == "data" and both["da_ta"] == "da-ta" and len(set(both.values())) == 5
+
+
+@pytest.mark.parametrize(
+    ("given_text", "escaped"),
+    [
+        ("$(HOME)", "$$(HOME)"),
+        ("$HOME", "$HOME"),
+        ("echo $$", "echo $$$$"),
+        ("$$(A)", "$$$$(A)"),
+        ("a$", "a$"),
+    ],
+)
+def test_text_that_kubernetes_would_expand_is_escaped(given_text: str, escaped: str) -> None:
+    assert escape(given_text) == escaped
+    assert expand(escaped, {"HOME": "x", "A": "y"}) == given_text
 
 
 READ = """
@@ -127,11 +351,11 @@ def test_the_clients_of_kubernetes_and_kubeflow_know_every_field() -> None:
     cache = cached_environment("kubeflow-training==1.9.3")
     found = [
         each
-        for spec in (PLAIN, TORCH, ELASTIC, SERVERS, ROLES)
+        for spec in (PLAIN, TORCH, ELASTIC, SERVERS, ROLES, JAX)
         for each in kubernetes_resources(spec, IMAGE)[0]
     ]
     read = subprocess.run(
         [str(cache / "bin/python"), "-c", READ], input=json.dumps(found), capture_output=True, text=True
     )
     assert read.returncode == 0, read.stderr
-    assert read.stdout.split() == ["ConfigMap", "Job", "PyTorchJob", "PyTorchJob", "TFJob", "TFJob"]
+    assert read.stdout.split() == ["ConfigMap", "Job", "PyTorchJob", "PyTorchJob", "TFJob", "TFJob", "JAXJob"]

@@ -38,11 +38,26 @@ def test_levels_and_original_cost() -> None:
     assert plan["stage_time_s"] == pytest.approx(0.067134, abs=5e-7)
 
 
+def test_a_graph_of_pipedream_is_read_and_merged_layers_are_said() -> None:
+    nodes = [
+        f"node{number} -- Linear -- forward_compute_time=1.000, backward_compute_time=2.000, "
+        "activation_size=[8.0; 8.0], parameter_size=16.000"
+        for number in range(500)
+    ]
+    text = "\n".join([*nodes, *(f"\tnode{number} -- node{number + 1}" for number in range(499))])
+    done = run("plan", "--profile", "-", "--gpus", "4", "--bandwidth", "1e9", stdin=text)
+    plan = json.loads(done.stdout)
+    assert (done.returncode, plan["merged"]) == (0, {"layers": 500, "planned": 400, "branches": False})
+    assert "The 500 layers are planned as 400" in done.stderr and plan["speedup"] > 3.9
+
+
 @pytest.mark.parametrize(
     ("words", "message", "status"),
     [
         (["--gpus", "0", "--bandwidth", "1"], "argument --gpus: '0' is not a whole number of at least 1", 2),
         (["--gpus", "4", "--bandwidth", "nan"], "argument --bandwidth: 'nan' is not a number above 0", 2),
+        (["--gpus", "9" * 400, "--bandwidth", "1"], "a number of 400 digits is too large", 2),
+        (["--gpus", "999999999", "--bandwidth", "1"], "999999999 GPUs are too many to plan", 1),
         (["--gpus", "4"], "--gpus and --bandwidth are required, unless --levels describes the topology", 2),
         (["--levels", "4"], "argument --levels: '4' is not of the form NxB, such as 8x30e9", 2),
         (["--levels", "4x1e9,2x1e8", "--gpus", "9"], "--gpus is 9, but --levels has 8 GPUs", 2),

@@ -183,7 +183,8 @@ SMALL: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 WRONG: tuple[Any, ...] = (
     None, True, 0, 1, -1, 0.0, -0.0, 1e18, 1e300, math.inf, math.nan, 10**400, -(10**400), 10**5000, "", "a",
-    "\ud800", "x" * 10_000, [], {}, [[]], [None], ["a", "b"], [["a", "a"]], {"id": "a"}, [0, 0], [10**400], [[10**400]], [1.5],
+    "\ud800", "x" * 10_000, [], {}, [[]], [None], ["a", "b"], [["a", "a"]], {"id": "a"}, [0, 0],
+    [10**400], [[10**400]], [1.5],
 )  # fmt: skip
 LEVELS = [BandwidthLevel(2, 1e9), BandwidthLevel(2, 1e8)]
 

@@ -17,12 +17,13 @@ from portal.api.framework.request_parsing import (
     QueryBooleanField,
     StrictCharField,
     StrictJson,
+    StrictSerializer,
     YamlParser,
 )
 from portal.api.framework.views import ListQuery, SignedInView, operation
 from portal.api.jobs.job_requests import JobBody, JobChangeBody, resolve_changes, submit_response
 from portal.api.serializers import jobs as representations
-from portal.domain.kubernetes import NotExportable
+from portal.domain.kubernetes import DEFAULT, EXPORT_KINDS, NotExportable
 from portal.domain.states import JobKind, JobState
 from portal.errors import Conflict
 from portal.models import Job, User
@@ -223,21 +224,31 @@ class JobSpecView(SignedInView):
         return _yaml_answer(job_yaml(self.user, row), f"{row.public_id}.yaml")
 
 
+class KubernetesQuery(StrictSerializer):
+    kind = serializers.ChoiceField(
+        EXPORT_KINDS,
+        required=False,
+        default=DEFAULT,
+        help_text="default: the kind for its launcher; trainjob: a TrainJob of Kubeflow Trainer v2.",
+    )
+
+
 class JobKubernetesView(SignedInView):
     @_read(
         "jobs_kubernetes",
         "Export a job for Kubernetes",
+        query=KubernetesQuery,
         response=OpenApiTypes.OBJECT,
         media_type="application/yaml",
-        detail="A Job, or a PyTorchJob or TFJob of Kubeflow. Comments name what is not exported. 409 for a job "
-        "without a counterpart.",
+        detail="A Job, or a PyTorchJob, TFJob, JAXJob, MPIJob or TrainJob of Kubeflow. Comments name what is not "
+        "exported. 409 for a job without a counterpart.",
         error_statuses=[409],
     )
     def get(self, request: Request, job: str) -> HttpResponse:
         row = get_job(self.user, job)
         wanted, remark = readable_request(self.user, row)
         try:
-            text = kubernetes_yaml(wanted)
+            text = kubernetes_yaml(wanted, self.query["kind"])
         except NotExportable as problem:
             raise Conflict(str(problem), code="not_exportable") from None
         return _yaml_answer(remark + text, f"{row.public_id}-kubernetes.yaml")

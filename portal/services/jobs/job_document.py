@@ -14,7 +14,7 @@ from django.utils.translation import gettext_noop
 
 from portal.domain.amounts import amount_unit, read_amount
 from portal.domain.job_spec import JobField, JobRole, job_fields, json_value, roles_as_json
-from portal.domain.kubernetes import kubernetes_resources
+from portal.domain.kubernetes import DEFAULT, kubernetes_resources
 from portal.domain.states import RuntimeKind
 from portal.domain.template_parameters import field_error
 from portal.domain.unknown_names import unknown_field_message
@@ -106,11 +106,14 @@ def to_yaml(body: Mapping[str, Any]) -> str:
     return dump_yaml(dict(body))
 
 
-def kubernetes_yaml(request: JobRequest) -> str:
-    """Return a job as YAML for kubectl, with a comment on what is left out. Raise NotExportable."""
+def kubernetes_yaml(request: JobRequest, kind: str = DEFAULT) -> str:
+    """Return a job as YAML for kubectl, with a comment on what is left out. Raise NotExportable.
+
+    ``kind`` is one of EXPORT_KINDS.
+    """
     environment = request.environment
     image = environment.image if environment.runtime != RuntimeKind.PROCESS.value else ""
-    resources, missing = kubernetes_resources(request, image or None)
+    resources, missing = kubernetes_resources(request, image or None, kind)
     remark = f"# Without counterpart, not exported: {', '.join(missing)}.\n" if missing else ""
     return remark + "---\n".join(map(to_yaml, resources))
 

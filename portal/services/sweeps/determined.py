@@ -98,8 +98,9 @@ class _Section:
     def __init__(self, given: Any, path: str, found: ImportedExperiment) -> None:
         if not isinstance(given, Mapping | None):
             raise _wrong(_("{name} is not a mapping.").format(name=path))
-        self._values = {key: value for key, value in (given or {}).items() if value is not None}
-        self._nulls = [key for key in given or {} if given[key] is None]
+        items = (given or {}).items()
+        self._values = {key: value for key, value in items if value is not None}
+        self._nulls = [key for key, value in items if value is None]
         self._known: set[str] = set()
         self._path, self._found = path, found
 

@@ -23,7 +23,7 @@ from portal.access import (
 )
 from portal.domain.formatting import format_gpu_models
 from portal.domain.job_spec import PROPORTIONAL_AMOUNTS, job_fields, placement_fields
-from portal.domain.kubernetes import NotExportable
+from portal.domain.kubernetes import DEFAULT, TRAINJOB, NotExportable
 from portal.domain.project_tree import path_to_root
 from portal.domain.scaling import cheaper_size, point_of
 from portal.domain.services import ServiceSpec
@@ -491,8 +491,11 @@ def _scripts(request: JobRequest, path: str, body: dict[str, Any]) -> list[tuple
         ("cli", _("Command line"), command_line(path, body)),
         ("rest", "REST", curl_command(path, body)),
     ]
-    with suppress(NotExportable):
-        found += [("kubernetes", "Kubernetes", kubernetes_yaml(request))] if path == JOBS_PATH else []
+    if path == JOBS_PATH:
+        for kind, label in ((DEFAULT, "Kubernetes"), (TRAINJOB, "TrainJob")):
+            with suppress(NotExportable):
+                key = "kubernetes" if kind == DEFAULT else kind
+                found.append((key, label, kubernetes_yaml(request, kind)))
     return found
 
 
