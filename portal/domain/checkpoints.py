@@ -10,6 +10,8 @@ from pathlib import PurePosixPath
 from typing import NamedTuple, Protocol, TypeVar
 
 DEFAULT_CHECKPOINT_DIR = "checkpoints"
+BESIDE = "../"
+"""Before the name of a checkpoint that is not in the folder of its job, but directly in ``checkpoint_dir``."""
 
 
 class Validity(StrEnum):
@@ -87,8 +89,18 @@ class CheckpointPlace(NamedTuple):
     target: str
     path: str
 
+    @property
+    def outer(self) -> CheckpointPlace | None:
+        """The folder around that of the job, None if that is the whole volume or home."""
+        path = self.path.rpartition("/")[0]
+        return self._replace(path=path) if path else None
+
     def entry(self, name: str) -> CheckpointPlace:
-        return self._replace(path=f"{self.path}/{name}")
+        """Return the path of a checkpoint by its name, which may begin with ``BESIDE``."""
+        place = self
+        if name.startswith(BESIDE):
+            place, name = self.outer or self._replace(path=""), name.removeprefix(BESIDE)
+        return self._replace(path=f"{place.path}/{name}".lstrip("/"))
 
 
 def checkpoint_place(
@@ -97,7 +109,8 @@ def checkpoint_place(
     """Return where the job (public id) keeps its checkpoints, or what is wrong with ``checkpoint_dir``.
 
     It is a folder of the job's own below ``checkpoint_dir``, which is relative to the home unless it begins
-    with a slash; so two jobs never share one. The first of ``volumes`` is the home.
+    with a slash; so two jobs never share one. What a program saves directly in ``checkpoint_dir`` counts, too, if no
+    other job uses that folder meanwhile: see ``outer_place`` of the services. The first of ``volumes`` is the home.
     """
     home = volumes[0]
     folder = PurePosixPath(home.target, checkpoint_dir or DEFAULT_CHECKPOINT_DIR)

@@ -455,7 +455,7 @@ class JobSpec:
             error="Enter a path such as checkpoints or /volumes/runs/checkpoints.",
             label="Checkpoint directory", section="checkpoints", jobs_only=True,
             help="Folder in the home, or in a volume of the job, below which its checkpoints are kept in a "
-            "folder of its own; blank: checkpoints in the home.",
+            "folder of its own. What a program saves directly in it counts, too. Blank: checkpoints in the home.",
         ),
     )  # fmt: skip
     checkpoint_keep_last: int | None = declare(

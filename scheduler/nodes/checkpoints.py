@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 
 from django.db.models import Q
 from django.utils import timezone
 
 from agents.engines.interface import AgentError, CheckpointList, Container, OutcomeUnknownError
-from portal.domain.checkpoints import CheckpointPlace, Validity
+from portal.domain.checkpoints import BESIDE, CheckpointPlace, Validity
 from portal.domain.states import JobKind
 from portal.domain.stored_texts import stored_text
 from portal.models import Checkpoint, Job, Task
@@ -18,6 +19,9 @@ from scheduler.nodes.node_connection import NodeConnection
 from scheduler.nodes.task_spec import JobVolumes, VolumeNotAllowedError, build_mounts, read_job_volumes
 
 log = logging.getLogger(__name__)
+
+MAX_NAME_LENGTH = 200
+"""Of a checkpoint in the database."""
 
 
 def checkpoint_fields(task: Task, volumes: JobVolumes) -> dict[str, object]:
@@ -68,8 +72,10 @@ def decide_resume(connection: NodeConnection, task: Task) -> bool:
         return True
     source = Checkpoint.objects.select_related("job__owner").filter(public_id=job.resume_from).first()
     place = checkpoints.source_place(job, source, volumes.volumes) if source else None
-    rows = _request(connection, task, place, volumes).checkpoints if place else ()
-    chosen = next((row for row in rows if source and row.name == source.name), None)
+    folder = place.outer if place and source and source.name.startswith(BESIDE) else place
+    rows = _request(connection, task, folder, volumes).checkpoints if folder else ()
+    name = source.name.removeprefix(BESIDE) if source else ""
+    chosen = next((replace(row, name=source.name) for row in rows if source and row.name == name), None)
     if chosen is None or chosen.validity != Validity.VALID:
         raise AgentError(
             "checkpoint_missing",
@@ -118,14 +124,39 @@ def update_listing(
 ) -> CheckpointList:
     """List, store, remove what retention does not keep, and store again; return the last list."""
     attempt, asked_at = task.attempt, timezone.now()
-    listed = _request(connection, task, place, volumes)
+    beside = _list_beside(connection, task, place, volumes)
+    listed = _with(beside, _request(connection, task, place, volumes))
     checkpoints.record_event_files(attempt, listed.event_files)
     surplus = checkpoints.record_listing(attempt, listed.checkpoints, listed.problem, asked_at=asked_at)
     checkpoints.record_newest(attempt, checkpoints.newest_listed(listed.checkpoints))
     if surplus:
-        listed = _request(connection, task, place, volumes, surplus)
+        listed = _with(beside, _request(connection, task, place, volumes, surplus))
         checkpoints.record_listing(attempt, listed.checkpoints, listed.problem, asked_at=asked_at)
     return listed
+
+
+def _list_beside(
+    connection: NodeConnection, task: Task, place: CheckpointPlace, volumes: JobVolumes
+) -> CheckpointList:
+    """List what a program saved directly in the folder that its job names, since the job began."""
+    found = checkpoints.outer_place(task.attempt.job, place)
+    if found is None:
+        return CheckpointList(())
+    folder, since = found
+    listed = _request(connection, task, folder, volumes)
+    own = (row for row in listed.checkpoints if row.saved_s >= since.timestamp())
+    named = (
+        replace(row, name=f"{BESIDE}{row.name}") for row in own if row.name != task.attempt.job.public_id
+    )
+    return CheckpointList(tuple(row for row in named if len(row.name) <= MAX_NAME_LENGTH), listed.problem)
+
+
+def _with(beside: CheckpointList, listed: CheckpointList) -> CheckpointList:
+    return replace(
+        listed,
+        checkpoints=(*listed.checkpoints, *beside.checkpoints),
+        problem=listed.problem or beside.problem,
+    )
 
 
 def _request(

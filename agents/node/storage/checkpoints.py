@@ -261,7 +261,7 @@ def _inspect_folder(name: str) -> Checkpoint:
 
 def _check_all(paths: List[str]) -> Tuple[str, str]:
     """Return the validity of files that must all be complete, and what is wrong with the first that is not."""
-    found = VALID
+    found, problem = VALID, ""
     for path in paths:
         try:
             if not _is_complete(path):
@@ -269,8 +269,8 @@ def _check_all(paths: List[str]) -> Tuple[str, str]:
         except BrokenError as error:
             return BROKEN, f"{os.path.basename(path)[:100]} {error}"
         except PermissionError:
-            found = UNCHECKED
-    return found, ""
+            found, problem = UNCHECKED, f"The account of the job may not read {os.path.basename(path)[:100]}."
+    return found, problem
 
 
 def _is_complete(path: str) -> bool:

@@ -19,6 +19,7 @@ from portal.domain.states import LIVE_ATTEMPT_STATES, LIVE_JOB_STATES, NodeTrans
 from portal.domain.stored_texts import stored_text
 from portal.errors import FairwayError
 from portal.models import (
+    AuditEntry,
     ClusterSettings,
     Environment,
     Job,
@@ -34,6 +35,7 @@ from portal.services.images.environments import EnvironmentInput, do_save_enviro
 from portal.services.jobs.submission import JobRequest, do_submit_job
 from portal.services.lifecycle import job_control
 from portal.services.nodes.enrolment import do_create_local_node, simulated_gpu_provider
+from portal.services.nodes.gang_fabric import do_set_gang_fabric
 from portal.services.nodes.nodes import do_create_pool
 from portal.services.projects.projects import QuotaValues, do_change_quota, do_create_project
 
@@ -118,6 +120,7 @@ def ensure_demo(admin: User) -> None:
     """Create missing parts of the demo; a restart continues with the existing ones."""
     cluster = ClusterSettings.objects.get(id=1)
     pool = NodePool.objects.filter(name=POOL).first() or do_create_pool(admin, POOL)
+    _allow_gangs(admin, pool)
     for number, node in enumerate(NODES):
         _ensure_node(admin, pool, node, number, cluster.cluster_id)
     _ensure_projects(admin, pool)
@@ -191,6 +194,14 @@ def evict_demo_jobs() -> int:
     for attempt in sorted(attempts):
         job_control.request_stop(attempt, EndReason.PREEMPTED, message=message)
     return len(attempts)
+
+
+def _allow_gangs(admin: User, pool: NodePool) -> None:
+    """Let gangs use a network, so that launchers can be tried; an administrator's later change stays."""
+    was_set = AuditEntry.objects.filter(action="pool.gang_network", object_id=pool.public_id).exists()
+    if not pool.allow_host_network and not was_set:
+        reason = "All nodes of the demo are this machine."
+        do_set_gang_fabric(admin, pool, allowed=True, fabric=pool.fabric, reason=reason)
 
 
 def _ensure_node(admin: User, pool: NodePool, node: DemoNode, number: int, cluster_id: str) -> None:

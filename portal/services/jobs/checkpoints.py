@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django.db import transaction
+from django.db.models import Exists, OuterRef, Q
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from agents.engines.interface import ListedCheckpoint
 from portal.access import Permission, can, require_permission
 from portal.domain.checkpoints import (
+    BESIDE,
     CheckpointPlace,
     MountedVolume,
     Validity,
@@ -32,6 +34,8 @@ from portal.services.lifecycle.state_events import record_event
 
 UNSAVED_JOB = "JOB"
 """Stands for the id of a job that is not submitted yet."""
+MAX_OTHER_JOBS = 500
+"""Jobs whose folders are compared; with more, only the folder of the job itself counts."""
 
 
 # -- places ----------------------------------------------------------------------------------------
@@ -59,6 +63,30 @@ def job_checkpoint_place(job: Job, rows: Mapping[str, Volume]) -> CheckpointPlac
         return None
     place = checkpoint_place(job.checkpoint_dir, job.public_id, mounted_volumes(job.owner, job.volumes, rows))
     return place if isinstance(place, CheckpointPlace) else None
+
+
+def outer_place(job: Job, place: CheckpointPlace) -> tuple[CheckpointPlace, dt.datetime] | None:
+    """Return the folder that a job names in ``checkpoint_dir``, and since when what is saved directly in it counts.
+
+    None if the job names none, or if another job may save there, whose checkpoints would be taken for those of this
+    one.
+    """
+    outer = place.outer
+    first = Attempt.objects.filter(job=job).order_by("number").values_list("created_at", flat=True).first()
+    if not job.checkpoint_dir or outer is None or first is None:
+        return None
+    ran_meanwhile = Attempt.objects.filter(Q(ended_at__isnull=True) | Q(ended_at__gt=first))
+    others = (
+        Job.objects.filter(Exists(ran_meanwhile.filter(job=OuterRef("pk"))), kind=JobKind.TRAINING.value)
+        .filter(Q(owner=job.owner_id) | Q(project=job.project_id))
+        .exclude(Q(pk=job.pk) | Q(checkpoint_dir=""))
+        .select_related("owner")[:MAX_OTHER_JOBS]
+    )
+    listed = list(others)
+    rows = {row.name: row for row in _volumes([each for other in listed for each in other.volumes])}
+    shared = (job_checkpoint_place(other, rows) for other in listed)
+    same = any(each and each.outer and each.outer[::2] == outer[::2] for each in shared)
+    return None if same or len(listed) == MAX_OTHER_JOBS else (outer, first)
 
 
 def checkpoint_dir_error(
@@ -187,7 +215,7 @@ def record_listing(
             if row.pk and row.saved_at != saved_at:
                 row.removal_requested_at = None  # written again
             before = [getattr(row, name) for name in _LISTED]
-            now = [each.step, each.size_bytes, saved_at, each.validity, each.problem]
+            now = [each.step, each.size_bytes, saved_at, each.validity, _problem(each)]
             if row.pk is None or before != now:
                 for name, value in zip(_LISTED, now, strict=True):
                     setattr(row, name, value)
@@ -195,7 +223,7 @@ def record_listing(
         if not problem:
             Checkpoint.objects.filter(pk__in=[row.pk for row in rows.values()]).delete()
         kept = list(job.checkpoints.all())
-        pinned = {row.name for row in kept if row.pinned_at is not None}
+        pinned = {row.name for row in kept if row.pinned_at is not None or row.name.startswith(BESIDE)}
         for row in surplus(kept, job.checkpoint_keep_last, job.checkpoint_keep_every, pinned):
             if row.removal_requested_at is None:
                 row.removal_requested_at = timezone.now()
@@ -204,6 +232,17 @@ def record_listing(
         publish_on_commit(f"job.{job.public_id}", {"kind": "checkpoints"})
         gone = [row for row in job.checkpoints.all() if row.removal_requested_at is not None]
         return [(row.name, row.saved_at.timestamp()) for row in gone]
+
+
+def _problem(row: ListedCheckpoint) -> str:
+    """Return why a restart does not use it, and for one that cannot be checked what to do."""
+    if row.validity != Validity.UNCHECKED:
+        return row.problem
+    advice = stored_text(
+        "Its format does not show whether it was written completely. Write an empty file .complete in the folder, or "
+        "NAME.complete beside the file, after each save: then restarts use it."
+    )
+    return row.problem or advice
 
 
 def record_newest(attempt: Attempt, row: ListedCheckpoint | None) -> None:

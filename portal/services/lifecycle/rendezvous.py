@@ -15,7 +15,7 @@ from agents.launchers import LAUNCHERS, REQUIRES_RENDEZVOUS
 from agents.node.spec.task_spec import CAN_CHECK_RENDEZVOUS
 from portal.domain.gang_fabric import CONTAINER_INTERFACE, allocatable_addresses
 from portal.domain.roles import role_at
-from portal.domain.states import AttemptState, RuntimeKind
+from portal.domain.states import AttemptState, NodeTransport, RuntimeKind
 from portal.errors import Conflict
 from portal.models import Attempt, Node, NodePool, Rendezvous, Task
 from portal.outbox import notify_nodes
@@ -145,6 +145,11 @@ def _plan_rendezvous(attempt: Attempt, nodes: Sequence[Node], ports: _FreePorts)
     return Rendezvous(attempt=attempt, node=first, port=ports.allocate(first), **network)
 
 
+def _is_this_machine(node: Node) -> bool:
+    """Return True for a node that runs plain processes on the machine of the portal, such as those of the demo."""
+    return node.transport == NodeTransport.LOCAL.value and node.runtime == RuntimeKind.PROCESS.value
+
+
 def _plan_network(pool: NodePool, nodes: Sequence[Node], *, may_grow: bool) -> dict[str, Any] | None:
     """Return the network of a gang, as columns of its rendezvous; None if its nodes have none in common."""
     first = nodes[0]
@@ -164,7 +169,9 @@ def _plan_network(pool: NodePool, nodes: Sequence[Node], *, may_grow: bool) -> d
     found = {node.public_id: node.gang_address(pool.fabric) for node in nodes}
     here = found[first.public_id]
     if here is None or None in found.values():
-        return None
+        here_only = all(_is_this_machine(node) for node in nodes)  # without an interface to other machines
+        interfaces = {node.public_id: "lo" for node in nodes}
+        return {"address": LOOPBACK, "interfaces": interfaces} if here_only else None
     return fabric | {
         "address": here.address,
         "node_network": True,
@@ -199,17 +206,26 @@ def _next_free_address(network: str, addresses: Sequence[str], reserved: Collect
 class _FreePorts:
     """Unused ports of nodes, for rendezvous and roles.
 
-    Assigned round-robin, so that a failing port is not reused at once.
+    Assigned round-robin, so that a failing port is not reused at once. Nodes that are this machine share its ports.
     """
 
     def __init__(self, nodes: Iterable[int]) -> None:
+        here = Node.objects.filter(transport=NodeTransport.LOCAL.value, runtime=RuntimeKind.PROCESS.value)
+        self._here = set(here.values_list("pk", flat=True))
+        nodes = {*nodes}
+        nodes |= self._here if nodes & self._here else set()
         rows = Rendezvous.objects.filter(node__in=nodes)
-        self._taken = set(rows.filter(live=True).values_list("node_id", "port"))
+        live = rows.filter(live=True).values_list("node_id", "port")
+        self._taken = {(self._machine(node), port) for node, port in live}
         members = Task.objects.filter(node__in=nodes, container_removed=False).exclude(gang_ports={})
         for node, ports in members.values_list("node_id", "gang_ports"):
-            self._taken.update((node, port) for port in ports.values())
+            self._taken.update((self._machine(node), port) for port in ports.values())
         newest = rows.order_by().values("node_id").annotate(last=Max("pk")).values("last")
-        self._last = dict(Rendezvous.objects.filter(pk__in=newest).values_list("node_id", "port"))
+        last = Rendezvous.objects.filter(pk__in=newest).order_by("pk").values_list("node_id", "port")
+        self._last = {self._machine(node): port for node, port in last}
+
+    def _machine(self, node: int) -> int:
+        return 0 if node in self._here else node
 
     def allocate(self, node: Node, offset: int | None = None) -> int:
         """Reserve a port of the node, the first free one from ``offset`` on if given.
@@ -217,14 +233,15 @@ class _FreePorts:
         Raise Conflict if there is none.
         """
         first, last = node.agent_info.get("rendezvous_ports") or PORT_RANGE
-        begin = self._last.get(node.pk, last) + 1 if offset is None else first + offset
+        machine = self._machine(node.pk)
+        begin = self._last.get(machine, last) + 1 if offset is None else first + offset
         span = last - first + 1
         for step in range(span):
             port = int(first + (begin - first + step) % span)
-            if (node.pk, port) not in self._taken:
-                self._taken.add((node.pk, port))
+            if (machine, port) not in self._taken:
+                self._taken.add((machine, port))
                 if offset is None:
-                    self._last[node.pk] = port
+                    self._last[machine] = port
                 return port
         raise Conflict(f"All rendezvous ports of {node.name} are in use.", code="no_port")
 
@@ -238,12 +255,13 @@ class _FreePorts:
         found: list[int] = []
         used: set[int] = set()
         for node in nodes:
-            shared = (node.pk, found[0]) if found else None
+            machine = self._machine(node.pk)
+            shared = (machine, found[0]) if found else None
             first, last = node.agent_info.get("rendezvous_ports") or PORT_RANGE
-            if shared and node.pk not in used and shared not in self._taken and first <= found[0] <= last:
+            if shared and machine not in used and shared not in self._taken and first <= found[0] <= last:
                 self._taken.add(shared)
                 found.append(found[0])
             else:
                 found.append(self.allocate(node))
-            used.add(node.pk)
+            used.add(machine)
         return found
