@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import base64
 import codecs
+import itertools
 import json
 import os
 import random
+import re
 import stat
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -24,9 +26,14 @@ ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"})
 MAX_TRIES = 6
 FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 30.0
-REPEATED_STATUSES = frozenset({429, 502, 503, 504})
+MAX_PATIENT_PAUSE_S = 5.0
+PATIENCE_S = 120.0
+"""A log that is followed and an end that is waited for outlast an outage of this length, such as a restart."""
+UNAVAILABLE_STATUSES = frozenset({502, 503, 504})
+REPEATED_STATUSES = UNAVAILABLE_STATUSES | {429}
 POLL_S = 2.0
 BULK_POLL_S = 1.0
+_SAFE_IN_ADDRESS = "%/:?#[]@!$&'()*+,;=~"
 MAX_EMPTY_ANSWERS = 10
 """An ended job's log that is not complete is read this often more; the rest of it may still be copied."""
 
@@ -55,6 +62,10 @@ class Refused(FairwayError):
         super().__init__("\n".join([str(problem.get("detail") or f"HTTP status {status}"), *lines]))
 
 
+class Unavailable(Refused, Unreachable):
+    """The server, or what is in front of it, answered that it cannot work now (502, 503, 504), after all attempts."""
+
+
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     """Follow no redirect: it could carry the token to another host."""
 
@@ -68,16 +79,34 @@ class Fairway:
     Without arguments they are FAIRWAY_URL and FAIRWAY_TOKEN, or those that ``fairway login`` stored.
     """
 
-    def __init__(self, url: str | None = None, token: str | None = None, *, timeout_s: float = 30.0) -> None:
-        """``timeout_s`` limits each request. Raise FairwayError without a URL or a token."""
+    def __init__(
+        self,
+        url: str | None = None,
+        token: str | None = None,
+        *,
+        timeout_s: float = 30.0,
+        patience_s: float = PATIENCE_S,
+        on_wait: Callable[[str], None] | None = None,
+    ) -> None:
+        """``timeout_s`` limits each request. Raise FairwayError without a URL or a token.
+
+        ``Job.wait`` and ``Job.logs(follow=True)`` go on for ``patience_s`` without an answer. ``on_wait`` is called
+        with a sentence when a request that failed is about to be repeated for the first time.
+        """
         stored = {} if url and token else _read_config()
         self.url = (url or os.environ.get("FAIRWAY_URL") or stored.get("url") or "").rstrip("/")
-        self.timeout_s = timeout_s
+        self.timeout_s, self.patience_s, self.on_wait = timeout_s, patience_s, on_wait
         token = token or os.environ.get("FAIRWAY_TOKEN") or stored.get("token") or ""
         if not self.url.startswith(("http://", "https://")):
             raise FairwayError("Set FAIRWAY_URL to the address of the portal, or run: fairway login")
         if not token:
             raise FairwayError("Set FAIRWAY_TOKEN to a token of your account, or run: fairway login")
+        if not re.fullmatch(r"[\x21-\x7e]+", token):
+            raise FairwayError("The token has characters that no token has; copy it again.")
+        try:
+            urllib.parse.urlsplit(self.url).port  # noqa: B018 - raises
+        except ValueError as problem:
+            raise FairwayError(f"{self.url} is not the address of a portal: {problem}") from problem
         self.authorization = f"Bearer {token}"
         self._opener = urllib.request.build_opener(_NoRedirects)
 
@@ -88,11 +117,16 @@ class Fairway:
 
         A key that was used in the last 7 days returns its job. Raise Refused if it is invalid or could never run.
         """
+        return self.submit_fields(fields, idempotency_key)
+
+    def submit_fields(self, fields: dict[str, Any], idempotency_key: str | None = None) -> Job:
+        """Submit a job, as ``submit``."""
         return Job(self, self.call("POST", "jobs/", json.dumps(fields), once=idempotency_key or True))
 
-    def submit_yaml(self, text: str) -> Job:
+    def submit_yaml(self, text: str, *, idempotency_key: str | None = None) -> Job:
         """Submit a job in YAML, as ``submit``."""
-        return Job(self, self.call("POST", "jobs/", text, media_type="application/yaml", once=True))
+        once = idempotency_key or True
+        return Job(self, self.call("POST", "jobs/", text, media_type="application/yaml", once=once))
 
     def upload_code(self, project: str, folder: Path) -> str:
         """Pack and upload a folder as the code of jobs of a project; return the value of ``code_archive``."""
@@ -121,13 +155,18 @@ class Fairway:
         found: dict[str, Any] = self.call("POST", "jobs/bulk/", body, once=True)
         while found["finished_at"] is None:
             time.sleep(BULK_POLL_S)
-            found = self.get(f"bulk-operations/{_quote(found['id'])}/")
+            found = self.await_answer(f"bulk-operations/{_quote(found['id'])}/")
         return found
 
     # -- requests --------------------------------------------------------------------------------------
 
     def get(self, path: str, **query: Any) -> Any:
         return self.call("GET", _with_query(path, query))
+
+    def await_answer(self, path: str, *, within_s: float | None = None, **query: Any) -> Any:
+        """Return an answer as ``get``, if need be after an outage of at most ``patience_s`` and ``within_s``."""
+        patience_s = self.patience_s if within_s is None else max(0.0, min(self.patience_s, within_s))
+        return self.call("GET", _with_query(path, query), patience_s=patience_s)
 
     def list(self, path: str, **query: Any) -> Iterator[dict[str, Any]]:
         """Yield the items of all pages of a list."""
@@ -146,21 +185,29 @@ class Fairway:
         media_type: str = "application/json",
         once: bool | str = False,
         repeatable: bool = False,
+        patience_s: float = 0.0,
     ) -> Any:
         """Return the JSON of an answer, or its text for another type; ``path`` is relative to /api/v1/.
 
         Bytes of a text that are not valid UTF-8 are kept as surrogates (``surrogateescape``).
 
         Without an answer, a GET is repeated, and so is a request that is ``repeatable`` or sent ``once`` (with this
-        Idempotency-Key, or a new one). Raise Refused or Unreachable.
+        Idempotency-Key, or a new one): ``MAX_TRIES`` times, and for at least ``patience_s``. Raise Refused or
+        Unreachable, or Unavailable, which is both.
         """
         address = self.url + path if path.startswith("/") else f"{self.url}/api/v1/{path}"
+        address = urllib.parse.quote(address, safe=_SAFE_IN_ADDRESS)
         headers = {"Authorization": self.authorization, "Accept": "application/json"}
         headers |= {"Content-Type": media_type} if body is not None else {}
-        headers |= {"Idempotency-Key": str(uuid.uuid4()) if once is True else once} if once else {}
+        key = (str(uuid.uuid4()) if once is True else once) or ""
+        if key and not re.fullmatch(r"[\x21-\x7e]{1,255}", key):
+            raise FairwayError("An Idempotency-Key is 1 to 255 printable ASCII characters without spaces.")
+        headers |= {"Idempotency-Key": key} if key else {}
         data = body.encode() if isinstance(body, str) else body
         tries = MAX_TRIES if method == "GET" or once or repeatable else 1
-        for number in range(1, tries + 1):
+        patient_until_s = time.monotonic() + patience_s
+        for number in itertools.count(1):
+            is_last = number >= tries and (tries == 1 or time.monotonic() >= patient_until_s)
             request = urllib.request.Request(address, data=data, headers=headers, method=method)  # noqa: S310
             pause_s = min(FIRST_PAUSE_S * 2 ** (number - 1), MAX_PAUSE_S) * random.uniform(0.5, 1.0)  # noqa: S311
             try:
@@ -172,16 +219,19 @@ class Fairway:
                 is_json = answer_type == "application/json"
                 return _json(content, address) if is_json else content.decode("utf-8", "surrogateescape")
             except urllib.error.HTTPError as error:
-                refusal = _refusal(error)
+                refusal = _refusal(error, key)
                 again = error.code in REPEATED_STATUSES or refusal.code == "idempotency_in_flight"
-                if number == tries or not again:
+                if is_last or not again:
                     raise refusal from None
-                pause_s = max(pause_s, min(float(error.headers.get("Retry-After") or 0), MAX_PAUSE_S))
+                pause_s = max(pause_s, min(_retry_after_s(error), MAX_PAUSE_S))
+                reason = f"{self.url}: {_first_sentences(error, refusal)}"
             except (OSError, HTTPException) as problem:
-                if number == tries:
-                    reason = getattr(problem, "reason", None) or problem
-                    raise Unreachable(f"{self.url} does not answer: {reason}") from problem
-            time.sleep(pause_s)
+                reason = f"{self.url} does not answer: {getattr(problem, 'reason', None) or problem}"
+                if is_last:
+                    raise Unreachable(f"{reason}{_repeat_hint(key)}.") from problem
+            if number == 1 and self.on_wait is not None:
+                self.on_wait(f"{reason.rstrip('.')}. Waiting for it.")
+            time.sleep(min(pause_s, MAX_PATIENT_PAUSE_S) if patience_s else pause_s)
         raise AssertionError("unreachable")
 
 
@@ -221,10 +271,15 @@ class Job:
         self.data = self._server.get(f"jobs/{self.id}/")
         return self
 
+    def _await_refresh(self, deadline_s: float | None) -> Job:
+        within_s = None if deadline_s is None else deadline_s - time.monotonic()
+        self.data = self._server.await_answer(f"jobs/{self.id}/", within_s=within_s)
+        return self
+
     def wait(self, timeout_s: float | None = None, *, until: frozenset[str] = ENDED) -> Job:
         """Wait until its state is one of ``until`` or it has ended. Raise TimedOut."""
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        while self.refresh().state not in until | ENDED:
+        while self._await_refresh(deadline_s).state not in until | ENDED:
             if deadline_s is not None and time.monotonic() >= deadline_s:
                 raise TimedOut(f"{self.id} is {self.state} after {timeout_s:g} s.")
             time.sleep(POLL_S if deadline_s is None else max(0.0, min(POLL_S, deadline_s - time.monotonic())))
@@ -245,13 +300,14 @@ class Job:
     def log_bytes(self, *, follow: bool = False, rank: int = 0, tail: int | None = None) -> Iterator[bytes]:
         """Yield the log of a rank in pieces as ``logs``, but the bytes that the program wrote."""
         attempt, offset, empty = 0, 0, 0
+        read = self._server.await_answer if follow else self._server.get
         while True:
             place: dict[str, Any] = {"tail": tail} if tail and not offset else {"offset": offset}
             place |= {"attempt": attempt} if attempt else {}
             place |= {"bytes": "true"}
-            self.refresh()  # before the log: what an ended job wrote is then complete
+            self.data = read(f"jobs/{self.id}/")  # before the log: what an ended job wrote is then complete
             try:
-                page = self._server.get(f"jobs/{self.id}/logs/", rank=rank, **place)
+                page = read(f"jobs/{self.id}/logs/", rank=rank, **place)
             except Refused as refusal:
                 if refusal.status != 404 or not follow or self.has_ended:
                     raise
@@ -320,12 +376,35 @@ def _read_config() -> dict[str, str]:
     return found if isinstance(found, dict) else {}
 
 
-def _refusal(error: urllib.error.HTTPError) -> Refused:
+def _repeat_hint(key: str) -> str:
+    """Return what to do about a request that was sent with a key and may have been carried out."""
+    if not key:
+        return ""
+    return f". It may have been carried out; sent again with the Idempotency-Key {key}, it is done only once"
+
+
+def _first_sentences(error: urllib.error.HTTPError, refusal: Refused) -> str:
+    text = str(refusal).splitlines()[0].partition(" It may have been carried out;")[0]
+    return text if str(error.code) in text else f"{text} (HTTP status {error.code})"
+
+
+def _retry_after_s(error: urllib.error.HTTPError) -> float:
+    try:
+        return max(0.0, float(error.headers.get("Retry-After") or 0))
+    except ValueError:  # a date
+        return 0.0
+
+
+def _refusal(error: urllib.error.HTTPError, key: str = "") -> Refused:
     try:
         problem = json.loads(error.read())
     except (OSError, ValueError, HTTPException):
         problem = None
-    return Refused(error.code, problem if isinstance(problem, dict) else {})
+    found: dict[str, Any] = problem if isinstance(problem, dict) else {}
+    if error.code not in UNAVAILABLE_STATUSES:
+        return Refused(error.code, found)
+    detail = str(found.get("detail") or f"The server cannot work now: HTTP status {error.code}").rstrip(".")
+    return Unavailable(error.code, {**found, "detail": f"{detail}{_repeat_hint(key)}."})
 
 
 def _json(content: bytes, address: str) -> Any:

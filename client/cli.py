@@ -8,6 +8,7 @@ import getpass
 import io
 import itertools
 import json
+import math
 import os
 import re
 import sys
@@ -15,10 +16,10 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from . import __version__
-from .api import Fairway, FairwayError, Job, Refused, TimedOut, Unreachable, write_config
+from .api import PATIENCE_S, Fairway, FairwayError, Job, Refused, TimedOut, Unreachable, write_config
 from .fields import FLAGS, REFERENCES
 from .mcp import McpServer
 from .ssh import config_block, proxy, ssh_command
@@ -28,7 +29,7 @@ EXIT_CODES = {
     OK: "done; a job that was waited for completed",
     REFUSED: "the server refused the request, or the change of a job, or there is no address or token",
     USAGE: "the command line is wrong",
-    UNREACHABLE: "the server did not answer",
+    UNREACHABLE: "the server did not answer, or could not work (502, 503, 504)",
     JOB_FAILED: "the job that was waited for ended without success",
     TIMED_OUT: "the job did not end in the given time",
     INTERRUPTED: "interrupted; the job goes on",
@@ -42,15 +43,19 @@ BULK_ACTIONS = {
 Handler = Callable[[argparse.Namespace], int]
 Command = Callable[[Fairway, argparse.Namespace], int]
 OPERATION_POLL_S = 0.5
+MAX_PAGE = 200
+"""Rows of a page of a list."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     _prepare_streams()
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    _Parser.wants_json = "--json" in itertools.takewhile(lambda word: word != "--", words)
     code = OK  # if the reader of a pipe has ended
     try:
         try:
-            code = _run(build_parser().parse_args(arguments))
+            code = _run(build_parser().parse_args(words))
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
@@ -76,6 +81,8 @@ def _run(given: argparse.Namespace) -> int:
         return _fail(TIMED_OUT, error)
     except (FairwayError, OSError) as error:
         return _fail(REFUSED, error)
+    except UnicodeError:
+        return _fail(USAGE, ValueError("an argument, a file or the standard input is not UTF-8"))
     except ValueError as error:
         return _fail(USAGE, error)
 
@@ -105,39 +112,112 @@ def _discard_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+class _Parser(argparse.ArgumentParser):
+    wants_json = False
+    """The command line has --json: what is wrong with it is then said as JSON, too."""
+
+    def error(self, message: str) -> NoReturn:
+        if self.wants_json:
+            _print_error(USAGE, ValueError(message))
+        super().error(message)
+
+
+def _whole(name: str, low: int, high: int = 2**31) -> Callable[[str], int]:
+    """Return what reads an option that takes a whole number from ``low`` to ``high``."""
+
+    def read(text: str) -> int:
+        if not re.fullmatch("-?[0-9]{1,18}", text) or not low <= int(text) <= high:
+            upper = f" to {high}" if high < 2**31 else ""
+            raise argparse.ArgumentTypeError(f"{text!r} is no {name}: give a whole number from {low}{upper}")
+        return int(text)
+
+    return read
+
+
+def _seconds(name: str, *, least_s: float = 0.0) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        try:
+            value_s = float(text)
+        except ValueError:
+            value_s = math.nan
+        if not least_s <= value_s < 1e9:
+            raise argparse.ArgumentTypeError(f"{text!r} is no {name}: give seconds, such as 30")
+        return value_s
+
+    return read
+
+
+_UNITS = {"_s": "seconds, such as 7200", "_mib": "MiB, such as 4096", "_milli": "thousandths, such as 500"}
+
+
+def _field_value(name: str, kind: type) -> Callable[[str], Any]:
+    """Return what reads the option of a field. Texts with a unit, such as 2h, are for documents."""
+    unit = next((text for end, text in _UNITS.items() if name.endswith(end)), "")
+
+    def read(text: str) -> Any:
+        if kind is str:
+            return text
+        try:
+            value = kind(text)
+            if math.isfinite(value):
+                return value
+        except (ValueError, OverflowError):
+            pass
+        sort = "whole number" if kind is int else "number"
+        raise argparse.ArgumentTypeError(f"{text!r} is no {sort}{f'; give {unit}' if unit else ''}")
+
+    return read
+
+
 def build_parser() -> argparse.ArgumentParser:
     codes = "\n".join(f"  {code:3} {text}" for code, text in EXIT_CODES.items())
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="fairway",
         description="Jobs and workspaces of a Fairway portal, named by FAIRWAY_URL and FAIRWAY_TOKEN, or by login.",
         epilog=f"exit codes:\n{codes}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"fairway {__version__}")
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--json", action="store_true", help="print JSON instead of tables and text")
+    timed = argparse.ArgumentParser(add_help=False)
+    timed.add_argument(
+        "--timeout", type=_seconds("time limit", least_s=0.001), default=30.0, metavar="S",
+        help="limit of a request, seconds",
+    )  # fmt: skip
+    timed.set_defaults(json=False)
+    common = argparse.ArgumentParser(add_help=False, parents=[timed])
     common.add_argument(
-        "--timeout", type=float, default=30.0, metavar="S", help="limit of a request, seconds"
+        "--json", action="store_true", help="print JSON instead of tables and text, also for errors"
     )
+    patient = argparse.ArgumentParser(add_help=False)
+    patient.add_argument(
+        "--patience", type=_seconds("time"), default=PATIENCE_S, metavar="S",
+        help=f"go on for so many seconds without an answer of the server; default {PATIENCE_S:g}",
+    )  # fmt: skip
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def add_local(name: str, act: Handler, text: str) -> argparse.ArgumentParser:
-        command = commands.add_parser(name, help=text, description=text, parents=[common], allow_abbrev=False)
+    def add_local(
+        name: str, act: Handler, text: str, *parents: argparse.ArgumentParser
+    ) -> argparse.ArgumentParser:
+        command = commands.add_parser(
+            name, help=text, description=text, parents=parents or [common], allow_abbrev=False
+        )
         command.set_defaults(act=act)
         return command
 
-    def add(name: str, act: Command, text: str) -> argparse.ArgumentParser:
-        return add_local(name, lambda given: act(Fairway(timeout_s=given.timeout), given), text)
+    def add(name: str, act: Command, text: str, *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        return add_local(name, lambda given: act(_server(given), given), text, *parents)
 
     stored = add_local("login", login, "Store address and token of a portal.")
     stored.add_argument("url", help="such as https://gpu.example.org")
-    _add_run(add("run", run, "Submit a job: its fields as options, then -- and its command."))
+    _add_run(
+        add("run", run, "Submit a job: its fields as options, then -- and its command.", common, patient)
+    )
     listing = add("list", list_jobs, "List jobs, newest first.")
     listing.add_argument("--state", action="append", help="repeatable, such as PENDING")
     listing.add_argument("--project")
     listing.add_argument("--owner", help="user name")
     listing.add_argument("--active", action="store_true", help="only jobs that have not ended")
-    listing.add_argument("--limit", type=int, default=50, help="at most this many; default 50")
+    listing.add_argument("--limit", type=_whole("limit", 1), default=50, help="at most this many; default 50")
     for name, act, text in (
         ("status", status, "Show a job."),
         ("spec", spec, "Print the request of a job as YAML, for run -f."),
@@ -145,7 +225,7 @@ def build_parser() -> argparse.ArgumentParser:
     ):
         add(name, act, text).add_argument("job", help="id of a job")
     for name, text in BULK_ACTIONS.items():
-        changing = add(name, change_jobs, text)
+        changing = add(name, change_jobs, text, common, patient)
         changing.add_argument("jobs", nargs="+", metavar="JOB", help="ids of jobs")
         changing.set_defaults(action=name)
     asking = add(
@@ -153,27 +233,34 @@ def build_parser() -> argparse.ArgumentParser:
     )
     asking.add_argument("job", help="id of a job")
     asking.add_argument("--quick", action="store_true", help="without changes that start it sooner")
-    asking.add_argument("--apply", type=int, metavar="N", help="make the change of this number")
+    asking.add_argument(
+        "--apply", type=_whole("change", 1), metavar="N", help="make the change of this number"
+    )
     exporting = add("export", export, "Print a job for another system.")
     exporting.add_argument("job", help="id of a job")
     exporting.add_argument("--kubernetes", action="store_true", required=True, help="as YAML for kubectl")
     exporting.add_argument("--trainjob", action="store_true", help="as a TrainJob of Kubeflow Trainer v2")
-    logs = add("logs", show_logs, "Print the log of a job.")
+    logs = add("logs", show_logs, "Print the log of a job.", common, patient)
     logs.add_argument("job", help="id of a job")
     logs.add_argument("-f", "--follow", action="store_true", help="until the job ends")
-    logs.add_argument("--rank", type=int, default=0)
-    logs.add_argument("--tail", type=int, help="only this many last lines")
-    waiting = add("wait", wait, "Wait until a job has ended.")
+    logs.add_argument("--rank", type=_whole("rank", 0), default=0)
+    logs.add_argument("--tail", type=_whole("number of lines", 1), help="only this many last lines")
+    waiting = add("wait", wait, "Wait until a job has ended.", common, patient)
     waiting.add_argument("job", help="id of a job")
-    waiting.add_argument("--for", dest="seconds", type=float, metavar="S", help="at most this many seconds")
-    _add_ssh(add)
+    waiting.add_argument(
+        "--for", dest="seconds", type=_seconds("time"), metavar="S", help="at most this many seconds"
+    )
+    _add_ssh(add, common, timed)
     add("quota", quota, "List the quotas of your projects.")
     add("nodes", nodes, "List nodes.")
     _add_node_commands(commands, common)
     add("free", free, "Count all GPUs and the free GPUs of each model.")
     add("templates", templates, "List templates.")
     assistant = add(
-        "mcp", serve_mcp, "Serve the Model Context Protocol on standard input and output, for assistants."
+        "mcp",
+        serve_mcp,
+        "Serve the Model Context Protocol on standard input and output, for assistants.",
+        timed,
     )
     assistant.add_argument("--read-only", action="store_true", help="offer no tool that changes something")
     assistant.add_argument("--simulate", action="store_true", help="preview submissions, and cancel nothing")
@@ -193,7 +280,7 @@ def _add_node_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         command: argparse.ArgumentParser = subcommands.add_parser(
             name, help=text, description=text, parents=[common], allow_abbrev=False
         )
-        command.set_defaults(act=lambda given: act(Fairway(timeout_s=given.timeout), given))
+        command.set_defaults(act=lambda given: act(_server(given), given))
         command.add_argument("node", help="name or id")
         return command
 
@@ -209,20 +296,36 @@ def _add_node_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     renaming.add_argument("name", help="the new name")
     moving = add("move", move_node, "Move a node to another address, after a test of the connection there.")
     moving.add_argument("host", help="host name or address")
-    moving.add_argument("--port", type=int, help="default: its present port")
+    moving.add_argument("--port", type=_whole("port", 1, 65_535), help="default: its present port")
     for each in (renaming, moving):
         each.add_argument("--reason", default="", help="stored with the change")
 
 
-def _add_ssh(add: Callable[[str, Command, str], argparse.ArgumentParser]) -> None:
-    shell = add("ssh", open_ssh, "Open a shell in a running job with ssh, or run a command there.")
-    shell.add_argument("--rank", type=int, default=0)
+def _server(given: argparse.Namespace) -> Fairway:
+    """Return the server, whose outages are reported on standard error."""
+    patience_s = getattr(given, "patience", PATIENCE_S)
+    return Fairway(timeout_s=given.timeout, patience_s=patience_s, on_wait=_report)
+
+
+def _report(text: str) -> None:
+    with contextlib.suppress(OSError):
+        print(f"fairway: {_clean(text)}", file=sys.stderr, flush=True)
+
+
+def _add_ssh(add: Callable[..., argparse.ArgumentParser], common: Any, timed: Any) -> None:
+    shell = add("ssh", open_ssh, "Open a shell in a running job with ssh, or run a command there.", timed)
+    shell.add_argument("--rank", type=_whole("rank", 0), default=0)
     shell.add_argument("job", help="id of a job")
     shell.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="COMMAND", help="command and its arguments"
     )
-    add("ssh-config", print_ssh_config, "Print the block for ~/.ssh/config; jobs are then hosts JOB.fairway.")
-    tunnel = add("ssh-proxy", run_ssh_proxy, "Carry an SSH connection; ssh calls it as ProxyCommand.")
+    add(
+        "ssh-config",
+        print_ssh_config,
+        "Print the block for ~/.ssh/config; jobs are then hosts JOB.fairway.",
+        common,
+    )
+    tunnel = add("ssh-proxy", run_ssh_proxy, "Carry an SSH connection; ssh calls it as ProxyCommand.", timed)
     tunnel.add_argument("host", help="JOB.fairway, or JOB.RANK.fairway")
 
 
@@ -235,13 +338,16 @@ def _add_run(command: argparse.ArgumentParser) -> None:
         if kind is bool:
             command.add_argument(flag, action=argparse.BooleanOptionalAction, default=None)
         else:
-            command.add_argument(flag, type=kind, metavar=kind.__name__.upper())
+            command.add_argument(flag, type=_field_value(name, kind), metavar=kind.__name__.upper())
     command.add_argument("--code", metavar="DIR", help="pack and upload this folder as the code of the job")
     command.add_argument("--env", action="append", metavar="NAME=VALUE", help="variable; repeatable")
     command.add_argument("--param", action="append", metavar="NAME=VALUE", help="parameter of the template")
     command.add_argument("--after", action="append", metavar="JOB", help="start after this job; repeatable")
     command.add_argument(
         "--set", action="append", metavar="FIELD=JSON", help="any other field, such as volumes"
+    )
+    command.add_argument(
+        "--idempotency-key", metavar="KEY", help="submit once, however often the command is run with this key"
     )
     command.add_argument("command", nargs="*", help="argument list, after --")
 
@@ -284,9 +390,10 @@ def _json_or_text(value: str) -> Any:
 
 def login(given: argparse.Namespace) -> int:
     token = getpass.getpass("Token: ") if sys.stdin.isatty() else sys.stdin.readline()
-    server = Fairway(given.url, token.strip(), timeout_s=given.timeout)
+    server = Fairway(given.url, token.strip(), timeout_s=given.timeout, on_wait=_report)
     server.get("jobs/", limit=1)
-    print(f"Stored in {write_config(server.url, token.strip())}.")
+    path = str(write_config(server.url, token.strip()))
+    print(json.dumps({"url": server.url, "path": path}) if given.json else f"Stored in {path}.")
     return OK
 
 
@@ -296,17 +403,18 @@ def run(server: Fairway, given: argparse.Namespace) -> int:
         raise ValueError("--code needs --project, to which the code is uploaded")
     if given.file and fields:
         raise ValueError(f"-f excludes other fields: {', '.join(sorted(fields))}")
+    key = given.idempotency_key
     if given.file:
-        job = server.submit_yaml(
-            sys.stdin.read() if given.file == "-" else Path(given.file).read_text(encoding="utf-8")
-        )
+        text = sys.stdin.read() if given.file == "-" else Path(given.file).read_text(encoding="utf-8")
+        job = server.submit_yaml(text, idempotency_key=key)
     else:
         if given.code:
             fields["code_archive"] = server.upload_code(given.project, Path(given.code))
-        job = server.submit(**fields)
+        job = server.submit_fields(fields, key)
     if given.logs:
         print(job.id, file=sys.stderr)
-        return _write_bytes(job.log_bytes(follow=True)) or _result(job.wait())
+        _write_log(given, job, follow=True)
+        return _result(job.wait())
     if given.wait:
         job.wait()
     with contextlib.suppress(BrokenPipeError):  # the exit code tells how the job ended, as in wait
@@ -316,7 +424,7 @@ def run(server: Fairway, given: argparse.Namespace) -> int:
 
 def list_jobs(server: Fairway, given: argparse.Namespace) -> int:
     filters = {"state": given.state, "project": given.project, "owner": given.owner}
-    filters |= {"live": "true" if given.active else None, "limit": min(given.limit, 200)}
+    filters |= {"live": "true" if given.active else None, "limit": min(given.limit, MAX_PAGE)}
     rows = [job.data for job in itertools.islice(server.jobs(**filters), given.limit)]
     columns = ("id", "name", "kind", "state", "project.name", "owner.username", "total_milli", "submitted_at")
     return _print_rows(given, rows, columns)
@@ -372,13 +480,11 @@ def _start_alternatives(server: Fairway, given: argparse.Namespace, shown: dict[
 
 
 def spec(server: Fairway, given: argparse.Namespace) -> int:
-    print(server.job(given.job).spec(), end="")
-    return OK
+    return _print_text(given, "yaml", server.job(given.job).spec())
 
 
 def export(server: Fairway, given: argparse.Namespace) -> int:
-    print(server.job(given.job).kubernetes(trainjob=given.trainjob), end="")
-    return OK
+    return _print_text(given, "yaml", server.job(given.job).kubernetes(trainjob=given.trainjob))
 
 
 def change_jobs(server: Fairway, given: argparse.Namespace) -> int:
@@ -402,7 +508,7 @@ def change_jobs(server: Fairway, given: argparse.Namespace) -> int:
 
 def show_logs(server: Fairway, given: argparse.Namespace) -> int:
     job = server.job(given.job)
-    return _write_bytes(job.log_bytes(follow=given.follow, rank=given.rank, tail=given.tail))
+    return _write_log(given, job, follow=given.follow, rank=given.rank, tail=given.tail)
 
 
 def wait(server: Fairway, given: argparse.Namespace) -> int:
@@ -425,8 +531,7 @@ def open_ssh(server: Fairway, given: argparse.Namespace) -> int:
 
 
 def print_ssh_config(server: Fairway, given: argparse.Namespace) -> int:
-    print(config_block(server), end="")
-    return OK
+    return _print_text(given, "config", config_block(server))
 
 
 def run_ssh_proxy(server: Fairway, given: argparse.Namespace) -> int:
@@ -481,7 +586,8 @@ def _ask_for_fingerprint() -> str:
         raise ValueError("--fingerprint must name the presented key, as compared on the machine")
     command = "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"
     print(f"Compare the presented key on the machine: {command}", file=sys.stderr)
-    return input("Fingerprint as the machine shows it: ").strip()
+    print("Fingerprint as the machine shows it: ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip()
 
 
 def print_setup_script(server: Fairway, given: argparse.Namespace) -> int:
@@ -510,7 +616,7 @@ def _follow_operation(
     started = server.call("POST", f"nodes/{given.node}/{action}/", json.dumps(body), once=once)
     shown = 0
     while True:
-        found = server.get(f"nodes/{given.node}/operations/{started['id']}/")
+        found = server.await_answer(f"nodes/{given.node}/operations/{started['id']}/")
         if not given.json:
             for step in found["steps"][shown:]:
                 result = "ok" if step["ok"] else "skipped" if step.get("skipped") else "FAILED"
@@ -554,12 +660,18 @@ def call_api(server: Fairway, given: argparse.Namespace) -> int:
     body = sys.stdin.read() if given.data == "-" else given.data
     found = server.call(given.method, given.path, body)
     if isinstance(found, str):
-        return _write_bytes([found.encode("utf-8", "surrogateescape")])
+        content = found.encode("utf-8", "surrogateescape")
+        if given.json:
+            return _print_text(given, "text", content.decode("utf-8", "replace"))
+        return _write_bytes([content])
     print(json.dumps(found, indent=1))
     return OK
 
 
 def serve_mcp(server: Fairway, given: argparse.Namespace) -> int:
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        with contextlib.suppress(io.UnsupportedOperation):  # it is being read
+            sys.stdin.reconfigure(errors="replace")  # a line that is not UTF-8 is answered, too
     McpServer(server, read_only=given.read_only, simulate=given.simulate).serve(sys.stdin, sys.stdout)
     return OK
 
@@ -569,6 +681,25 @@ def serve_mcp(server: Fairway, given: argparse.Namespace) -> int:
 
 def _result(job: Job) -> int:
     return OK if job.state == "COMPLETED" else JOB_FAILED
+
+
+def _write_log(given: argparse.Namespace, job: Job, **which: Any) -> int:
+    """Write a log unchanged; with --json a JSON object, or one a line while it is followed."""
+    if not given.json:
+        return _write_bytes(job.log_bytes(**which))
+    place = {"job": job.id, "rank": which.get("rank", 0)}
+    if not which["follow"]:
+        print(json.dumps({**place, "text": "".join(job.logs(**which))}))
+        return OK
+    for text in job.logs(**which):
+        print(json.dumps({**place, "text": text}), flush=True)
+    return OK
+
+
+def _print_text(given: argparse.Namespace, name: str, text: str) -> int:
+    """Print a text of several lines; with --json as the value of ``name``."""
+    print(json.dumps({name: text})) if given.json else print(text, end="")
+    return OK
 
 
 def _write_bytes(pieces: Iterable[bytes]) -> int:
@@ -630,4 +761,20 @@ def _fail(code: int, error: Exception) -> int:
         lines.append(f"  nearest possible request: {json.dumps(nearest)}")
     with contextlib.suppress(OSError):  # the exit code remains
         print("\n".join(lines), file=sys.stderr)
+    if _Parser.wants_json:
+        _print_error(code, error)
     return code
+
+
+def _print_error(code: int, error: Exception) -> None:
+    """Print an error as JSON on standard output; standard error has it as text."""
+    found: dict[str, Any] = {"exit_code": code, "message": str(error)}
+    if isinstance(error, Refused):
+        found |= {
+            "status": error.status,
+            "code": error.code,
+            "errors": error.errors,
+            "details": error.details,
+        }
+    with contextlib.suppress(OSError):  # the exit code remains
+        print(json.dumps({"error": found}, indent=1), flush=True)

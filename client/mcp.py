@@ -17,9 +17,9 @@ from .api import Fairway, FairwayError, Refused
 VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
 MAX_JOBS = 50
 MAX_LOG_LINES = 500
-METHOD_NOT_FOUND, INVALID_PARAMS, PARSE_ERROR = -32601, -32602, -32700
+METHOD_NOT_FOUND, INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR = -32601, -32602, -32600, -32700
 
-_JOB = {"job": {"type": "string", "description": "Id of a job."}}
+_JOB = {"job": {"type": "string", "minLength": 1, "description": "Id of a job."}}
 _FIELDS = {
     "fields": {
         "type": "object",
@@ -41,9 +41,50 @@ class Tool:
     changes: bool = False
 
     def describe(self, name: str) -> dict[str, Any]:
-        schema = {"type": "object", "properties": self.properties, "required": list(self.required)}
+        schema = {
+            "type": "object",
+            "properties": self.properties,
+            "required": list(self.required),
+            "additionalProperties": False,
+        }
         hints = {"readOnlyHint": not self.changes, "destructiveHint": name == "cancel_job"}
         return {"name": name, "description": self.text, "inputSchema": schema, "annotations": hints}
+
+    def problems(self, given: Arguments) -> list[str]:
+        """Return a sentence for each argument that is missing, unknown or not of its schema."""
+        known = ", ".join(self.properties)
+        found = [f"{_shown(name)} is no argument of this tool; it takes {known}." for name in given
+                 if name not in self.properties]  # fmt: skip
+        missing = [name for name in self.required if name not in given]
+        found += [f"Missing: {', '.join(missing)}."] if missing else []
+        checked = {name: schema for name, schema in self.properties.items() if name in given}
+        return found + [
+            f"{name} must be {problem}."
+            for name, schema in checked.items()
+            if (problem := _schema_problem(schema, given[name]))
+        ]
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value)[:60]
+
+
+def _schema_problem(schema: dict[str, Any], value: Any) -> str | None:
+    """Return what the value must be, or None if it is."""
+    kind = schema["type"]
+    if kind == "object":
+        return None if isinstance(value, dict) else f"an object, not {_shown(value)}"
+    if kind == "string":
+        if not isinstance(value, str):
+            return f"text, not {_shown(value)}"
+        if len(value) < schema.get("minLength", 0):
+            return "text that is not empty"
+        return None if value.isascii() or value.encode("utf-8", "replace").decode() == value else "valid text"
+    low, high = schema["minimum"], schema.get("maximum")
+    right = isinstance(value, int) and not isinstance(value, bool) and value >= low
+    if right and (high is None or value <= high):
+        return None
+    return f"a whole number {f'from {low}' if high is None else f'from {low} to {high}'}, not {_shown(value)}"
 
 
 def list_jobs(server: Fairway, given: Arguments) -> Any:
@@ -59,8 +100,7 @@ def why_waiting(server: Fairway, given: Arguments) -> Any:
 
 
 def read_logs(server: Fairway, given: Arguments) -> Any:
-    tail = min(int(given.get("lines", 100)), MAX_LOG_LINES)
-    return "".join(server.job(given["job"]).logs(rank=int(given.get("rank", 0)), tail=tail))
+    return "".join(server.job(given["job"]).logs(rank=given.get("rank", 0), tail=given.get("lines", 100)))
 
 
 def preview_start(server: Fairway, given: Arguments) -> Any:
@@ -68,8 +108,7 @@ def preview_start(server: Fairway, given: Arguments) -> Any:
 
 
 def submit_job(server: Fairway, given: Arguments) -> Any:
-    key = given.get("idempotency_key")
-    return server.submit(**given["fields"], **({"idempotency_key": key} if key else {})).data
+    return server.submit_fields(given["fields"], given.get("idempotency_key")).data
 
 
 TOOLS = {
@@ -87,7 +126,11 @@ TOOLS = {
     ),
     "read_logs": Tool(
         read_logs, "Read the end of the log of a rank.",
-        {**_JOB, "rank": {"type": "integer"}, "lines": {"type": "integer", "maximum": MAX_LOG_LINES}}, ("job",),
+        {
+            **_JOB, "rank": {"type": "integer", "minimum": 0},
+            "lines": {"type": "integer", "minimum": 1, "maximum": MAX_LOG_LINES, "description": "100 by default."},
+        },
+        ("job",),
     ),
     "preview_start": Tool(
         preview_start, "Say when a job would start and whom it would preempt, without submitting it.",
@@ -95,7 +138,8 @@ TOOLS = {
     ),
     "submit_job": Tool(
         submit_job, "Submit a job.",
-        {**_FIELDS, "idempotency_key": {"type": "string", "description": "A repeated key submits no second job."}},
+        {**_FIELDS, "idempotency_key": {
+            "type": "string", "minLength": 1, "description": "A repeated key submits no second job."}},
         ("fields",), changes=True,
     ),
     "cancel_job": Tool(
@@ -117,26 +161,32 @@ class McpServer:
 
     def serve(self, source: TextIO, target: TextIO) -> None:
         """Answer each line of ``source`` until its end."""
-        for line in source:
+        while True:
             try:
+                if not (line := source.readline()):
+                    return
                 message = json.loads(line)
+            except (ValueError, RecursionError):
+                answer: dict[str, Any] | None = _error(None, PARSE_ERROR, "The line is not JSON in UTF-8.")
+            else:
                 answer = (
                     self.answer(message)
                     if isinstance(message, dict)
-                    else _error(None, PARSE_ERROR, "No object.")
+                    else _error(None, INVALID_REQUEST, "A message must be a JSON object.")
                 )
-            except ValueError as problem:
-                answer = _error(None, PARSE_ERROR, str(problem))
             if answer is not None:
                 target.write(json.dumps(answer) + "\n")
                 target.flush()
 
     def answer(self, message: dict[str, Any]) -> dict[str, Any] | None:
         """Return the response to a request; None for a notification."""
-        method, number, given = message.get("method"), message.get("id"), message.get("params") or {}
+        method, number, given = message.get("method"), message.get("id"), message.get("params")
         if number is None:
             return None
-        if not isinstance(given, dict) or not isinstance(given.get("arguments") or {}, dict):
+        if not isinstance(number, (str, int)) or isinstance(number, bool):
+            return _error(None, INVALID_REQUEST, "The id of a message must be text or a whole number.")
+        given = {} if given is None else given
+        if not isinstance(given, dict):
             return _error(number, INVALID_PARAMS, "The parameters must be an object.")
         if method == "initialize":
             wanted = given.get("protocolVersion")
@@ -152,18 +202,22 @@ class McpServer:
         elif method == "tools/list":
             result = {"tools": [tool.describe(name) for name, tool in self._tools.items()]}
         elif method == "tools/call":
-            name, arguments = str(given.get("name")), given.get("arguments") or {}
-            if name not in self._tools:
-                return _error(number, INVALID_PARAMS, f"There is no tool {name}.")
+            name, arguments = given.get("name"), given.get("arguments")
+            arguments = {} if arguments is None else arguments
+            if not isinstance(name, str) or name not in self._tools:
+                known = ", ".join(self._tools)
+                return _error(number, INVALID_PARAMS, f"There is no tool {_shown(name)}; there are {known}.")
+            if not isinstance(arguments, dict):
+                return _error(number, INVALID_PARAMS, "The arguments of a tool must be an object.")
             result = self._call(name, arguments)
         else:
-            return _error(number, METHOD_NOT_FOUND, f"There is no method {method}.")
+            return _error(number, METHOD_NOT_FOUND, f"There is no method {_shown(method)}.")
         return {"jsonrpc": "2.0", "id": number, "result": result}
 
     def _call(self, name: str, given: Arguments) -> dict[str, Any]:
         tool = self._tools[name]
-        if missing := [each for each in tool.required if each not in given]:
-            return _content(f"Missing: {', '.join(missing)}.", is_error=True)
+        if problems := tool.problems(given):
+            return _content(" ".join(problems), is_error=True)
         if self._simulate and tool.changes:
             tool = TOOLS["preview_start" if name == "submit_job" else "show_job"]
         try:
@@ -174,7 +228,7 @@ class McpServer:
                 f"{refusal}{f' Nearest possible request: {json.dumps(nearest)}' if nearest else ''}",
                 is_error=True,
             )
-        except (FairwayError, TypeError, ValueError) as problem:
+        except FairwayError as problem:
             return _content(str(problem), is_error=True)
         text = found if isinstance(found, str) else json.dumps(found, indent=1)
         return _content(

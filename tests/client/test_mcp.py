@@ -64,7 +64,53 @@ def test_refusals_are_results_and_unknown_words_are_errors(address, dataset, fie
     assert [each["error"]["code"] for each in answers] == [-32602, -32601, -32602, -32602]
     target = io.StringIO()
     server.serve(io.StringIO("{\n[]\n"), target)
-    assert [json.loads(line)["error"]["code"] for line in target.getvalue().splitlines()] == [-32700, -32700]
+    assert [json.loads(line)["error"]["code"] for line in target.getvalue().splitlines()] == [-32700, -32600]
+
+
+WRONG_VALUES: dict[str, list[Any]] = {
+    "string": [1, None, True, ["x"], {}, "\ud800"],
+    "integer": ["1", 1.5, None, True, -1, [1]],
+    "object": ["x", 1, None, ["x"]],
+}
+VALUES: dict[str, Any] = {"string": "x", "integer": 1, "object": {}}
+
+
+def test_every_tool_refuses_unknown_and_malformed_arguments_in_a_sentence(address, dataset, fields) -> None:
+    server = McpServer(Fairway())
+    for name, tool in TOOLS.items():
+        right = {each: VALUES[schema["type"]] for each, schema in tool.properties.items()}
+        cases = [(right | {"colour": 1}, "colour"), *((right | {"jobs": "x"}, "jobs") for _ in [0])]
+        for each, schema in tool.properties.items():
+            cases += [(right | {each: value}, each) for value in WRONG_VALUES[schema["type"]]]
+            if "minLength" in schema:
+                cases.append((right | {each: ""}, each))
+            if "maximum" in schema:
+                cases.append((right | {each: schema["maximum"] + 1}, each))
+        cases += [({key: right[key] for key in right if key != each}, each) for each in tool.required]
+        for arguments, word in cases:
+            text, is_error = call(server, name, **arguments)
+            assert is_error, (name, arguments)
+            assert word in text and text.endswith("."), (name, arguments, text)
+            assert not any(
+                python in text
+                for python in ("object is not", "unexpected keyword", "int()", "codec", "NoneType")
+            )
+        assert tool.describe(name)["inputSchema"]["additionalProperties"] is False
+    assert not Job.objects.exists()
+
+
+def test_malformed_messages_are_answered_and_the_server_goes_on(address, dataset, fields) -> None:
+    lines = ["{", "[]", "[" * 100_000, "null", "1", '{"id": {}, "method": "ping"}', '{"id": 1, "method": 5}',
+             '{"id": 2, "method": "ping", "params": "x"}',
+             '{"id": 3, "method": "tools/call", "params": {"name": ["x"]}}',
+             '{"id": 4, "method": "tools/call", "params": {"name": "list_jobs", "arguments": "x"}}',
+             '{"id": 5, "method": "tools/call", "params": {"name": "list_jobs", "arguments": 0}}']  # fmt: skip
+    target = io.StringIO()
+    McpServer(Fairway()).serve(io.StringIO("\n".join([*lines, '{"id": 9, "method": "ping"}\n'])), target)
+    *answers, last = map(json.loads, target.getvalue().splitlines())
+    assert len(answers) == len(lines)
+    assert all(each["error"]["message"].endswith(".") for each in answers)
+    assert last["result"] == {}
 
 
 def test_simulation_and_reading_change_nothing(address, dataset, fields) -> None:
