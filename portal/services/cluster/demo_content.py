@@ -141,8 +141,8 @@ def _add_past_jobs(world: DemoWorld) -> None:
 
 
 def _add_runs(world: DemoWorld) -> None:
-    for project, owner in (("vision", "m-okafor"), ("nlp", "a-lindqvist")):
-        add_runs(world.people[owner], world.projects[project])
+    for project in world.projects.values():
+        add_runs(project)
 
 
 def _register_model(world: DemoWorld) -> None:

@@ -18,26 +18,29 @@ RUNS = 6
 POINTS = 200
 MODEL = "depth-small"
 FOLDER = "model"
+PAST_TAG = "demo_past"
+"""Of runs that were added with the past jobs; the others are logged by jobs."""
 
 
-def add_runs(owner: User, project: Project) -> list[str]:
-    """Add runs of the newest completed jobs of the owner, unless the project has runs; return their ids.
+def add_runs(project: Project) -> list[str]:
+    """Add runs of the newest completed jobs of the project, unless they were added; return their ids.
 
     Raise TrackingUnavailable.
     """
     experiment = _experiment(project)
-    found = call(
-        project.public_id, "POST", "runs/search", {"experiment_ids": [experiment], "max_results": RUNS}
-    )
+    past = f"tags.{PAST_TAG} = 'yes'"
+    body = {"experiment_ids": [experiment], "max_results": RUNS, "filter": past}
+    found = call(project.public_id, "POST", "runs/search", body)
     if runs := found.get("runs"):
         return [run["info"]["run_id"] for run in runs]
-    jobs = Job.objects.filter(project=project, owner=owner, state=JobState.COMPLETED.value)
-    return [_add_run(project, experiment, job) for job in jobs.order_by("-ended_at")[:RUNS]]
+    jobs = Job.objects.filter(project=project, state=JobState.COMPLETED.value, ended_at__isnull=False)
+    newest = jobs.select_related("owner").order_by("-ended_at")[:RUNS]
+    return [_add_run(project, experiment, job) for job in newest]
 
 
 def register_model(owner: User, project: Project) -> None:
     """Register a file of a run as a model. Raise NotFound without a run, and TrackingUnavailable."""
-    runs = add_runs(owner, project)
+    runs = add_runs(project)
     if not runs:
         raise NotFound("There is no run yet.")
     info = call(project.public_id, "GET", "runs/get", run_id=runs[0])["run"]["info"]
@@ -69,6 +72,7 @@ def _add_run(project: Project, experiment: str, job: Job) -> str:
     dice = random.Random(job.pk)  # noqa: S311 - only variety is wanted
     rate, batch = 10 ** dice.uniform(-5, -2), dice.choice([32, 64, 128])
     tags = {RUN_NAME_TAG: job.name, USER_TAG: job.owner.username, JOB_TAG: job.public_id}
+    tags[PAST_TAG] = "yes"
     made = call(
         project.public_id, "POST", "runs/create",
         {
