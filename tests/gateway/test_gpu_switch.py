@@ -43,7 +43,9 @@ def test_a_running_workspace_switches_to_a_gpu_and_back(engine: Path, owner: Use
     assert Allocation.objects.filter(task__attempt=attempt, ended_at=None).count() == 1
     assert (engine / owner.username / "kept.txt").read_text() == "kept"
     entry = AuditEntry.objects.get(action="workspace.switch")
-    assert (entry.before, entry.after) == ({"gpus_per_task": 0}, {"gpus_per_task": 1})
+    assert (entry.before["gpus_per_task"], entry.after["gpus_per_task"]) == (0, 1)
+    assert all(getattr(job, name) == value for name, value in entry.after.items())
+    assert {"cpu_milli", "memory_mib"} & entry.after.keys()  # nobody typed them, so they follow the GPUs
     assert job.events.filter(kind="edited", message__contains="from no GPU to 1 GPU").exists()
 
     do_switch_gpus(owner, job, gpus_per_task=0)

@@ -1,7 +1,8 @@
 """A demo cluster: six nodes with simulated GPUs on this machine, projects, users and jobs.
 
 Everything except the GPUs is real: agents run, jobs are processes that print and end, the scheduler decides.
-The GPUs are marked as simulated on every page. The scheduler calls ``replenish_demo_jobs`` once a minute.
+The GPUs are marked as simulated on every page. The scheduler calls ``maintain_demo`` once a minute. The demo acts in
+the name of its own people only, never of others who joined its projects.
 """
 
 from __future__ import annotations
@@ -15,7 +16,13 @@ from django.db import transaction
 from django.db.models import QuerySet
 
 from portal.domain.reasons import EndReason
-from portal.domain.states import LIVE_ATTEMPT_STATES, LIVE_JOB_STATES, NodeTransport, Role, RuntimeKind
+from portal.domain.states import (
+    LIVE_ATTEMPT_STATES,
+    LIVE_JOB_STATES,
+    NodeTransport,
+    Role,
+    RuntimeKind,
+)
 from portal.domain.stored_texts import stored_text
 from portal.errors import FairwayError
 from portal.models import (
@@ -31,6 +38,7 @@ from portal.models import (
     Task,
     User,
 )
+from portal.services.cluster.demo_content import DemoWorld, add_demo_content
 from portal.services.images.environments import EnvironmentInput, do_save_environment
 from portal.services.jobs.submission import JobRequest, do_submit_job
 from portal.services.lifecycle import job_control
@@ -98,14 +106,44 @@ TARGET_LIVE_JOBS = 14
 """Number of pending and running jobs that the demo maintains: more than fit, so that there is a queue."""
 
 SCRIPT = """
-import os, pathlib, random, sys, time
+import json, os, pathlib, random, sys, time, urllib.error, urllib.request
+
+def send(name, body):
+    address = f"{os.environ['MLFLOW_TRACKING_URI']}/api/2.0/mlflow/{name}"
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {os.environ['MLFLOW_TRACKING_TOKEN']}"}
+    data = json.dumps(body).encode() if body else None
+    with urllib.request.urlopen(urllib.request.Request(address, data, headers), timeout=5) as answer:
+        return json.load(answer)
+
+def begin_run():
+    name = os.environ["MLFLOW_EXPERIMENT_NAME"]
+    try:
+        found = send(f"experiments/get-by-name?experiment_name={name}", None)["experiment"]
+    except urllib.error.HTTPError:
+        found = send("experiments/create", {"name": name})
+    body = {"experiment_id": found["experiment_id"], "start_time": int(time.time() * 1000)}
+    return send("runs/create", body)["run"]["info"]["run_id"]
+
+def log(run, step, loss):
+    at = int(time.time() * 1000)
+    values = {"loss": loss, "accuracy": max(0, 1 - loss / 3)}
+    metrics = [{"key": k, "value": v, "timestamp": at, "step": step} for k, v in values.items()]
+    send("runs/log-batch", {"run_id": run, "metrics": metrics})
+
 steps, gpus = int(sys.argv[1]), os.environ.get("CUDA_VISIBLE_DEVICES", "")
 pause, each = 5.0 if "ada" in gpus else 4.0 if "a100" in gpus else 3.0, 20
 says, counts = os.environ.get("FAIRWAY_CHECKPOINT_FILE"), os.environ.get("FAIRWAY_PROGRESS_FILE")
+run = None
 for step in range(1, steps + 1):
     loss = 2.4 * 0.997 ** step + random.random() / 20
     print(f"step {step}/{steps} loss {loss:.4f} gpus {gpus}", flush=True)
     time.sleep(pause)
+    if os.environ.get("RANK", "0") == "0" and step % 5 == 1:
+        try:
+            run = run or begin_run()
+            log(run, step, loss)
+        except (OSError, KeyError) as error:
+            print("the tracking server does not answer:", error, flush=True)
     if counts:
         pathlib.Path(counts).write_text(str(step))
     if step % each == 0 or step == steps:
@@ -113,7 +151,7 @@ for step in range(1, steps + 1):
         if says:
             pathlib.Path(says).touch()
 """
-"""Simulated training, slower on smaller GPUs: reports its steps, and a checkpoint every 20 steps."""
+"""Simulated training, slower on smaller GPUs: logs its loss, reports its steps, and a checkpoint every 20 steps."""
 
 
 def ensure_demo(admin: User) -> None:
@@ -138,12 +176,43 @@ def ensure_demo(admin: User) -> None:
     replenish_demo_jobs()
 
 
+def maintain_demo() -> int:
+    """Keep the demo busy and add its missing content; return the number of submitted jobs, 0 without a demo."""
+    submitted = replenish_demo_jobs()
+    if world := _demo_world():
+        add_demo_content(world)
+    return submitted
+
+
+def demo_people() -> dict[str, User]:
+    """Return the active accounts that the demo made, by name; others with the name of one are not among them."""
+    made = {username: full_name for username, full_name, _project, _role in USERS}
+    rows = User.objects.filter(username__in=made, is_active=True, is_admin=False)
+    return {row.username: row for row in rows if row.full_name == made[row.username]}
+
+
+def _demo_world() -> DemoWorld | None:
+    """Return the rows of the demo; None while its GPUs are not reported, or if parts of it were removed."""
+    admin = User.objects.filter(is_admin=True, is_active=True).order_by("id").first()
+    pool = NodePool.objects.filter(name=POOL).first()
+    environment = Environment.objects.filter(name=ENVIRONMENT).first()
+    if admin is None or pool is None or environment is None:
+        return None
+    people, names = demo_people(), [name for name, *_rest in PROJECTS]
+    projects = {row.name: row for row in Project.objects.filter(name__in=names, archived_at__isnull=True)}
+    reported = Node.objects.filter(pool=pool, gpus__isnull=False).distinct().count()
+    if len(people) < len(USERS) or len(projects) < len(PROJECTS) or reported < len(NODES):
+        return None
+    return DemoWorld(admin, pool, environment, people, projects)
+
+
 def replenish_demo_jobs() -> int:
     """Submit jobs until enough are live; return how many were submitted, 0 without a demo."""
     pool = NodePool.objects.filter(name=POOL).first()
     environment = Environment.objects.filter(name=ENVIRONMENT).first()
     if pool is None or environment is None or not Node.objects.filter(pool=pool, state="ready").exists():
         return 0
+    people = demo_people()
     live = list(Job.objects.filter(pool=pool, state__in=LIVE_JOB_STATES).values_list("name", flat=True))
     submitted = 0
     for name, project_name, tasks, gpus, minutes in random.sample(WORKLOADS, len(WORKLOADS)) * 2:
@@ -153,7 +222,7 @@ def replenish_demo_jobs() -> int:
             continue
         project = Project.objects.filter(name=project_name).first()
         members = project.memberships.select_related("user") if project else []
-        owners = [member.user for member in members if member.user.is_active]
+        owners = [people[each.user.username] for each in members if each.user.username in people]
         if project is None or not owners:
             continue
         steps = max(10, int(minutes * 20 * random.uniform(0.5, 1.3)))  # noqa: S311 - only variety is wanted
@@ -238,6 +307,8 @@ def _ensure_projects(admin: User, pool: NodePool) -> None:
             user = User.objects.filter(username=username).first()
             if user is None:
                 user = User.objects.create_user(username, None, full_name=full_name)
+            elif username not in demo_people():
+                continue  # somebody else has this name
             Membership.objects.get_or_create(
                 user=user, project=Project.objects.get(name=project_name), defaults={"role": role.value}
             )

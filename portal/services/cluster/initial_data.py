@@ -24,6 +24,7 @@ from portal.services.accounts.users import do_create_magic_link
 from portal.services.audit import record_action
 from portal.services.cluster.demo import ensure_demo
 from portal.services.cluster.starter_templates import ensure_starter_templates
+from portal.services.images.code_server import ensure_process_code_server
 from portal.services.images.environments import EnvironmentInput, do_save_environment
 from portal.services.images.process_environment import (
     TOOL_PORT,
@@ -148,25 +149,37 @@ def _ensure_local_environment(admin: User) -> None:
 
 
 def _ensure_code_server() -> None:
-    """Create an environment with VS Code if this machine has code-server where every account can run it."""
+    """Create an environment with VS Code: that of this machine if every account can run it, else installed later."""
     program = shutil.which("code-server")
-    if program is None or Environment.objects.filter(name="code-server-local").exists():
-        return
-    real = Path(program).resolve()
-    if not all(folder.stat().st_mode & 0o001 for folder in real.parents):
+    real = Path(program).resolve() if program else None
+    if program and real and all(folder.stat().st_mode & 0o001 for folder in real.parents):
+        prefix, command = Path(program).parent.parent, code_server_command(program)
+        description = "code-server, run as a process of the user's account without a container."
+    else:
+        try:
+            prefix, command = ensure_process_code_server(settings.DATA_DIR)
+        except (FairwayError, OSError) as problem:
+            log.error("the environment with VS Code could not be created: %s", problem)
+            return
+        description = (
+            "Installed in your home on first use, which takes some minutes; its page shows how far it is."
+        )
+    existing = Environment.objects.filter(name="code-server-local").first()
+    if existing is not None and existing.tool_command == command:
         return
     do_save_environment(
         None,
         EnvironmentInput(
             name="code-server-local",
             title="VS Code on this machine",
-            description="code-server, run as a process of the user's account without a container.",
+            description=description,
             runtime=RuntimeKind.PROCESS,
-            prefix=str(Path(program).parent.parent),
+            prefix=str(prefix),
             tool="code-server",
-            tool_command=tuple(code_server_command(program)),
+            tool_command=tuple(command),
             tool_port=TOOL_PORT,
         ),
+        existing,
     )
 
 

@@ -99,7 +99,7 @@ def ensure_process_jupyterlab(data_dir: Path) -> Path:
 
 def _install(prefix: Path) -> None:
     # the portal's own pip, so that a system without ensurepip works too
-    _run([str(_world_readable_python()), "-m", "venv", "--without-pip", str(prefix)])
+    _run([str(world_readable_python()), "-m", "venv", "--without-pip", str(prefix)])
     _run(
         [
             sys.executable,
@@ -124,7 +124,7 @@ def _install(prefix: Path) -> None:
         write_atomic(str(config / file.name), file.read_bytes(), mode=0o644)
 
 
-def _world_readable_python() -> Path:
+def world_readable_python() -> Path:
     """Return a Python that every account can run: this one, or the system's if this one is not accessible.
 
     A Python below root's home, for example, cannot be used by the accounts of tasks.

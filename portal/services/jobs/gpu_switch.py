@@ -62,7 +62,8 @@ def do_switch_gpus(
         "milli_per_gpu": request.milli_per_gpu,
         "pool_id": pool.pk if pool else None,
     }
-    columns = gpus | {name: getattr(request, name) for name in PROPORTIONAL_AMOUNTS}
+    amounts = {name: getattr(request, name) for name in PROPORTIONAL_AMOUNTS}
+    columns = gpus | {name: amount for name, amount in amounts.items() if amount != getattr(job, name)}
     before = {name: (job.gpu_switch or {}).get(name, getattr(job, name)) for name in columns}
     if before.items() >= gpus.items():
         raise InvalidRequest(fields={"gpus_per_task": _("It has these GPUs already.")})

@@ -18,6 +18,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop, ngettext
 
 from portal.access import AccessPolicy, Permission, can, visible_jobs, visible_projects
+from portal.domain.states import JobState
 from portal.domain.sweeps import Direction
 from portal.domain.tracking import USER_TAG, metric_name
 from portal.downloads import ARTIFACT_STATUSES, artifact_response, range_headers
@@ -114,9 +115,13 @@ def mlflow_link(request: HttpRequest, user: User, project_id: str = "") -> HttpR
 
 
 def default_project(user: User, projects: list[Project]) -> Project | None:
-    """Return the project of the user's newest job, else the first."""
-    newest = Job.objects.filter(owner=user).order_by("-id").values_list("project_id", flat=True).first()
-    return next((row for row in projects if row.pk == newest), projects[0] if projects else None)
+    """Return the project of the user's newest job, else that of the newest running job, else the first."""
+    running = Job.objects.filter(project__in=projects, state=JobState.RUNNING.value)
+    for jobs in (Job.objects.filter(owner=user), running):
+        newest = jobs.order_by("-id").values_list("project_id", flat=True).first()
+        if chosen := next((row for row in projects if row.pk == newest), None):
+            return chosen
+    return projects[0] if projects else None
 
 
 def _list_context(request: HttpRequest, user: User, project: Project, search: str) -> dict[str, Any]:

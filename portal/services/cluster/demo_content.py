@@ -1,0 +1,260 @@
+"""What the demo shows beside its jobs, added once: past jobs, runs, a model, a sweep, a service, requests and more.
+
+Each part is made by the services that the pages use, in the name of the demo's own people. A part that was added is
+recorded in the audit trail, so that what a user deletes stays deleted.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import time
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.db import transaction
+from django.utils import timezone
+
+from portal.domain.schedules import ScheduleSpec
+from portal.domain.services import ServiceSpec
+from portal.domain.states import JobKind, Role
+from portal.domain.sweeps import Searcher, SweepSpec, parse_parameter_lines
+from portal.domain.volumes import VolumeKind
+from portal.errors import FairwayError
+from portal.models import (
+    AuditEntry,
+    Environment,
+    Gpu,
+    LayerProfile,
+    Node,
+    NodePool,
+    Project,
+    User,
+    UserRequest,
+)
+from portal.services.audit import record_action
+from portal.services.cluster.announcements import do_announce
+from portal.services.cluster.demo_history import add_past_jobs
+from portal.services.cluster.demo_runs import add_runs, register_model
+from portal.services.cluster.reservations import ReservationInput, do_save_reservation
+from portal.services.jobs.pipeline_plans import TopologyInput, do_create_plan, do_create_profile
+from portal.services.jobs.submission import JobRequest
+from portal.services.nodes.alerts import record_xid
+from portal.services.projects.data_sets import VersionInput, do_add_version, do_create_data_set
+from portal.services.projects.volumes import VolumeInput, do_save_volume
+from portal.services.schedules import do_create_schedule
+from portal.services.serving.services import Deployment, do_deploy_service
+from portal.services.sweeps.sweeps import do_create_sweep
+from portal.services.user_requests import do_request_project_role, do_request_quota
+
+log = logging.getLogger(__name__)
+
+AUDIT_ACTION = "demo.add"
+MAX_PASS_S = 8.0
+"""A pass begins no further part after this time; the next one continues."""
+ECC_XID = 92
+"""A warning: the GPU stays in service."""
+VOLUME = "demo-data"
+
+SWEEP_SCRIPT = """
+import math, os, random, sys, time
+lr = float(sys.argv[1])
+for step in range(1, 13):
+    loss = 0.4 + abs(math.log10(lr) + 3.2) / 3 + 1.5 * 0.8 ** step + random.random() / 50
+    print("epoch", step, "loss", round(loss, 4), flush=True)
+    with open(os.environ["FAIRWAY_METRIC_FILE"], "a") as file:
+        print(step, loss, file=file)
+    time.sleep(2)
+"""
+
+SERVICE_SCRIPT = """
+import http.server, json, sys
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        text = json.dumps({"label": "grasp", "confidence": 0.93}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+    do_POST = do_GET
+http.server.ThreadingHTTPServer((sys.argv[1], int(sys.argv[2])), Answer).serve_forever()
+"""
+
+LAYERS = 12
+
+
+@dataclass(frozen=True)
+class DemoWorld:
+    """Rows of the demo: its own people and projects by name."""
+
+    admin: User
+    pool: NodePool
+    environment: Environment
+    people: Mapping[str, User]
+    projects: Mapping[str, Project]
+
+    def request(self, name: str, project: str, command: tuple[str, ...], **fields: Any) -> JobRequest:
+        amounts = {"cpu_milli": 100, "memory_mib": 128}
+        rows = {"project": self.projects[project], "environment": self.environment, "pool": self.pool}
+        return JobRequest(name=name, command=command, **rows, **amounts | fields)
+
+
+def add_demo_content(world: DemoWorld) -> list[str]:
+    """Add the parts that are still missing, until this pass took long enough; return their names.
+
+    A part that is refused, such as while another process does not answer yet, is tried again by the next pass.
+    """
+    ends = time.monotonic() + MAX_PASS_S
+    added: list[str] = []
+    for name in missing_parts():
+        if time.monotonic() > ends:
+            break
+        try:
+            # One transaction where nothing outside of the database is asked: those parts are not added twice.
+            with nullcontext() if name in ASKING_PARTS else transaction.atomic():
+                PARTS[name](world)
+                _record(world, name)
+        except FairwayError as refusal:
+            log.info("the demo could not add its %s yet: %s", name, refusal.message)
+            continue
+        added.append(name)
+    return added
+
+
+@transaction.atomic
+def _record(world: DemoWorld, name: str) -> None:
+    record_action(None, AUDIT_ACTION, world.pool, after={"part": name})
+
+
+def missing_parts() -> list[str]:
+    done = set(AuditEntry.objects.filter(action=AUDIT_ACTION).values_list("after__part", flat=True))
+    return [name for name in PARTS if name not in done]
+
+
+def _add_past_jobs(world: DemoWorld) -> None:
+    add_past_jobs(world.pool, world.environment, world.people, world.projects)
+
+
+def _add_runs(world: DemoWorld) -> None:
+    for project in world.projects.values():
+        add_runs(project)
+
+
+def _register_model(world: DemoWorld) -> None:
+    register_model(world.people["m-okafor"], world.projects["vision"])
+
+
+def _add_sweep(world: DemoWorld) -> None:
+    spec = SweepSpec(
+        searcher=Searcher.RANDOM.value, metric="loss", max_trials=8, max_parallel=2, max_steps=12
+    )
+    request = world.request("depth-lr-search", "vision", ("python3", "-c", SWEEP_SCRIPT, "{lr}"))
+    parameters = parse_parameter_lines("lr = 1e-5..1e-1 log")
+    do_create_sweep(world.people["t-nakamura"], spec, request, parameters)
+
+
+def _add_schedule(world: DemoWorld) -> None:
+    command = ("python3", "-c", "print('accuracy 0.913')")
+    request = world.request("nightly-eval", "nlp", command, time_limit_s=3600)
+    do_create_schedule(world.people["p-ortega"], ScheduleSpec(cron="0 3 * * *"), request)
+
+
+def _add_service(world: DemoWorld) -> None:
+    command = ("python3", "-c", SERVICE_SCRIPT, "{address}", "{port}")
+    request = world.request("grasp-answers", "robotics", command, kind=JobKind.SERVICE.value, gpus_per_task=0)
+    spec = ServiceSpec(readiness_path="/")
+    do_deploy_service(world.people["s-varga"], Deployment(spec, request))
+
+
+def _add_data_set(world: DemoWorld) -> None:
+    folder = Path(settings.DATA_DIR) / "demo" / "data"
+    (folder / "digits" / "train").mkdir(parents=True, exist_ok=True)
+    for number in range(10):
+        (folder / "digits" / "train" / f"{number}.csv").write_text(f"{number}," * 64 + "\n")
+    projects = [world.projects["vision"], world.projects["nlp"]]
+    do_save_volume(
+        world.admin,
+        VolumeInput(
+            VOLUME, VolumeKind.HOST_PATH, path=str(folder), description="Sample data of the demo.",
+            read_only=True, pool=world.pool, projects=projects,
+        ),
+    )  # fmt: skip
+    owner = world.people["m-okafor"]
+    row = do_create_data_set(owner, world.projects["vision"], name="digits", description="Ten small files.")
+    do_add_version(owner, row, VersionInput("2026-01", VOLUME, "digits", "First version."))
+
+
+def _add_reservation(world: DemoWorld) -> None:
+    starts_at = (timezone.now() + dt.timedelta(days=2)).replace(minute=0, second=0, microsecond=0)
+    do_save_reservation(
+        world.admin,
+        ReservationInput(
+            "Course on transformers", world.pool, list(Node.objects.filter(name="ada-1", pool=world.pool)),
+            [world.projects["teaching"]], starts_at, starts_at + dt.timedelta(hours=3),
+            reason="Practical exercises of the course.",
+        ),
+    )  # fmt: skip
+
+
+def _add_announcement(world: DemoWorld) -> None:
+    message = "This is a demo: its GPUs are simulated, and its nodes stop with the portal."
+    do_announce(world.admin, message, timezone.now() + dt.timedelta(days=30))
+
+
+def _add_requests(world: DemoWorld) -> None:
+    researcher, teacher = world.people["p-ortega"], world.people["k-brandt"]
+    if not UserRequest.objects.filter(requested_by=researcher).exists():
+        do_request_quota(
+            researcher, world.projects["nlp"], world.pool, 4000,
+            ends_at=timezone.now() + dt.timedelta(days=14), reason="Ablations before the deadline of a paper.",
+        )  # fmt: skip
+    if not UserRequest.objects.filter(requested_by=teacher).exists():
+        name = world.projects["vision"].name
+        do_request_project_role(teacher, name, Role.VIEWER, reason="To show runs in the course.")
+
+
+def _add_alert(world: DemoWorld) -> None:
+    gpu = Gpu.objects.filter(node__name="a100-2", node__pool=world.pool).order_by("pk").first()
+    if gpu is not None:
+        record_xid(gpu.node_id, gpu.uuid, ECC_XID, 2)
+
+
+def _add_plan(world: DemoWorld) -> None:
+    owner, project, name = world.people["a-lindqvist"], world.projects["nlp"], "decoder-12"
+    profile = LayerProfile.objects.filter(project=project, name=name).first()
+    if profile is None:
+        profile = do_create_profile(owner, project, name, _layer_profile(name))
+    links = {"node_bandwidth": 3e11, "link_bandwidth": 1.25e10, "memory_bytes": 80e9}
+    do_create_plan(owner, profile, TopologyInput(nodes=2, gpus_per_node=4, **links))
+
+
+def _layer_profile(name: str) -> dict[str, Any]:
+    """Return a layer profile of equal decoder layers, as docs/pipeline-plans.md describes it."""
+    layer = {"fwd_ms": 4.1, "bwd_ms": 8.3, "activation_bytes": 3.4e7, "parameter_bytes": 4.1e8}
+    nodes = [{"id": str(number), "op": f"Decoder layer {number}", **layer} for number in range(1, LAYERS + 1)]
+    edges = [[str(number), str(number + 1)] for number in range(1, LAYERS)]
+    return {"model": name, "batch_size": 8, "nodes": nodes, "edges": edges}
+
+
+PARTS: dict[str, Callable[[DemoWorld], None]] = {
+    "past jobs": _add_past_jobs,
+    "requests": _add_requests,
+    "schedule": _add_schedule,
+    "sweep": _add_sweep,
+    "service": _add_service,
+    "data set": _add_data_set,
+    "reservation": _add_reservation,
+    "announcement": _add_announcement,
+    "alert": _add_alert,
+    "runs": _add_runs,
+    "model": _register_model,
+    "pipeline plan": _add_plan,
+}
+"""By name, in the order in which they are added."""
+ASKING_PARTS = {"requests", "runs", "model", "pipeline plan"}
+"""They ask the scheduler or the tracking server, and add nothing twice."""
