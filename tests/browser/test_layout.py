@@ -6,12 +6,13 @@ import datetime as dt
 
 import pytest
 from django.utils import timezone
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
 from portal.models import AttemptGpuDay, AttemptWork, ClusterSettings, Job
 from portal.web.display.navigation import NAVIGATION
 from tests.access.conftest import with_more
 from tests.api.fixture_data import FixtureData
+from tests.browser.test_accessibility import look_here
 from tests.browser.test_every_page import pages_of
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
@@ -54,6 +55,25 @@ UNEXPLAINED = """() => {
 """What a visible help text names in quotation marks, or explains after its name and a colon, and nothing shows."""
 
 
+UNMARKED = """() => {
+  const found = [];
+  for (const link of document.querySelectorAll("main a[href]")) {
+    const style = getComputedStyle(link);
+    if (!link.checkVisibility() || style.display !== "inline" || style.textDecorationLine === "underline") continue;
+    let block = link.parentElement;
+    while (["inline", "contents"].includes(getComputedStyle(block).display)) block = block.parentElement;
+    if (getComputedStyle(link.parentElement).color === style.color) continue;
+    const beside = (box) => [...box.childNodes].map((node) => {
+      if (node.nodeType === 3) return node.data;
+      if (node.nodeType !== 1 || node.matches("a, button, svg, .fw-sr")) return "";
+      return ["inline", "contents"].includes(getComputedStyle(node).display) ? beside(node) : "";
+    }).join("");
+    const text = beside(block).trim();
+    if (/\\p{L}{2}/u.test(text)) found.push(`${link.innerText} in ${text.slice(0, 60)}`);
+  }
+  return found;
+}"""
+"""Links that only their colour tells from the text around them (axe: link-in-text-block)."""
 MIXED_UNITS = """() => {
   const found = [];
   const own = (cell) => [...cell.childNodes].filter((node) => node.nodeType === 3).map((node) => node.data).join(" ");
@@ -104,6 +124,29 @@ def test_a_column_of_a_report_has_one_unit(open_as, dataset) -> None:
         assert page.evaluate(MIXED_UNITS) == []
 
 
+def test_more_on_a_phone_reaches_every_page_that_the_bar_lacks(open_as, dataset) -> None:
+    for name, dark in (("m-okafor", False), ("r-castellan", True)):
+        page = open_as(name, width=390, dark=dark, language="en-US")
+        page.goto("/")
+        side = page.locator(".fw-side nav a").evaluate_all("links => links.map((link) => link.pathname)")
+        bar = page.locator(".fw-tabbar > a").evaluate_all("links => links.map((link) => link.pathname)")
+        page.get_by_role("button", name="More").click()
+        sheet = page.get_by_role("dialog", name="More")
+        expect(sheet).to_be_visible()
+        more = sheet.locator("section a").evaluate_all("links => links.map((link) => link.pathname)")
+        assert {*bar, *more} == set(side) and not set(bar) & set(more)
+        assert look_here(page) == ""
+        page.keyboard.press("Escape")
+        expect(sheet).to_be_hidden()
+        for entry in ("Queue", "Experiments", "Sweeps", "Reports", "Templates", "Models"):
+            page.get_by_role("button", name="More").click()
+            sheet.get_by_role("link", name=entry).click()
+            expect(page.locator("h1")).to_contain_text(entry)
+            page.get_by_role("button", name="More").click()
+            expect(sheet.locator("[aria-current=page]")).to_contain_text(entry)
+            page.keyboard.press("Escape")
+
+
 def with_days(dataset) -> None:
     """Attempts of very different length, which ended: their hours, energy and waits need other units alone."""
     now = timezone.now()
@@ -131,6 +174,7 @@ def faults(page: Page, addresses: list[str]) -> str:
     found = []
     for address in addresses:
         page.goto(address)
+        found += [f"{address}: only coloured: {link}" for link in page.evaluate(UNMARKED)]
         for width in WIDTHS:
             page.set_viewport_size({"width": width, "height": 900})
             found += [f"{address} at {width}: {fault}" for fault in page.evaluate(CUT_OFF)]
