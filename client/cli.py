@@ -45,6 +45,7 @@ Command = Callable[[Fairway, argparse.Namespace], int]
 OPERATION_POLL_S = 0.5
 MAX_PAGE = 200
 """Rows of a page of a list."""
+DRAIN_CHOICES = ("wait", "move", "end")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 
 
@@ -297,7 +298,24 @@ def _add_node_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     moving = add("move", move_node, "Move a node to another address, after a test of the connection there.")
     moving.add_argument("host", help="host name or address")
     moving.add_argument("--port", type=_whole("port", 1, 65_535), help="default: its present port")
-    for each in (renaming, moving):
+    draining = add("drain", drain_node, "Take a node out of service; the jobs on it are listed first.")
+    draining.add_argument(
+        "--jobs",
+        choices=DRAIN_CHOICES,
+        help="wait until they end, move after their next checkpoint, or end now",
+    )
+    draining.add_argument(
+        "--job",
+        action="append",
+        default=[],
+        metavar="ID=CHOICE",
+        help="another choice for one job; repeatable",
+    )
+    draining.add_argument("--signal", action="store_true", help="send SIGUSR1 to jobs that are moved")
+    draining.add_argument("--yes", action="store_true", help="do not ask for confirmation")
+    uncordoning = add("uncordon", uncordon_node, "Return a node to service, such as to undo a drain.")
+    uncordoning.add_argument("--force", action="store_true", help="at once, without a check of the node")
+    for each in (renaming, moving, draining, uncordoning):
         each.add_argument("--reason", default="", help="stored with the change")
 
 
@@ -596,6 +614,42 @@ def print_setup_script(server: Fairway, given: argparse.Namespace) -> int:
         print(json.dumps(found))
         return OK
     return _write_bytes([found["script"].encode()])
+
+
+def drain_node(server: Fairway, given: argparse.Namespace) -> int:
+    own = dict(each.partition("=")[::2] for each in given.job)
+    if wrong := next((job for job, choice in own.items() if choice not in DRAIN_CHOICES), None):
+        raise ValueError(f"--job {wrong} needs one of {', '.join(DRAIN_CHOICES)} after =")
+    found = server.get(f"nodes/{given.node}/drain-jobs/")
+    on_terminal = sys.stdin.isatty() and not given.json
+    if not given.json:
+        for row in found["jobs"]:
+            lost = f"{row['lost_gpu_seconds'] / 3600:.2g} GPU-h"
+            words = (
+                row["job"],
+                row["name"],
+                row["owner"],
+                f"{row['gpu_milli'] / 1000:g} GPUs",
+                f"loses {lost}",
+            )
+            print("  ".join(map(_clean, words)), file=sys.stderr)
+    jobs = given.jobs
+    if jobs is None and on_terminal:
+        jobs = input(f"What happens to {len(found['jobs'])} jobs ({', '.join(DRAIN_CHOICES)})? ").strip()
+    if jobs not in DRAIN_CHOICES:
+        raise ValueError(f"--jobs must be one of {', '.join(DRAIN_CHOICES)}")
+    if on_terminal and not given.yes and input(f"Drain {given.node} ({jobs})? [y/N] ").strip().lower() != "y":
+        print("Nothing was changed.", file=sys.stderr)
+        return REFUSED
+    body = {"jobs": jobs, "exceptions": own, "signal": given.signal, "reason": given.reason}
+    node = server.call("POST", f"nodes/{given.node}/drain/", json.dumps(body), once=True)
+    return _print_fields(given, node, {name: node[name] for name in ("id", "name", "state")})
+
+
+def uncordon_node(server: Fairway, given: argparse.Namespace) -> int:
+    body = {"force": given.force, "reason": given.reason}
+    node = server.call("POST", f"nodes/{given.node}/uncordon/", json.dumps(body), once=True)
+    return _print_fields(given, node, {name: node[name] for name in ("id", "name", "state", "operation")})
 
 
 def rename_node(server: Fairway, given: argparse.Namespace) -> int:

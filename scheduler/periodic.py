@@ -28,7 +28,7 @@ from portal.services.jobs.code_archives import delete_unused_archives
 from portal.services.jobs.dependencies import cancel_dependents
 from portal.services.jobs.logs import delete_expired_logs
 from portal.services.lifecycle import job_control
-from portal.services.nodes import network_links, nodes, operations, quarantine
+from portal.services.nodes import drains, network_links, nodes, operations, quarantine
 from portal.services.nodes.storage_usage import delete_outdated_usage
 from portal.services.notices.inbox import delete_old_notices
 from portal.services.projects.data_set_sizes import repair_measurements
@@ -69,6 +69,7 @@ def run_periodic_pass() -> None:
     quarantine.evaluate_breakers()
     if not clock.was_set_forward():
         reservations.drain_started_reservations()
+        drains.move_saved_jobs()
     recovery.end_recovery_if_complete()
     cancel_dependents()
     score_started()

@@ -90,7 +90,7 @@ def do_save_environment_of(
             environment=environment, task=task, requested_by=user, for_project=for_project
         )
         row.refresh_from_db(fields=["requested_at"])
-        after = {"job": job.public_id, "node": task.node.name, "for_project": for_project}
+        after = {"job": job.name, "node": task.node.name, "for_project": for_project}
         record_action(user, "environment.save_job", environment, after=after, reason=purpose)
         notify_node(task.node.public_id, SAVE_IMAGE_HINT)
         _publish(row)

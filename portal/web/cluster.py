@@ -14,8 +14,8 @@ from django.utils.translation import gettext_noop
 
 from portal.access import AccessPolicy, visible_nodes
 from portal.domain.node_operations import IMAGE_STORE_STEP, IMAGES_STEP, OperationKind
-from portal.domain.states import GpuHealth
-from portal.models import AgentRollout, ClusterSettings, Node, User
+from portal.domain.states import GpuHealth, NodeState
+from portal.models import AgentRollout, ClusterSettings, Node, NodeOperation, User
 from portal.selectors.nodes.agent_version import has_newer_agent_for, has_outdated_loader
 from portal.selectors.nodes.alerts import claimed_gpu_alerts
 from portal.selectors.nodes.cluster_map import (
@@ -26,6 +26,7 @@ from portal.selectors.nodes.cluster_map import (
     node_boxes,
     node_tasks,
 )
+from portal.selectors.nodes.drains import drained_jobs
 from portal.selectors.nodes.network_links import link_matrices
 from portal.selectors.nodes.nodes import latest_finished_operation
 from portal.selectors.nodes.topologies import gpu_link_matrix
@@ -86,6 +87,8 @@ def node_page(
 ) -> HttpResponse:
     """Render the page of a node; ``typed_labels`` is posted text that was refused."""
     (box,) = node_boxes(user, [row])
+    warnings = row.agent_info.get("version_warnings", [])
+    last_check = latest_finished_operation(row) if user.is_admin else None
     context = {
         "node": row,
         "box": box,
@@ -94,10 +97,12 @@ def node_page(
         "foreign": _foreign_processes(row),
         "pairs": gpu_link_matrix(row),
         "facts": _machine_facts(row),
-        "version_warnings": row.agent_info.get("version_warnings", []),
+        "version_warnings": warnings,
+        "drain": drained_jobs(row) if user.is_admin and row.state == NodeState.DRAINED.value else [],
         "enrolment_codes": ENROLMENT_CODES,
         "checks": row.operations.order_by("-id")[:5] if user.is_admin else [],
-        "last_check": latest_finished_operation(row) if user.is_admin else None,
+        "last_check": last_check,
+        "check_problems": _check_problems(last_check, warnings),
         "last_cleanup": latest_finished_operation(row, OperationKind.GC) if user.is_admin else None,
         "cleanup_steps_shown": (IMAGES_STEP, IMAGE_STORE_STEP),
         "old_loader": user.is_admin and has_outdated_loader(row),
@@ -115,6 +120,16 @@ def node_page(
         "typed_labels": typed_labels,
     }
     return render_live(request, "cluster/node.html", "cluster/node_live.html", context, status)
+
+
+def _check_problems(last_check: NodeOperation | None, shown: list[str]) -> list[str]:
+    """Return what the last check found, without the messages that the page shows anyway."""
+    failed = (
+        [step["message"] for step in last_check.steps if not step["ok"] and not step.get("skipped")]
+        if last_check
+        else []
+    )
+    return [message for message in failed if message not in shown]
 
 
 def _foreign_processes(row: Node) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from portal.selectors.projects.idle_jobs import most_idle_jobs
 from portal.selectors.projects.report import DayHours, ReportRow, read_report
 from portal.selectors.scheduling.start_phases import start_phases_by_pool
 from portal.web.display.csv_download import csv_response
+from portal.web.display.formatting import ENERGY_UNITS, TIME_UNITS, common_unit
 from portal.web.job.overview import PHASE_NAMES
 from portal.web.views import page
 
@@ -43,10 +44,17 @@ def usage(request: HttpRequest, user: User) -> HttpResponseBase:
     by = GROUPINGS.get(request.GET.get("by", ""), UsageGrouping.PROJECT)
     report = read_report(user, start, end, by)
     last = end - dt.timedelta(microseconds=1)
+    rows = Paginator(report.rows, ROWS).get_page(request.GET.get("page"))
+    phases = start_phases_by_pool()
+    names = [_(PHASE_NAMES[phase]) for phase in Phase if phase is not Phase.RUNNING]
     context = {
         "report": report,
-        "rows": Paginator(report.rows, ROWS).get_page(request.GET.get("page")),
+        "rows": rows,
+        "energy_unit": common_unit(ENERGY_UNITS, [row.energy_joules for row in rows]),
+        "wait_unit": common_unit(TIME_UNITS, [row.wait_p90_s for row in rows]),
         "waits": report.waits,
+        "size_wait_unit": common_unit(TIME_UNITS, [row.p90_s for row in report.waits]),
+        "phase_unit": common_unit(TIME_UNITS, [each.p90_s for pool in phases for each in pool.phases]),
         "idle_jobs": most_idle_jobs(user, start, end),
         "chart": _chart(report.days),
         "start": start.date(),
@@ -56,8 +64,8 @@ def usage(request: HttpRequest, user: User) -> HttpResponseBase:
         "problem": problem,
         "by": by.value,
         "groupings": list(GROUPINGS),
-        "start_phases": start_phases_by_pool(),
-        "phase_names": [_(PHASE_NAMES[phase]) for phase in Phase if phase is not Phase.RUNNING],
+        "start_phases": [(pool, list(zip(names, pool.phases, strict=True))) for pool in phases],
+        "phase_names": names,
     }
     return render(request, "usage/page.html", context)
 

@@ -5,7 +5,7 @@ import { updateSubscriptions, startLive } from "./live.js";
 import { forgetSentDraft } from "./drafts.js";
 import { openPalette, startPalette } from "./command_palette.js";
 import { applyProperties } from "./css_properties.js";
-import { startAutoSubmit, startBulk, startChosenRows, startCopy, keepFocus, keepFiltersInAddress, keepScrollAndOpenState, startRunLinks, startTabs } from "./page_behaviors.js";
+import { startAutoSubmit, startBulk, startChosenRows, startCopy, startDialogs, keepFocus, keepFiltersInAddress, keepScrollAndOpenState, startRunLinks, startTabs } from "./page_behaviors.js";
 import { showDesktopPermission, startNotices } from "./notices.js";
 import { startThemeSwitch } from "./theme-switch.js";
 import { startTimes } from "./relative_times.js";
@@ -31,6 +31,7 @@ async function initialize(swapped) {
 startThemeSwitch();
 startTabs();
 startCopy();
+startDialogs();
 startAutoSubmit();
 startRunLinks();
 startBulk();

@@ -1,5 +1,10 @@
 // The keyboard: `/` searches, Ctrl-K opens the palette, `g` and a letter go to a page, `?` explains the page and lists the keys.
+import { translated } from "./translations.js";
+
 let g = 0;
+
+// The search of the page, if it has one that can be seen: it may be in a tab or a fold that is closed.
+const pageSearch = () => [...document.querySelectorAll("[data-page-search]")].find((field) => field.checkVisibility());
 
 function typing(target) {
   return target.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName);
@@ -23,8 +28,7 @@ function showShortcuts() {
   const pages = [...document.querySelectorAll(".fw-side [data-key]")].flatMap((link) =>
     row(["g", link.dataset.key], link.querySelector("[data-name]").textContent));
   dialog.querySelector("[data-pages]").replaceChildren(...pages);
-  const field = document.querySelector("[data-page-search]");
-  dialog.querySelector("[data-slash]").textContent = field ? "Search this page" : "Search or go to a page";
+  dialog.querySelector("[data-slash]").textContent = pageSearch() ? translated("Search this page") : translated("Search or go to a page");
   dialog.showModal();
   explain(dialog.querySelector("[data-about]"));
 }
@@ -53,7 +57,7 @@ export function startKeys(openPalette) {
     if (event.ctrlKey || event.metaKey || event.altKey || typing(event.target) || document.querySelector("dialog[open]")) return;
     if (event.key === "/") {
       event.preventDefault();
-      const field = document.querySelector("[data-page-search]");
+      const field = pageSearch();
       if (field) { field.focus(); field.select(); } else openPalette();
       return;
     }

@@ -136,3 +136,12 @@ export function keepFiltersInAddress() {
   });
   addEventListener("popstate", () => { if (location.search !== shown) location.reload(); });
 }
+
+// A button with data-open shows the dialog of that id; its backdrop closes it, as Escape does.
+export function startDialogs() {
+  document.addEventListener("click", (event) => {
+    const opener = event.target.closest("[data-open]");
+    if (opener) document.getElementById(opener.dataset.open).showModal();
+    if (event.target.matches("dialog.fw-sheet")) event.target.close();
+  });
+}

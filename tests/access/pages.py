@@ -469,6 +469,8 @@ PAGES = [
     _admin("start-node-operation", "/nodes/{node}/operations/", {"act": "preflight"}),
     _admin("upgrade-all", "/rollouts/start/", writes=False),
     Page("rollout", "get", "/rollouts/{rollout}/", ADMIN, hidden=403),
+    Page("drain-node", "get", "/nodes/{node}/drain/", ADMIN, hidden=403),
+    _admin("drain-node", "/nodes/{node}/drain/", {"jobs": "wait", "reason": "a fan"}),
     _admin("set-node-state", "/nodes/{node}/state/", {"act": "cordon", "reason": "a fan"}),
     Page("node-operation", "get", "/nodes/{node}/operations/{check}/", ADMIN, hidden=403),
     Page("volumes", "get", "/volumes/", EVERYBODY),

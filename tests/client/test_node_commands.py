@@ -122,6 +122,24 @@ def test_a_node_is_renamed_and_a_failed_move_is_told(node, sshd, worker, sign_in
     assert (Node.objects.get().name, Node.objects.get().port) == ("gpu2", sshd.port)
 
 
+def test_a_node_is_drained_after_a_list_of_its_jobs_and_returned(node, sign_in, monkeypatch, capsys) -> None:
+    Node.objects.update(state="ready", agent_info={"interfaces": []})
+    sign_in(admin=True)
+    assert fairway("drain", "gpu1") != cli.OK, "without a terminal the choice is required"
+    assert fairway("drain", "gpu1", "--jobs=end", "--job=x=later") != cli.OK
+    assert Node.objects.get().state == "ready"
+    capsys.readouterr()
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    for answers, state in ((["wait", "n"], "ready"), (["wait", "y"], "drained")):
+        given = iter(answers)
+        monkeypatch.setattr("builtins.input", lambda prompt, given=given: next(given))
+        fairway("drain", "gpu1", "--reason=fan")
+        assert Node.objects.get().state == state
+    assert "drained" in capsys.readouterr().out and Node.objects.get().state_reason == "fan"
+    assert fairway("uncordon", "gpu1", "--force") == cli.OK
+    assert Node.objects.get().state == "ready"
+
+
 def test_a_member_is_refused(node, sshd, sign_in, capsys) -> None:
     sign_in(admin=False)
     for arguments in (
@@ -130,6 +148,8 @@ def test_a_member_is_refused(node, sshd, sign_in, capsys) -> None:
         ("rename", "gpu1", "mine"),
         ("move", "gpu1", "mine.example"),
         ("setup-script", "gpu1"),
+        ("drain", "gpu1", "--jobs=end"),
+        ("uncordon", "gpu1", "--force"),
     ):
         assert fairway(*arguments) == cli.REFUSED
     unchanged = Node.objects.get()

@@ -4,8 +4,9 @@ Reasons for the minimums: published security fixes of runc, the NVIDIA Container
 CVE-2026-55686 (an image may write to the host by its WORKDIR); docker CVE-2024-41110; crun CVE-2025-24965;
 conmon CVE-2022-1708 (a task may exhaust memory by its output); driver: the oldest for CUDA 12 (NVIDIA's
 compatibility table), whose security fixes are not tracked here; kernel: pidfd_open; MaxStartups: three portal
-processes and a connection test may connect at once. MaxSessions has no minimum, because each link is the only
-session of its connection.
+processes and a connection test may connect at once. Debian and Ubuntu fix OpenSSH without a new version: the fixes of
+CVE-2023-48795 and CVE-2024-6387 are in the packages of VENDOR_FIXES. MaxSessions has no minimum, because each
+link is the only session of its connection.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ MINIMUM_VERSIONS: Dict[str, MinimumVersion] = {
     "ssh": MinimumVersion("OpenSSH", ((9, 6),)),
     "sshd": MinimumVersion("The running sshd", ((9, 6),)),
 }
+VENDOR_FIXES = ("Debian-2+deb12u3", "Debian-5+deb11u3", "Ubuntu-3ubuntu0.10", "Ubuntu-1ubuntu3.6")
+"""Packages of OpenSSH below its minimum that have the fixes, as banners name them; later ones have them, too."""
 MIN_MAXSTARTUPS = 4
 """Minimum of the first number of sshd's MaxStartups, from which sshd drops connections at random."""
 
@@ -71,6 +74,20 @@ def is_outdated(version: Version, minimums: Tuple[Version, ...]) -> bool:
     return version < minimums[-1]
 
 
+def has_vendor_fixes(version: str) -> bool:
+    """Return True for a package of a distribution that has the security fixes of the minimum version.
+
+    ``version``: as OpenSSH reports it, such as "9.2p1 Debian-2+deb12u7"; the last number counts updates.
+    """
+    prefix, update = _update_of(version)
+    return any(prefix == name and update >= first for name, first in map(_update_of, VENDOR_FIXES))
+
+
+def _update_of(version: str) -> Tuple[str, int]:
+    found = re.search(r"(\S*\D)(\d+)$", version)
+    return (found.group(1), int(found.group(2))) if found else ("", 0)
+
+
 def version_warnings(versions: Dict[str, Optional[str]], *, containers: bool) -> List[str]:
     """Return a message for each outdated version; unknown versions are skipped."""
     messages = []
@@ -79,6 +96,8 @@ def version_warnings(versions: Dict[str, Optional[str]], *, containers: bool) ->
         if not version or (floor.containers and not containers) or (key == "ssh" and versions.get("sshd")):
             continue
         parsed = parse_version(version)
+        if key in ("ssh", "sshd") and has_vendor_fixes(version):
+            continue
         if parsed is not None and is_outdated(parsed, floor.versions):
             wanted = " or ".join(".".join(map(str, each)) for each in floor.versions)
             messages.append(
@@ -103,7 +122,15 @@ def collect_versions() -> Dict[str, Optional[str]]:
     return versions
 
 
+def parse_openssh_version(text: str) -> Optional[str]:
+    """Return the version in a banner or in the output of ``ssh -V``, such as "9.2p1 Debian-2+deb12u7"."""
+    found = re.search(r"OpenSSH_(\d+\.\d+\w*(?: (?:Debian|Ubuntu)-[\w.+~-]+)?)", text)
+    return found.group(1)[:64] if found else None
+
+
 def _version_of(command: List[str]) -> Optional[str]:
+    if command[0] == "ssh":
+        return parse_openssh_version(_output(command) or "")
     found = parse_version(_output(command) or "")
     return ".".join(map(str, found)) if found else None
 
@@ -134,9 +161,8 @@ def _sshd_info() -> Dict[str, Optional[str]]:
     """
     reported = parse_sshd_config(_output(["sshd", "-T"]) or "")
     banner = _banner(int(reported["port"] or "22"))
-    found = re.search(r"OpenSSH_(\d+\.\d+)", banner or "")
     return {
-        "sshd": found.group(1) if found else None,
+        "sshd": parse_openssh_version(banner or ""),
         "maxsessions": reported["maxsessions"],
         "maxstartups": reported["maxstartups"],
     }

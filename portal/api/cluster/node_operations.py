@@ -24,6 +24,7 @@ from portal.api.framework.request_parsing import (
 from portal.api.framework.row_actions import action_route
 from portal.api.framework.views import AdminView, operation
 from portal.api.serializers import cluster as representations
+from portal.domain.drains import SAVE_WAIT_S, DrainChoice
 from portal.domain.labels import MAX_LABEL_LENGTH
 from portal.domain.node_operations import OperationKind
 from portal.domain.states import NodeState
@@ -31,9 +32,11 @@ from portal.errors import NotFound
 from portal.models import AgentRollout, Gpu, Node, NodeOperation, User
 from portal.selectors.gpu_states import with_state
 from portal.selectors.lookup import get_by_key
+from portal.selectors.nodes.drains import drained_jobs
 from portal.selectors.nodes.host_keys import list_host_key_changes
 from portal.selectors.nodes.nodes import get_nodes_by_id, list_nodes
 from portal.services.accounts.tokens import Scope
+from portal.services.nodes.drains import do_drain_node
 from portal.services.nodes.enrolment import get_node_script
 from portal.services.nodes.gang_fabric import do_set_interface
 from portal.services.nodes.gpus import do_return_gpu_to_service
@@ -59,6 +62,31 @@ class UncordonBody(ReasonBody):
         required=False,
         default=False,
         help_text="Immediately and without a check, also while the node is unreachable.",
+    )
+
+
+class DrainBody(ReasonBody):
+    """What happens to the jobs of the node."""
+
+    jobs = serializers.ChoiceField(
+        [each.value for each in DrainChoice],
+        required=False,
+        default=DrainChoice.END.value,
+        help_text="wait: they run until they end. move: each is requeued after its next checkpoint, after "
+        f"{SAVE_WAIT_S // 60} minutes at the latest. end: they are requeued now, and continue from their last "
+        "checkpoint.",
+    )
+    exceptions = serializers.DictField(
+        child=serializers.ChoiceField([each.value for each in DrainChoice]),
+        required=False,
+        default=dict,
+        help_text="The same for single jobs, by id.",
+    )
+    signal = StrictBooleanField(
+        required=False,
+        default=False,
+        help_text="Send SIGUSR1 to the jobs that are to be moved, on which many programs save a checkpoint. A "
+        "program that does not handle the signal is ended by it.",
     )
 
 
@@ -119,6 +147,13 @@ class NodeScriptQuery(StrictSerializer):
 
 def _get_node(user: User, key: str) -> Node:
     return get_by_key(list_nodes(user), key)
+
+
+def _drain(
+    user: User, node: Node, *, jobs: str, exceptions: dict[str, str], signal: bool, reason: str
+) -> Node:
+    own = {job: DrainChoice(choice) for job, choice in exceptions.items()}
+    return do_drain_node(user, node, jobs=DrainChoice(jobs), exceptions=own, signal=signal, reason=reason)
 
 
 def _represent_node(user: User, node: Node, _result: object) -> dict[str, Any]:
@@ -184,8 +219,11 @@ NODE_ACTIONS = [
         "drain",
         "nodes_drain",
         "Drain a node",
-        "The node gets no new work, and its jobs are evicted and requeued. Idempotent.",
-        partial(do_set_node_state, state=NodeState.DRAINED),
+        "The node gets no new work; `jobs` says what happens to the jobs on it; `drain-jobs/` lists them with the "
+        "work that each would lose. Idempotent, also with another choice. Undo it with `uncordon/` and `force`: jobs "
+        "that still run there stay.",
+        _drain,
+        body=DrainBody,
     ),
     _change(
         "retire",
@@ -356,6 +394,19 @@ class NodeHostKeysView(AdminView):
         return self.json_response(representations.NodeHostKeys.compose(node=row, keys=keys, changes=changes))
 
 
+class NodeDrainView(AdminView):
+    @_admin(
+        "nodes_drain_get",
+        "List what a drain of a node would stop",
+        response=representations.NodeDrain,
+        detail="The jobs with tasks on the node, and the GPU time that each loses if it is stopped now: since its "
+        "last valid checkpoint, or since it started. Also while the node is drained.",
+    )
+    def get(self, request: Request, node: str) -> HttpResponse:
+        row = _get_node(self.user, node)
+        return self.json_response(representations.NodeDrain.compose(node=row, jobs=drained_jobs(row)))
+
+
 class NodeScriptView(AdminView):
     @_admin(
         "nodes_setup_script",
@@ -374,6 +425,7 @@ class NodeScriptView(AdminView):
 ROUTES = [
     *NODE_ACTIONS,
     path("nodes/<slug:node>/host-keys/", NodeHostKeysView.as_view()),
+    path("nodes/<slug:node>/drain-jobs/", NodeDrainView.as_view()),
     path("nodes/<slug:node>/setup-script/", NodeScriptView.as_view()),
     RETURN_GPU,
     path("nodes/<slug:node>/operations/<slug:operation_id>/", NodeOperationView.as_view()),

@@ -314,6 +314,33 @@ class NodeHostKeys(ResponseSerializer):
     changes = HostKeyChange(many=True, help_text="The latest confirmations, newest first.")
 
 
+class DrainedJob(ResponseSerializer):
+    """A job with tasks on a node."""
+
+    job = serializers.CharField(source="job.public_id")
+    name = serializers.CharField(source="job.name")
+    kind = serializers.CharField(source="job.kind")
+    owner = serializers.CharField(source="job.owner.username")
+    project = serializers.CharField(source="job.project.name")
+    gpu_milli = serializers.IntegerField(source="milli", help_text="Held on this node.")
+    lost_gpu_seconds = serializers.FloatField(
+        help_text="GPU time that is lost if it is stopped now; 0 for workspaces and services."
+    )
+    saved_at = serializers.DateTimeField(allow_null=True, help_text="Its last valid checkpoint.")
+    ends_at = serializers.DateTimeField(allow_null=True, help_text="When its time limit ends it.")
+    is_stopping = serializers.BooleanField()
+    moves_until = serializers.DateTimeField(
+        allow_null=True, help_text="It is requeued after its next checkpoint, at this time at the latest."
+    )
+
+
+class NodeDrain(ResponseSerializer):
+    """What a drain of a node would stop."""
+
+    state = serializers.ChoiceField(NODE_STATES, source="node.state")
+    jobs = DrainedJob(many=True)
+
+
 class NodeScript(ResponseSerializer):
     """The script that sets up a node."""
 

@@ -123,7 +123,7 @@ def record_profile_run(run: ProfileRun, content: Any, answer: dict[str, Any]) ->
                 project=job.project, name=run.name, content=content, layers=answer["layers"],
                 batch_size=answer["batch_size"], created_by=job.owner,
             )  # fmt: skip
-            after = {"project": job.project.name, "layers": len(run.profile.layers), "job": job.public_id}
+            after = {"project": job.project.name, "layers": len(run.profile.layers), "job": job.name}
             record_action(job.owner, "profile.create", run.profile, after=after)
         run.error, run.done = str(answer.get("error", ""))[:500], True
         run.save(update_fields=["profile", "error", "done"])

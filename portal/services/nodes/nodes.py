@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from django.db import transaction
@@ -18,6 +18,7 @@ from django.utils.translation import gettext as _
 
 from agents.enrolment import EnrolmentError, check_account
 from portal.access import Permission, require_admin, require_permission
+from portal.domain.drains import MOVE_CANCELLED_EVENT
 from portal.domain.hosts import canonical_host
 from portal.domain.node_operations import OperationKind
 from portal.domain.reasons import EndReason, end_message
@@ -34,8 +35,10 @@ from portal.errors import Conflict, InvalidRequest
 from portal.live_events import publish_on_commit
 from portal.models import Node, NodeOperation, NodePool, OrphanContainer, Task, User
 from portal.outbox import notify_node, trigger_cycle
+from portal.selectors.nodes.drains import going_tasks, pending_moves
 from portal.services.audit import record_action
 from portal.services.lifecycle import elastic, job_control
+from portal.services.lifecycle.state_events import record_event
 from portal.services.names import atomic_unique, check_name
 from portal.services.nodes import gpus
 from portal.services.nodes.gang_fabric import update_missing_requirements
@@ -49,6 +52,7 @@ _MAINTENANCE_TITLES = {
     NodeState.CORDONED: stored_text("{node_name} accepts no new jobs; yours continue there"),
     NodeState.DRAINED: stored_text("{node_name} is being drained; your jobs there are preempted"),
 }
+_DRAINED_LATER_TITLE = stored_text("{node_name} is being drained and accepts no new jobs")
 
 # -- for administrators ----------------------------------------------------------------------------
 
@@ -142,8 +146,13 @@ def node_at(host: str, port: int, *, but: Node) -> Node | None:
     return next((node for node in nodes.order_by("pk") if canonical_host(node.host) == host), None)
 
 
-def do_set_node_state(actor: User, node: Node, state: NodeState, *, reason: str = "") -> Node:
-    """Cordon, drain, retire or uncordon a node without a check; running jobs continue unless drained."""
+def do_set_node_state(
+    actor: User, node: Node, state: NodeState, *, reason: str = "", keep: Collection[int] = ()
+) -> Node:
+    """Cordon, drain, retire or uncordon a node without a check; running jobs continue unless drained.
+
+    ``keep``: tasks (ids) that continue although it is drained.
+    """
     require_permission(actor, Permission.CHANGE, node)
     with transaction.atomic():
         row = lock_node(node)
@@ -159,13 +168,13 @@ def do_set_node_state(actor: User, node: Node, state: NodeState, *, reason: str 
         if state is NodeState.READY:
             _require_connected_once(row)
         if state in _MAINTENANCE_TITLES and row.state != state.value:
-            title = _MAINTENANCE_TITLES[state].format(node_name=row.name)
+            title = (_DRAINED_LATER_TITLE if keep else _MAINTENANCE_TITLES[state]).format(node_name=row.name)
             notify_users_of_nodes([row], title, reason or stored_text(f"By {actor.display_name}."))
         if state is NodeState.DRAINED:
             message = stored_text(
                 f"The node {row.name} is being drained" + (f": {reason}" if reason else ".")
             )
-            tasks = held.values_list("pk", flat=True)
+            tasks = held.exclude(pk__in=keep).values_list("pk", flat=True)
             elastic.end_tasks(tasks, EndReason.PREEMPTED, message=message, actor=actor.username)
         _set_state(actor, row, state, reason)
     return row
@@ -439,7 +448,11 @@ def _mark_seen(node: Node) -> None:
 
 
 def _set_state(actor: User | None, row: Node, state: NodeState, reason: str) -> None:
-    """Set the state of a locked node, with audit row and event; its addresses are accepted when it is READY."""
+    """Set the state of a locked node, with audit row and event; its addresses are accepted when it is READY.
+
+    Jobs that were to be moved stay, unless the caller asks for it again.
+    """
+    _cancel_moves(actor, row)
     before = {"state": row.state, "reason": row.state_reason}
     row.state, row.state_reason = state.value, reason[:500]
     if state is NodeState.READY:
@@ -450,6 +463,16 @@ def _set_state(actor: User | None, row: Node, state: NodeState, reason: str) -> 
     publish_on_commit("cluster", {"kind": "node", "node": row.public_id, "state": row.state})
     notify_node(row.public_id, "state")
     trigger_cycle("node")
+
+
+def _cancel_moves(actor: User | None, node: Node) -> None:
+    tasks = going_tasks([node.pk]).select_related("attempt__job")
+    attempts = {task.attempt_id: task.attempt for task in tasks}
+    for attempt, event in pending_moves(attempts.values()).items() if attempts else ():
+        if event.details["node"] == node.public_id:
+            message = stored_text(f"It stays on {node.name}.")
+            actor_name = actor.username if actor else ""
+            record_event(attempts[attempt], MOVE_CANCELLED_EVENT, "", message, actor_name)
 
 
 def _end_tasks(node: Node, reason: EndReason, proof: str, message: str | None = None) -> int:

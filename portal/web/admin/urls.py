@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.urls import path
 
 from portal.web.admin import audit
-from portal.web.admin.nodes import alerts, identity, node_operations, nodes, recovery, topologies
+from portal.web.admin.nodes import alerts, drains, identity, node_operations, nodes, recovery, topologies
 from portal.web.admin.projects import projects, quotas, users, webhooks
 from portal.web.admin.resources import announcements, environments, failure_rules, registries, volumes
 from portal.web.admin.scheduling import policy, reservations, scheduler
@@ -59,6 +59,7 @@ urlpatterns = [
     path("nodes/<slug:public_id>/operations/", node_operations.start_operation, name="start-node-operation"),
     path("rollouts/start/", node_operations.upgrade_all, name="upgrade-all"),
     path("rollouts/<slug:public_id>/", node_operations.rollout_page, name="rollout"),
+    path("nodes/<slug:public_id>/drain/", drains.drain_node, name="drain-node"),
     path("nodes/<slug:public_id>/state/", node_operations.set_node_state, name="set-node-state"),
     path(
         "nodes/<slug:public_id>/operations/<slug:check_id>/",

@@ -6,7 +6,8 @@ import datetime as dt
 import math
 import shlex
 import zoneinfo
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 from django.utils import dateformat
@@ -152,6 +153,32 @@ def gpu_hours_amount(hours: float) -> str:
     if hours >= 0.995:
         return f"{hours:.1f}"
     return f"{hours:.2g}" if hours >= 0.001 else "<0.001" if hours > 0 else "0"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The unit of a column of figures, and how many of the stored unit it is."""
+
+    name: str
+    size: float
+
+    def amount(self, value: float) -> str:
+        """Format a value of the stored unit as a number of this one."""
+        return gpu_hours_amount(value / self.size)
+
+
+TIME_UNITS = (Unit("s", 1.0), Unit("min", 60.0), Unit("h", 3600.0))
+ENERGY_UNITS = (Unit("Wh", 3600.0), Unit("kWh", 3.6e6), Unit("MWh", 3.6e9))
+
+
+def common_unit(units: Sequence[Unit], values: Iterable[float | None]) -> Unit:
+    """Return the unit in which all figures of a column are given: the largest of which the largest value has two."""
+    largest = max((value for value in values if value is not None), default=0.0)
+    return next((unit for unit in reversed(units) if largest >= 2 * unit.size), units[0])
+
+
+def in_unit(value: float, unit: Unit) -> str:
+    return unit.amount(value)
 
 
 def signed_percent(percent: float) -> str:

@@ -141,6 +141,7 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
                 "add-node",
                 "enrol-node",
                 "node-host-key",
+                "drain-node",
                 "node-operation",
                 "test-node",
                 "set-labels",
@@ -222,7 +223,6 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
             "s",
             help="scheduling#quota-of-a-project-in-a-pool",
             active_views=("save-quotas", "add-quota"),
-            in_tab_bar=True,
         ),
         NavItem(gettext_lazy("Reports"), "usage", "report", "z", help="checkpoints#lost-work"),
         NavItem(
@@ -275,7 +275,7 @@ def navigation_context(request: HttpRequest) -> dict[str, Any]:
 
 def _build_navigation(request: HttpRequest, user: User | None) -> dict[str, Any]:
     if user is None:
-        return {"groups": [], "tabs": [], "simulated": 0}
+        return {"groups": [], "tabs": [], "more": [], "simulated": 0}
     gpus = with_state(Gpu.objects.filter(COUNTED_GPU)).aggregate(
         all=Count("pk"),
         free=Count("pk", filter=Q(state=GpuState.FREE.value)),
@@ -306,6 +306,12 @@ def _build_navigation(request: HttpRequest, user: User | None) -> dict[str, Any]
         "groups": groups,
         "help": next((row["item"].help for row in rows if row["current"]), ""),
         "tabs": [row for row in rows if row["item"].in_tab_bar],
+        "more": [
+            (title, shown)
+            for title, entries in groups
+            if (shown := [row for row in entries if not row["item"].in_tab_bar])
+        ],
+        "in_more": any(row["current"] and not row["item"].in_tab_bar for row in rows),
         "simulated": gpus["simulated"],
         "gpus": gpus["all"],
         "unread": unread,

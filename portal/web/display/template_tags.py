@@ -56,6 +56,8 @@ for _name in (
     "gpu_hours_amount",
     "gpu_time",
     "gpu_hours",
+    "gpu_hours_amount",
+    "in_unit",
     "signed_percent",
     "short_gpu_model",
     "cores",

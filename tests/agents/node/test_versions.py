@@ -35,6 +35,15 @@ from agents.node.host import versions
         ({"ssh": "9.2"}, False, "OpenSSH 9.2 is below 9.6"),
         ({"ssh": "9.2", "sshd": "9.6"}, False, None),
         ({"ssh": "9.8", "sshd": "9.2"}, False, "The running sshd 9.2 is below 9.6"),
+        ({"ssh": "9.2p1 Debian-2+deb12u10"}, False, None),
+        ({"ssh": "9.2p1 Debian-2+deb12u3", "sshd": "9.2p1 Debian-2+deb12u3"}, False, None),
+        ({"sshd": "9.2p1 Debian-2+deb12u2"}, False, "The running sshd 9.2p1 Debian-2+deb12u2 is below 9.6"),
+        ({"sshd": "8.9p1 Ubuntu-3ubuntu0.13"}, False, None),
+        ({"sshd": "8.9p1 Ubuntu-3ubuntu0.6"}, False, "The running sshd 8.9p1"),
+        ({"sshd": "9.6p1 Ubuntu-3ubuntu13.5"}, False, None),
+        ({"sshd": "8.4p1 Debian-5+deb11u4"}, False, None),
+        ({"sshd": "9.2p1"}, False, "The running sshd 9.2p1 is below 9.6"),
+        ({"sshd": "9.2p1 Debian-2+deb12u"}, False, "The running sshd 9.2p1"),
         ({"maxstartups": "3:50:10"}, False, "above 3 at once (MaxStartups)"),
         ({"maxstartups": "10:30:100", "maxsessions": "1"}, False, None),
     ],
@@ -42,6 +51,20 @@ from agents.node.host import versions
 def test_versions_below_the_minimum_are_explained(reported, containers, says) -> None:
     found = versions.version_warnings(reported, containers=containers)
     assert found == [] if says is None else (len(found) == 1 and says in found[0]), found
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("OpenSSH_9.2p1 Debian-2+deb12u10, OpenSSL 3.0.19 27 Jan 2026", "9.2p1 Debian-2+deb12u10"),
+        ("SSH-2.0-OpenSSH_8.9p1 Ubuntu-3ubuntu0.13\r\n", "8.9p1 Ubuntu-3ubuntu0.13"),
+        ("SSH-2.0-OpenSSH_8.7\r\n", "8.7"),
+        ("SSH-2.0-dropbear_2022.83", None),
+        ("", None),
+    ],
+)
+def test_the_version_of_openssh_has_the_package_of_its_distribution(text, version) -> None:
+    assert versions.parse_openssh_version(text) == version
 
 
 def test_the_agent_reports_the_running_sshd_and_its_settings(tmp_path: Path, pyz: Path) -> None:
@@ -60,9 +83,13 @@ def test_the_agent_reports_the_running_sshd_and_its_settings(tmp_path: Path, pyz
             environment={"PATH": f"{tmp_path}:/usr/bin:/bin"},
         ) as link:
             reported, below = link.hello.versions, link.hello.version_warnings
-    assert (reported["sshd"], reported["maxsessions"], reported["maxstartups"]) == ("8.4", "7", "3:30:100")
+    assert (reported["sshd"], reported["maxsessions"], reported["maxstartups"]) == (
+        "8.4p1 Debian-5+deb11u2",
+        "7",
+        "3:30:100",
+    )
     assert (reported["conmon"], reported["driver"]) == ("2.0.25", None)
-    assert any("The running sshd 8.4 is below 9.6" in each for each in below)
+    assert any("The running sshd 8.4p1 Debian-5+deb11u2 is below 9.6" in each for each in below)
     assert any("MaxStartups" in each for each in below)
     assert not any("conmon" in each for each in below)  # no engine runs containers here
 
@@ -83,4 +110,4 @@ def _greet(listening: socket.socket) -> None:
         except OSError:
             return
         with connection:
-            connection.sendall(b"SSH-2.0-OpenSSH_8.4p1 Debian-5+deb11u3\r\n")
+            connection.sendall(b"SSH-2.0-OpenSSH_8.4p1 Debian-5+deb11u2\r\n")

@@ -25,8 +25,8 @@ from portal.services.nodes.topologies import do_set_labels
 from portal.web.cluster import node_page
 from portal.web.views import action, find_row, page, refusals_as_messages, render_live
 
-STATES = {"cordon": NodeState.CORDONED, "drain": NodeState.DRAINED, "retire": NodeState.RETIRED}
-"""New state of a node, by the value of the button."""
+STATES = {"cordon": NodeState.CORDONED, "retire": NodeState.RETIRED}
+"""New state of a node, by the value of the button; ``drains`` has its own page."""
 
 
 @action(AccessPolicy.ADMIN)
@@ -85,7 +85,7 @@ def return_gpu_to_service(request: HttpRequest, user: User, public_id: str, uuid
 
 @action(AccessPolicy.ADMIN)
 def set_node_state(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
-    """Cordon, drain, fence, retire or uncordon a node, or clear its quarantine."""
+    """Cordon, fence, retire or uncordon a node, or clear its quarantine."""
     node = find_row(Node.objects, public_id=public_id)
     act, reason = request.POST.get("act", ""), request.POST.get("reason", "").strip()
     if act in ("uncordon", "force-uncordon") and reason == node.state_reason:
