@@ -31,9 +31,9 @@ from tests import factories
 from tests.agent_program import copy_agent_program
 from tests.firewall_chains import drop_chains
 from tests.process_environment import service_environment
+from tests.time_budget import TIMEOUT_FACTOR
 
 ROOT = Path(__file__).parent.parent
-TIMEOUT_FACTOR = 2.5
 PAUSE_S, FIRST_PASS_S, PASS_INTERVAL_S = 0.1, 0.5, 1.0
 """Of the engine in this process. Cycles and periodic passes without a message take CPU time from what is tested."""
 

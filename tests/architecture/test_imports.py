@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import os
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -89,3 +91,16 @@ def test_the_core_is_shallow() -> None:
 
     assert len(core) <= 46
     assert max(map(level, core)) <= 9
+
+
+def test_benchmarks_start_machines_and_a_portal_before_there_are_settings() -> None:
+    """They set Django up for the database of the portal that they have started."""
+    names = {name for path in modules("bench") for name in imported(path)}
+    started = sorted(
+        {".".join(name.split(".")[:3]) for name in names if name.startswith(("tests.rig.", "tests.stories."))}
+    )
+    assert "tests.stories.portal" in started
+    environment = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
+    words = [sys.executable, "-c", f"import {', '.join(started)}"]
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.engine_harness import TIMEOUT_FACTOR
+from tests.time_budget import TIMEOUT_FACTOR
 
 READY_LINE = re.compile(r"Fairway \S+ is ready after")
 """What `up` prints when it can be used."""
