@@ -370,6 +370,12 @@ def test_defaults_are_those_of_determined() -> None:
     assert "max_attempts" not in task.job and task.changed == {"searcher": "There is none: one trial runs."}
 
 
+def test_numbers_are_those_of_yaml_as_determined_reads_it() -> None:
+    found = read_experiment(f"{SINGLE}{{a: {{type: double, minval: 1e-4, maxval: 1e2}}, b: 5e-3, c: '5e-3'}}")
+    assert (found.parameters["a"]["low"], found.parameters["a"]["high"]) == (1e-4, 100.0)
+    assert (found.parameters["b"], found.parameters["c"]) == ({"choices": [0.005]}, {"choices": ["5e-3"]})
+
+
 def test_a_parameter_and_a_group_with_the_same_name_are_refused() -> None:
     with pytest.raises(InvalidRequest, match=r"a\.b is given twice"):
         read_experiment(f"{SINGLE}{{a.b: 1, a: {{b: 2}}}}")

@@ -34,7 +34,6 @@ _DEFAULT_DIVISOR, _DEFAULT_RUNGS, _DEFAULT_PARALLEL, _DEFAULT_RESTARTS = 4, 5, 1
 _MAX_RESTARTS, _MAX_GRACE_S, _SEEDS = 19, 600, 2**31
 _LENGTH_UNITS = ("batches", "epochs", "records")
 _SHM_SIZE = re.compile(r"([0-9]*\.?[0-9]+) ?(?:([kmgtp])(?:i?b)?|b)?", re.IGNORECASE)
-_EXPONENT_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")  # no number in YAML 1.1, one in 1.2
 _NO_COUNTERPART = gettext_noop("It has no counterpart and is ignored.")
 _REASONS = {
     "environment.image": gettext_noop("Choose an environment with this image."),
@@ -458,8 +457,6 @@ def _whole(value: Any, name: str, minimum: int) -> int:
 
 
 def _number(value: Any, name: str) -> float | int:
-    if isinstance(value, str) and _EXPONENT_NUMBER.fullmatch(value):
-        value = float(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _wrong(_("{name} is missing or is no number.").format(name=name))
     if not abs(value) <= 1e15:

@@ -134,7 +134,8 @@ def do_import_experiment(
     """
     experiment.spread(largest_node_gpus(environment.runtime, pool))
     gpus, pool_id = experiment.job["gpus_per_task"], pool.public_id if pool else ""
-    job = proportional_amounts(list_resources_per_gpu(user), pool_id, "", gpus) | experiment.job
+    shares = list_resources_per_gpu(user)
+    job = proportional_amounts(shares, pool=pool_id, gpus_per_task=gpus) | experiment.job
     if "shm_mib" in experiment.job:  # it is part of the memory
         job["memory_mib"] = max(job.get("memory_mib", 0), job["shm_mib"] + JobRequest.memory_mib)
     experiment.job = job
