@@ -195,11 +195,11 @@ def _forward(
     if downloads and answer.status in ARTIFACT_STATUSES:
         return artifact_response(request, answer, path.rpartition("/")[2])
     with answer:
-        content = answer.read()
-    if answer.status >= 500 and not content.startswith(b"{"):
-        log.error("the tracking server failed to answer %s %s: %s", request.method, path, content[:500])
+        received = answer.read()
+    if answer.status >= 500 and not received.startswith(b"{"):
+        log.error("the tracking server failed to answer %s %s: %s", request.method, path, received[:500])
         return _error(500, "The tracking server failed to handle this request. It has been logged.")
-    found = HttpResponse(content, status=answer.status, content_type="application/json")
+    found = HttpResponse(received, status=answer.status, content_type="application/json")
     found["Cache-Control"] = "no-store"
     return found
 

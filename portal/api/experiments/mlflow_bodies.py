@@ -104,7 +104,10 @@ def _refuse_reserved(content: dict[str, Any], endpoint: str) -> None:
 def _tags(content: dict[str, Any]) -> list[dict[str, Any]]:
     listed = content.get("tags") or []
     if not isinstance(listed, list) or not all(isinstance(tag, dict) for tag in listed):
-        raise InvalidRequest("The field tags is not a list of objects with key and value.")
+        shown = json.dumps(listed)[:200]
+        raise InvalidRequest(
+            f"Invalid value {shown} for parameter 'tags' supplied: it is not a list of objects with key and value."
+        )
     return listed
 
 

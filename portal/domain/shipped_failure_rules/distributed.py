@@ -237,7 +237,7 @@ DISTRIBUTED_RULES = (
     ),
     FailureRule(
         code="ddp_ready_twice",
-        title="A parameter got two gradients in one step",
+        title="A parameter was ready twice for DistributedDataParallel",
         cause="DistributedDataParallel reduces each parameter once in a step. Activation checkpointing or a second "
         "forward pass used one twice.",
         fix="Use use_reentrant=False for activation checkpointing, find_unused_parameters=False, or "
