@@ -1,4 +1,4 @@
-"""The command ``fairway``. Exit codes are those of ``EXIT_CODES``."""
+"""The command ``fairway``. Exit codes are those of ``EXIT_CODES`` (``options``)."""
 
 from __future__ import annotations
 
@@ -8,32 +8,36 @@ import getpass
 import io
 import itertools
 import json
-import math
 import os
-import re
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from . import __version__
 from .api import PATIENCE_S, Fairway, FairwayError, Job, Refused, TimedOut, Unreachable, write_config
 from .fields import FLAGS, REFERENCES
 from .mcp import McpServer
+from .options import (
+    EXIT_CODES,
+    INTERRUPTED,
+    JOB_FAILED,
+    OK,
+    REFUSED,
+    TIMED_OUT,
+    UNREACHABLE,
+    USAGE,
+    Parser,
+    field_value,
+    print_error,
+    seconds,
+    whole,
+)
+from .output import clean, print_fields, print_rows, print_text, write_bytes, write_log
 from .ssh import config_block, proxy, ssh_command
 
-OK, REFUSED, USAGE, UNREACHABLE, JOB_FAILED, TIMED_OUT, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
-EXIT_CODES = {
-    OK: "done; a job that was waited for completed",
-    REFUSED: "the server refused the request, or the change of a job, or there is no address or token",
-    USAGE: "the command line is wrong",
-    UNREACHABLE: "the server did not answer, or could not work (502, 503, 504)",
-    JOB_FAILED: "the job that was waited for ended without success",
-    TIMED_OUT: "the job did not end in the given time",
-    INTERRUPTED: "interrupted; the job goes on",
-}
 BULK_ACTIONS = {
     "stop": "Stop or cancel jobs.",
     "hold": "Keep waiting jobs from starting.",
@@ -46,13 +50,12 @@ OPERATION_POLL_S = 0.5
 MAX_PAGE = 200
 """Rows of a page of a list."""
 DRAIN_CHOICES = ("wait", "move", "end")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     _prepare_streams()
     words = list(sys.argv[1:] if arguments is None else arguments)
-    _Parser.wants_json = "--json" in itertools.takewhile(lambda word: word != "--", words)
+    Parser.wants_json = "--json" in itertools.takewhile(lambda word: word != "--", words)
     code = OK  # if the reader of a pipe has ended
     try:
         try:
@@ -113,99 +116,40 @@ def _discard_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-class _Parser(argparse.ArgumentParser):
-    wants_json = False
-    """The command line has --json: what is wrong with it is then said as JSON, too."""
-
-    def error(self, message: str) -> NoReturn:
-        if self.wants_json:
-            _print_error(USAGE, ValueError(message))
-        super().error(message)
-
-
-def _whole(name: str, low: int, high: int = 2**31) -> Callable[[str], int]:
-    """Return what reads an option that takes a whole number from ``low`` to ``high``."""
-
-    def read(text: str) -> int:
-        if not re.fullmatch("-?[0-9]{1,18}", text) or not low <= int(text) <= high:
-            upper = f" to {high}" if high < 2**31 else ""
-            raise argparse.ArgumentTypeError(f"{text!r} is no {name}: give a whole number from {low}{upper}")
-        return int(text)
-
-    return read
-
-
-def _seconds(name: str, *, least_s: float = 0.0) -> Callable[[str], float]:
-    def read(text: str) -> float:
-        try:
-            value_s = float(text)
-        except ValueError:
-            value_s = math.nan
-        if not least_s <= value_s < 1e9:
-            raise argparse.ArgumentTypeError(f"{text!r} is no {name}: give seconds, such as 30")
-        return value_s
-
-    return read
-
-
-_UNITS = {"_s": "seconds, such as 7200", "_mib": "MiB, such as 4096", "_milli": "thousandths, such as 500"}
-
-
-def _field_value(name: str, kind: type) -> Callable[[str], Any]:
-    """Return what reads the option of a field. Texts with a unit, such as 2h, are for documents."""
-    unit = next((text for end, text in _UNITS.items() if name.endswith(end)), "")
-
-    def read(text: str) -> Any:
-        if kind is str:
-            return text
-        try:
-            value = kind(text)
-            if math.isfinite(value):
-                return value
-        except (ValueError, OverflowError):
-            pass
-        sort = "whole number" if kind is int else "number"
-        raise argparse.ArgumentTypeError(f"{text!r} is no {sort}{f'; give {unit}' if unit else ''}")
-
-    return read
-
-
 def build_parser() -> argparse.ArgumentParser:
     codes = "\n".join(f"  {code:3} {text}" for code, text in EXIT_CODES.items())
-    parser = _Parser(
+    parser = Parser(
         prog="fairway",
         description="Jobs and workspaces of a Fairway portal, named by FAIRWAY_URL and FAIRWAY_TOKEN, or by login.",
         epilog=f"exit codes:\n{codes}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"fairway {__version__}")
-    timed = argparse.ArgumentParser(add_help=False)
+    timed = Parser(add_help=False)
     timed.add_argument(
-        "--timeout", type=_seconds("time limit", least_s=0.001), default=30.0, metavar="S",
+        "--timeout", type=seconds("time limit", least_s=0.001), default=30.0, metavar="S",
         help="limit of a request, seconds",
     )  # fmt: skip
     timed.set_defaults(json=False)
-    common = argparse.ArgumentParser(add_help=False, parents=[timed])
+    common = Parser(add_help=False, parents=[timed])
     common.add_argument(
         "--json", action="store_true", help="print JSON instead of tables and text, also for errors"
     )
-    patient = argparse.ArgumentParser(add_help=False)
+    patient = Parser(add_help=False)
     patient.add_argument(
-        "--patience", type=_seconds("time"), default=PATIENCE_S, metavar="S",
+        "--patience", type=seconds("time"), default=PATIENCE_S, metavar="S",
         help=f"go on for so many seconds without an answer of the server; default {PATIENCE_S:g}",
     )  # fmt: skip
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def add_local(
-        name: str, act: Handler, text: str, *parents: argparse.ArgumentParser
-    ) -> argparse.ArgumentParser:
+    def add_local(name: str, act: Handler, text: str, *parents: Parser) -> argparse.ArgumentParser:
         command = commands.add_parser(
-            name, help=text, description=text, parents=parents or [common], allow_abbrev=False
+            name, help=text, description=text, parents=list(parents or [common]), allow_abbrev=False
         )
         command.set_defaults(act=act)
         return command
 
-    def add(name: str, act: Command, text: str, *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    def add(name: str, act: Command, text: str, *parents: Parser) -> argparse.ArgumentParser:
         return add_local(name, lambda given: act(_server(given), given), text, *parents)
 
     stored = add_local("login", login, "Store address and token of a portal.")
@@ -218,7 +162,7 @@ def build_parser() -> argparse.ArgumentParser:
     listing.add_argument("--project")
     listing.add_argument("--owner", help="user name")
     listing.add_argument("--active", action="store_true", help="only jobs that have not ended")
-    listing.add_argument("--limit", type=_whole("limit", 1), default=50, help="at most this many; default 50")
+    listing.add_argument("--limit", type=whole("limit", 1), default=50, help="at most this many; default 50")
     for name, act, text in (
         ("status", status, "Show a job."),
         ("spec", spec, "Print the request of a job as YAML, for run -f."),
@@ -235,7 +179,7 @@ def build_parser() -> argparse.ArgumentParser:
     asking.add_argument("job", help="id of a job")
     asking.add_argument("--quick", action="store_true", help="without changes that start it sooner")
     asking.add_argument(
-        "--apply", type=_whole("change", 1), metavar="N", help="make the change of this number"
+        "--apply", type=whole("change", 1), metavar="N", help="make the change of this number"
     )
     exporting = add("export", export, "Print a job for another system.")
     exporting.add_argument("job", help="id of a job")
@@ -244,12 +188,12 @@ def build_parser() -> argparse.ArgumentParser:
     logs = add("logs", show_logs, "Print the log of a job.", common, patient)
     logs.add_argument("job", help="id of a job")
     logs.add_argument("-f", "--follow", action="store_true", help="until the job ends")
-    logs.add_argument("--rank", type=_whole("rank", 0), default=0)
-    logs.add_argument("--tail", type=_whole("number of lines", 1), help="only this many last lines")
+    logs.add_argument("--rank", type=whole("rank", 0), default=0)
+    logs.add_argument("--tail", type=whole("number of lines", 1), help="only this many last lines")
     waiting = add("wait", wait, "Wait until a job has ended.", common, patient)
     waiting.add_argument("job", help="id of a job")
     waiting.add_argument(
-        "--for", dest="seconds", type=_seconds("time"), metavar="S", help="at most this many seconds"
+        "--for", dest="seconds", type=seconds("time"), metavar="S", help="at most this many seconds"
     )
     _add_ssh(add, common, timed)
     add("quota", quota, "List the quotas of your projects.")
@@ -297,7 +241,7 @@ def _add_node_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     renaming.add_argument("name", help="the new name")
     moving = add("move", move_node, "Move a node to another address, after a test of the connection there.")
     moving.add_argument("host", help="host name or address")
-    moving.add_argument("--port", type=_whole("port", 1, 65_535), help="default: its present port")
+    moving.add_argument("--port", type=whole("port", 1, 65_535), help="default: its present port")
     draining = add("drain", drain_node, "Take a node out of service; the jobs on it are listed first.")
     draining.add_argument(
         "--jobs",
@@ -327,12 +271,12 @@ def _server(given: argparse.Namespace) -> Fairway:
 
 def _report(text: str) -> None:
     with contextlib.suppress(OSError):
-        print(f"fairway: {_clean(text)}", file=sys.stderr, flush=True)
+        print(f"fairway: {clean(text)}", file=sys.stderr, flush=True)
 
 
 def _add_ssh(add: Callable[..., argparse.ArgumentParser], common: Any, timed: Any) -> None:
     shell = add("ssh", open_ssh, "Open a shell in a running job with ssh, or run a command there.", timed)
-    shell.add_argument("--rank", type=_whole("rank", 0), default=0)
+    shell.add_argument("--rank", type=whole("rank", 0), default=0)
     shell.add_argument("job", help="id of a job")
     shell.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="COMMAND", help="command and its arguments"
@@ -356,7 +300,7 @@ def _add_run(command: argparse.ArgumentParser) -> None:
         if kind is bool:
             command.add_argument(flag, action=argparse.BooleanOptionalAction, default=None)
         else:
-            command.add_argument(flag, type=_field_value(name, kind), metavar=kind.__name__.upper())
+            command.add_argument(flag, type=field_value(name, kind), metavar=kind.__name__.upper())
     command.add_argument("--code", metavar="DIR", help="pack and upload this folder as the code of the job")
     command.add_argument("--env", action="append", metavar="NAME=VALUE", help="variable; repeatable")
     command.add_argument("--param", action="append", metavar="NAME=VALUE", help="parameter of the template")
@@ -431,7 +375,7 @@ def run(server: Fairway, given: argparse.Namespace) -> int:
         job = server.submit_fields(fields, key)
     if given.logs:
         print(job.id, file=sys.stderr)
-        _write_log(given, job, follow=True)
+        write_log(given, job, follow=True)
         return _result(job.wait())
     if given.wait:
         job.wait()
@@ -445,7 +389,7 @@ def list_jobs(server: Fairway, given: argparse.Namespace) -> int:
     filters |= {"live": "true" if given.active else None, "limit": min(given.limit, MAX_PAGE)}
     rows = [job.data for job in itertools.islice(server.jobs(**filters), given.limit)]
     columns = ("id", "name", "kind", "state", "project.name", "owner.username", "total_milli", "submitted_at")
-    return _print_rows(given, rows, columns)
+    return print_rows(given, rows, columns)
 
 
 def status(server: Fairway, given: argparse.Namespace) -> int:
@@ -455,7 +399,7 @@ def status(server: Fairway, given: argparse.Namespace) -> int:
     shown |= {name: job.data[name] for name in ("submitted_at", "started_at", "ended_at", "exit_code")}
     if signal := job.data.get("exit_signal"):
         shown["exit_code"] = f"{shown['exit_code']} ({signal})"
-    return _print_fields(given, job.data, shown | {"page": job.url})
+    return print_fields(given, job.data, shown | {"page": job.url})
 
 
 def why(server: Fairway, given: argparse.Namespace) -> int:
@@ -473,7 +417,7 @@ def why(server: Fairway, given: argparse.Namespace) -> int:
         shown["expected"] = data["interval_missing"] or "not calculated yet"
     if data["state"] == "PENDING" and not given.quick:
         found |= _start_alternatives(server, given, shown)
-    return _print_fields(given, found, shown)
+    return print_fields(given, found, shown)
 
 
 def _start_alternatives(server: Fairway, given: argparse.Namespace, shown: dict[str, Any]) -> dict[str, Any]:
@@ -498,18 +442,18 @@ def _start_alternatives(server: Fairway, given: argparse.Namespace, shown: dict[
 
 
 def spec(server: Fairway, given: argparse.Namespace) -> int:
-    return _print_text(given, "yaml", server.job(given.job).spec())
+    return print_text(given, "yaml", server.job(given.job).spec())
 
 
 def export(server: Fairway, given: argparse.Namespace) -> int:
-    return _print_text(given, "yaml", server.job(given.job).kubernetes(trainjob=given.trainjob))
+    return print_text(given, "yaml", server.job(given.job).kubernetes(trainjob=given.trainjob))
 
 
 def change_jobs(server: Fairway, given: argparse.Namespace) -> int:
     """Change one job or several, and wait until each is changed or refused."""
     if given.action == "stop" and len(given.jobs) == 1:  # repeatable, and right for a job that has ended
         job = server.job(given.jobs[0]).stop()
-        return _print_fields(
+        return print_fields(
             given, job.data, {"id": job.id, "state": job.state, "message": job.data["message"]}
         )
     found = server.change_jobs(given.action, given.jobs)
@@ -520,19 +464,19 @@ def change_jobs(server: Fairway, given: argparse.Namespace) -> int:
             each["job"] | {"result": "done" if each["changed"] else each["refusal"]}
             for each in found["results"]
         ]
-        _print_rows(given, rows, ("id", "name", "result"))
+        print_rows(given, rows, ("id", "name", "result"))
     return OK if found["changed"] == found["total"] else REFUSED
 
 
 def show_logs(server: Fairway, given: argparse.Namespace) -> int:
     job = server.job(given.job)
-    return _write_log(given, job, follow=given.follow, rank=given.rank, tail=given.tail)
+    return write_log(given, job, follow=given.follow, rank=given.rank, tail=given.tail)
 
 
 def wait(server: Fairway, given: argparse.Namespace) -> int:
     job = server.job(given.job).wait(given.seconds)
     with contextlib.suppress(BrokenPipeError):
-        _print_fields(given, job.data, {"id": job.id, "state": job.state, "message": job.data["message"]})
+        print_fields(given, job.data, {"id": job.id, "state": job.state, "message": job.data["message"]})
     return _result(job)
 
 
@@ -549,7 +493,7 @@ def open_ssh(server: Fairway, given: argparse.Namespace) -> int:
 
 
 def print_ssh_config(server: Fairway, given: argparse.Namespace) -> int:
-    return _print_text(given, "config", config_block(server))
+    return print_text(given, "config", config_block(server))
 
 
 def run_ssh_proxy(server: Fairway, given: argparse.Namespace) -> int:
@@ -559,7 +503,7 @@ def run_ssh_proxy(server: Fairway, given: argparse.Namespace) -> int:
 
 def quota(server: Fairway, given: argparse.Namespace) -> int:
     columns = ("project.name", "pool.name", "guaranteed_milli", "limit_milli", "user_limit_milli", "weight")
-    return _print_rows(given, list(server.list("quotas/", limit=200)), columns)
+    return print_rows(given, list(server.list("quotas/", limit=200)), columns)
 
 
 def nodes(server: Fairway, given: argparse.Namespace) -> int:
@@ -570,12 +514,12 @@ def nodes(server: Fairway, given: argparse.Namespace) -> int:
             counts["free"], counts["held"], counts["total"],
         )  # fmt: skip
     columns = ("name", "pool.name", "state", "reachable", "free_gpus", "held_gpus", "gpu_count")
-    return _print_rows(given, rows, columns)
+    return print_rows(given, rows, columns)
 
 
 def show_host_key(server: Fairway, given: argparse.Namespace) -> int:
     found = server.get(f"nodes/{given.node}/host-keys/")
-    return _print_fields(given, found, _host_key_fields(found))
+    return print_fields(given, found, _host_key_fields(found))
 
 
 def _host_key_fields(found: dict[str, Any]) -> dict[str, Any]:
@@ -592,7 +536,7 @@ def confirm_key(server: Fairway, given: argparse.Namespace) -> int:
     if not given.json:
         for name, value in _host_key_fields(found).items():
             if value:
-                print(f"{name:9}  {_clean(value)}", file=sys.stderr)
+                print(f"{name:9}  {clean(value)}", file=sys.stderr)
     if fingerprint is None and found["changed"]:
         fingerprint = _ask_for_fingerprint()
     body = {"fingerprint": fingerprint or (found["presented"] or found["known"])["fingerprint"]}
@@ -613,7 +557,7 @@ def print_setup_script(server: Fairway, given: argparse.Namespace) -> int:
     if given.json:
         print(json.dumps(found))
         return OK
-    return _write_bytes([found["script"].encode()])
+    return write_bytes([found["script"].encode()])
 
 
 def drain_node(server: Fairway, given: argparse.Namespace) -> int:
@@ -632,7 +576,7 @@ def drain_node(server: Fairway, given: argparse.Namespace) -> int:
                 f"{row['gpu_milli'] / 1000:g} GPUs",
                 f"loses {lost}",
             )
-            print("  ".join(map(_clean, words)), file=sys.stderr)
+            print("  ".join(map(clean, words)), file=sys.stderr)
     jobs = given.jobs
     if jobs is None and on_terminal:
         jobs = input(f"What happens to {len(found['jobs'])} jobs ({', '.join(DRAIN_CHOICES)})? ").strip()
@@ -643,19 +587,19 @@ def drain_node(server: Fairway, given: argparse.Namespace) -> int:
         return REFUSED
     body = {"jobs": jobs, "exceptions": own, "signal": given.signal, "reason": given.reason}
     node = server.call("POST", f"nodes/{given.node}/drain/", json.dumps(body), once=True)
-    return _print_fields(given, node, {name: node[name] for name in ("id", "name", "state")})
+    return print_fields(given, node, {name: node[name] for name in ("id", "name", "state")})
 
 
 def uncordon_node(server: Fairway, given: argparse.Namespace) -> int:
     body = {"force": given.force, "reason": given.reason}
     node = server.call("POST", f"nodes/{given.node}/uncordon/", json.dumps(body), once=True)
-    return _print_fields(given, node, {name: node[name] for name in ("id", "name", "state", "operation")})
+    return print_fields(given, node, {name: node[name] for name in ("id", "name", "state", "operation")})
 
 
 def rename_node(server: Fairway, given: argparse.Namespace) -> int:
     body = {"name": given.name, "reason": given.reason}
     found = server.call("POST", f"nodes/{given.node}/rename/", json.dumps(body), once=True)
-    return _print_fields(given, found, {name: found[name] for name in ("id", "name")})
+    return print_fields(given, found, {name: found[name] for name in ("id", "name")})
 
 
 def move_node(server: Fairway, given: argparse.Namespace) -> int:
@@ -674,7 +618,7 @@ def _follow_operation(
         if not given.json:
             for step in found["steps"][shown:]:
                 result = "ok" if step["ok"] else "skipped" if step.get("skipped") else "FAILED"
-                print(f"{result:<7} {step['name']}: {_clean(step['message'])}", flush=True)
+                print(f"{result:<7} {step['name']}: {clean(step['message'])}", flush=True)
             shown = len(found["steps"])
         if found["finished_at"]:
             break
@@ -702,12 +646,12 @@ def free(server: Fairway, given: argparse.Namespace) -> int:
         }
         for (model, profile), found in sorted(counts.items())
     ]
-    return _print_rows(given, rows, ("model", "free", "gpus", "most_on_one_node"))
+    return print_rows(given, rows, ("model", "free", "gpus", "most_on_one_node"))
 
 
 def templates(server: Fairway, given: argparse.Namespace) -> int:
     rows = list(server.list("templates/", limit=200))
-    return _print_rows(given, rows, ("name", "title", "kind", "version", "scope"))
+    return print_rows(given, rows, ("name", "title", "kind", "version", "scope"))
 
 
 def call_api(server: Fairway, given: argparse.Namespace) -> int:
@@ -716,8 +660,8 @@ def call_api(server: Fairway, given: argparse.Namespace) -> int:
     if isinstance(found, str):
         content = found.encode("utf-8", "surrogateescape")
         if given.json:
-            return _print_text(given, "text", content.decode("utf-8", "replace"))
-        return _write_bytes([content])
+            return print_text(given, "text", content.decode("utf-8", "replace"))
+        return write_bytes([content])
     print(json.dumps(found, indent=1))
     return OK
 
@@ -737,98 +681,12 @@ def _result(job: Job) -> int:
     return OK if job.state == "COMPLETED" else JOB_FAILED
 
 
-def _write_log(given: argparse.Namespace, job: Job, **which: Any) -> int:
-    """Write a log unchanged; with --json a JSON object, or one a line while it is followed."""
-    if not given.json:
-        return _write_bytes(job.log_bytes(**which))
-    place = {"job": job.id, "rank": which.get("rank", 0)}
-    if not which["follow"]:
-        print(json.dumps({**place, "text": "".join(job.logs(**which))}))
-        return OK
-    for text in job.logs(**which):
-        print(json.dumps({**place, "text": text}), flush=True)
-    return OK
-
-
-def _print_text(given: argparse.Namespace, name: str, text: str) -> int:
-    """Print a text of several lines; with --json as the value of ``name``."""
-    print(json.dumps({name: text})) if given.json else print(text, end="")
-    return OK
-
-
-def _write_bytes(pieces: Iterable[bytes]) -> int:
-    """Write bytes unchanged; a stream that takes only text gets them as text."""
-    sink = getattr(sys.stdout, "buffer", None)
-    sys.stdout.flush()
-    for piece in pieces:
-        if sink is None:
-            sys.stdout.write(piece.decode("utf-8", "replace"))
-        else:
-            sink.write(piece)
-        sys.stdout.flush()
-    return OK
-
-
-def _print_fields(given: argparse.Namespace, data: Any, shown: dict[str, Any]) -> int:
-    if given.json:
-        print(json.dumps(data, indent=1))
-        return OK
-    width = max(map(len, shown))
-    for name, value in shown.items():
-        if value not in (None, ""):
-            print(f"{name:{width}}  {_clean(value)}")
-    return OK
-
-
-def _print_rows(given: argparse.Namespace, rows: list[dict[str, Any]], columns: Sequence[str]) -> int:
-    """Print a table; a column is a path such as project.name, and amounts of milli are whole units."""
-    if given.json:
-        print(json.dumps(rows, indent=1))
-        return OK
-    heads = [
-        each.replace(".name", "").replace(".username", "").replace("_milli", "").upper() for each in columns
-    ]
-    table = [heads, *([_cell(row, column) for column in columns] for row in rows)]
-    widths = [max(len(line[number]) for line in table) for number in range(len(columns))]
-    for line in table:
-        print("  ".join(f"{cell:{width}}" for cell, width in zip(line, widths)).rstrip())
-    return OK
-
-
-def _cell(row: dict[str, Any], column: str) -> str:
-    value: Any = row
-    for name in column.split("."):
-        value = value.get(name) if isinstance(value, dict) else None
-    if column.endswith("_milli") and value is not None:
-        return f"{value / 1000:g}"
-    return "-" if value is None else _clean(value)
-
-
-def _clean(value: object) -> str:
-    """Return a text without control characters, which a terminal would interpret."""
-    return _CONTROL.sub(" ", str(value))
-
-
 def _fail(code: int, error: Exception) -> int:
-    lines = [_clean(line).rstrip() for line in f"fairway: {error}".split("\n")]
+    lines = [clean(line).rstrip() for line in f"fairway: {error}".split("\n")]
     if isinstance(error, Refused) and (nearest := error.details.get("nearest")):
         lines.append(f"  nearest possible request: {json.dumps(nearest)}")
     with contextlib.suppress(OSError):  # the exit code remains
         print("\n".join(lines), file=sys.stderr)
-    if _Parser.wants_json:
-        _print_error(code, error)
+    if Parser.wants_json:
+        print_error(code, error)
     return code
-
-
-def _print_error(code: int, error: Exception) -> None:
-    """Print an error as JSON on standard output; standard error has it as text."""
-    found: dict[str, Any] = {"exit_code": code, "message": str(error)}
-    if isinstance(error, Refused):
-        found |= {
-            "status": error.status,
-            "code": error.code,
-            "errors": error.errors,
-            "details": error.details,
-        }
-    with contextlib.suppress(OSError):  # the exit code remains
-        print(json.dumps({"error": found}, indent=1), flush=True)

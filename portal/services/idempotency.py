@@ -101,10 +101,11 @@ def _run_locked(
 
 def _stored_text(row: IdempotencyKey) -> str:
     """Return the response as JSON. Raise Conflict if its key of encryption is gone."""
-    if isinstance(row.body, str):
-        return row.body
+    body: Any = row.body
+    if isinstance(body, str):
+        return body
     try:
-        return decrypt(row.body["encrypted"], _context(row))
+        return decrypt(body["encrypted"], _context(row))
     except DecryptionError as error:
         message = "The request was done, but its response can no longer be read. Send it with another key."
         raise _KeyReusedError(message, code="idempotency_key_reused") from error

@@ -98,7 +98,7 @@ def prepare_quota_request(
 
 def do_open_quota_request(asked: UserRequest) -> UserRequest:
     """Make a request of ``prepare_quota_request``."""
-    _require_member(asked.requested_by, asked.project)
+    _require_member(asked.requested_by, _quota_subject(asked)[0])
     return _open_request(asked)
 
 

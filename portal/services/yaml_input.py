@@ -121,7 +121,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
     def construct_bool(self, node: yaml.ScalarNode) -> bool:
-        return node.value.lower() == "true"
+        return str(node.value).lower() == "true"
 
     def construct_int(self, node: yaml.ScalarNode) -> int:
         text = node.value

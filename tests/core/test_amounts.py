@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from portal.domain.amounts import amount_unit, read_amount
 from portal.domain.job_spec import JobRole, job_fields
+from portal.services.jobs.amounts import amount_unit, read_amount
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from rest_framework import exceptions, serializers
 from rest_framework.parsers import BaseParser
 
 from portal.domain.job_spec import time_error
-from portal.domain.unknown_names import unknown_field_message
 from portal.errors import InvalidRequest
 from portal.models.public_id import MAX_NAME_LENGTH, NAME_PATTERN, slug_validator
+from portal.services.unknown_names import unknown_field_message
 
 MAX_BODY_BYTES = 256 * 1024
 MAX_DEPTH = 16

@@ -12,14 +12,14 @@ from typing import Any
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
-from portal.domain.amounts import amount_unit, read_amount
 from portal.domain.job_spec import JobField, JobRole, job_fields, json_value, roles_as_json
 from portal.domain.kubernetes import DEFAULT, kubernetes_resources
 from portal.domain.states import RuntimeKind
 from portal.domain.template_parameters import field_error
-from portal.domain.unknown_names import unknown_field_message
 from portal.errors import InvalidRequest
+from portal.services.jobs.amounts import amount_unit, read_amount
 from portal.services.jobs.submission import JobRequest
+from portal.services.unknown_names import unknown_field_message
 from portal.services.yaml_input import dump_yaml, line_of, load_yaml_document
 
 REFERENCES = ("project", "environment", "pool")
@@ -166,9 +166,9 @@ class JobDocument:
 def read_job_yaml(text: str, *, filled: bool = True) -> tuple[JobDocument, dict[str, str]]:
     """Return the request and what is wrong with its keys and the types of its values, by field.
 
-    Durations, sizes and thousandths with a unit become numbers (``portal.domain.amounts``). ``filled``: the fields of
-    a template are filled in already. Raise InvalidRequest for ``yaml`` if the text is no YAML mapping, or is not a
-    job.
+    Durations, sizes and thousandths with a unit become numbers (``portal.services.jobs.amounts``). ``filled``: the
+    fields of a template are filled in already. Raise InvalidRequest for ``yaml`` if the text is no YAML mapping, or
+    is not a job.
     """
     loaded, lines = load_yaml_document(text, "yaml")
     if problem := _foreign_document(loaded, lines, text):

@@ -36,7 +36,9 @@ def host_key(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     refusal: FairwayError | None = None
     if request.method == "POST":
         try:
-            operation = identity.do_confirm_host_key(user, node, **values)
+            operation = identity.do_confirm_host_key(
+                user, node, fingerprint=values["fingerprint"], reason=values["reason"]
+            )
         except FairwayError as error:
             refusal = error
             node.refresh_from_db()
