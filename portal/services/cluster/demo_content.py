@@ -10,7 +10,6 @@ import datetime as dt
 import logging
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,15 +114,26 @@ def add_demo_content(world: DemoWorld) -> list[str]:
         if time.monotonic() > ends:
             break
         try:
-            # One transaction where nothing outside of the database is asked: those parts are not added twice.
-            with nullcontext() if name in ASKING_PARTS else transaction.atomic():
+            if name in ASKING_PARTS:
                 PARTS[name](world)
                 _record(world, name)
+            elif not _add_alone(world, name):
+                break
         except FairwayError as refusal:
             log.info("the demo could not add its %s yet: %s", name, refusal.message)
             continue
         added.append(name)
     return added
+
+
+@transaction.atomic
+def _add_alone(world: DemoWorld, name: str) -> bool:
+    """Add a part once, also if passes overlap; return False while another pass adds one."""
+    row = NodePool.objects.select_for_update(no_key=True, skip_locked=True).filter(pk=world.pool.pk).first()
+    if row is not None and name in missing_parts():
+        PARTS[name](world)
+        _record(world, name)
+    return row is not None
 
 
 @transaction.atomic
@@ -153,7 +163,9 @@ def _add_sweep(world: DemoWorld) -> None:
     spec = SweepSpec(
         searcher=Searcher.RANDOM.value, metric="loss", max_trials=8, max_parallel=2, max_steps=12
     )
-    request = world.request("depth-lr-search", "vision", ("python3", "-c", SWEEP_SCRIPT, "{lr}"))
+    request = world.request(
+        "depth-lr-search", "vision", ("python3", "-c", SWEEP_SCRIPT, "{lr}"), gpus_per_task=0
+    )
     parameters = parse_parameter_lines("lr = 1e-5..1e-1 log")
     do_create_sweep(world.people["t-nakamura"], spec, request, parameters)
 
@@ -256,5 +268,5 @@ PARTS: dict[str, Callable[[DemoWorld], None]] = {
     "pipeline plan": _add_plan,
 }
 """By name, in the order in which they are added."""
-ASKING_PARTS = {"requests", "runs", "model", "pipeline plan"}
-"""They ask the scheduler or the tracking server, and add nothing twice."""
+ASKING_PARTS = {"requests", "pipeline plan"}
+"""They ask the scheduler, which must not be in a transaction, and add nothing twice."""
