@@ -98,9 +98,10 @@ class DemoWorld:
     projects: Mapping[str, Project]
 
     def request(self, name: str, project: str, command: tuple[str, ...], **fields: Any) -> JobRequest:
-        amounts = {"cpu_milli": 100, "memory_mib": 128}
-        rows = {"project": self.projects[project], "environment": self.environment, "pool": self.pool}
-        return JobRequest(name=name, command=command, **rows, **amounts | fields)
+        return JobRequest(
+            name=name, command=command, project=self.projects[project], environment=self.environment,
+            pool=self.pool, cpu_milli=100, memory_mib=128, **fields,
+        )  # fmt: skip
 
 
 def add_demo_content(world: DemoWorld) -> list[str]:
@@ -241,8 +242,10 @@ def _add_plan(world: DemoWorld) -> None:
     profile = LayerProfile.objects.filter(project=project, name=name).first()
     if profile is None:
         profile = do_create_profile(owner, project, name, _layer_profile(name))
-    links = {"node_bandwidth": 3e11, "link_bandwidth": 1.25e10, "memory_bytes": 80e9}
-    do_create_plan(owner, profile, TopologyInput(nodes=2, gpus_per_node=4, **links))
+    topology = TopologyInput(
+        nodes=2, gpus_per_node=4, node_bandwidth=3e11, link_bandwidth=1.25e10, memory_bytes=80e9
+    )
+    do_create_plan(owner, profile, topology)
 
 
 def _layer_profile(name: str) -> dict[str, Any]:
