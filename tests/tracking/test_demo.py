@@ -91,7 +91,7 @@ def test_the_demo_acts_in_the_name_of_its_own_people_only(admin: User) -> None:
         for job in Job.objects.filter(state="PENDING", kind="training"):
             do_cancel_job(job.owner, job)
         assert demo.replenish_demo_jobs()
-    own = set(demo.demo_people())
+    own = set(demo.demo_users())
     assert own == {username for username, *_rest in demo.USERS}
     for rows, owner in ((Job, "owner"), (Sweep, "owner"), (UserRequest, "requested_by")):
         names = set(rows.objects.values_list(f"{owner}__username", flat=True))
@@ -107,7 +107,7 @@ def test_an_account_that_has_a_name_of_the_demo_is_not_its_own(transactional_db,
     factories.cluster_settings()
     known = factories.user(demo.USERS[0][0])
     ensure_demo(factories.user("first", admin=True))
-    assert known.username not in demo.demo_people() and not known.memberships.exists()
+    assert known.username not in demo.demo_users() and not known.memberships.exists()
 
 
 def test_what_a_user_deletes_of_the_demo_stays_deleted(admin: User) -> None:

@@ -184,7 +184,7 @@ def maintain_demo() -> int:
     return submitted
 
 
-def demo_people() -> dict[str, User]:
+def demo_users() -> dict[str, User]:
     """Return the active accounts that the demo made, by name; others with the name of one are not among them."""
     made = {username: full_name for username, full_name, _project, _role in USERS}
     rows = User.objects.filter(username__in=made, is_active=True, is_admin=False)
@@ -198,12 +198,12 @@ def _demo_world() -> DemoWorld | None:
     environment = Environment.objects.filter(name=ENVIRONMENT).first()
     if admin is None or pool is None or environment is None:
         return None
-    people, names = demo_people(), [name for name, *_rest in PROJECTS]
+    users, names = demo_users(), [name for name, *_rest in PROJECTS]
     projects = {row.name: row for row in Project.objects.filter(name__in=names, archived_at__isnull=True)}
     reported = Node.objects.filter(pool=pool, gpus__isnull=False).distinct().count()
-    if len(people) < len(USERS) or len(projects) < len(PROJECTS) or reported < len(NODES):
+    if len(users) < len(USERS) or len(projects) < len(PROJECTS) or reported < len(NODES):
         return None
-    return DemoWorld(admin, pool, environment, people, projects)
+    return DemoWorld(admin, pool, environment, users, projects)
 
 
 def replenish_demo_jobs() -> int:
@@ -212,7 +212,7 @@ def replenish_demo_jobs() -> int:
     environment = Environment.objects.filter(name=ENVIRONMENT).first()
     if pool is None or environment is None or not Node.objects.filter(pool=pool, state="ready").exists():
         return 0
-    people = demo_people()
+    users = demo_users()
     live = list(Job.objects.filter(pool=pool, state__in=LIVE_JOB_STATES).values_list("name", flat=True))
     submitted = 0
     for name, project_name, tasks, gpus, minutes in random.sample(WORKLOADS, len(WORKLOADS)) * 2:
@@ -222,7 +222,7 @@ def replenish_demo_jobs() -> int:
             continue
         project = Project.objects.filter(name=project_name).first()
         members = project.memberships.select_related("user") if project else []
-        owners = [people[each.user.username] for each in members if each.user.username in people]
+        owners = [users[each.user.username] for each in members if each.user.username in users]
         if project is None or not owners:
             continue
         steps = max(10, int(minutes * 20 * random.uniform(0.5, 1.3)))  # noqa: S311 - only variety is wanted
@@ -307,7 +307,7 @@ def _ensure_projects(admin: User, pool: NodePool) -> None:
             user = User.objects.filter(username=username).first()
             if user is None:
                 user = User.objects.create_user(username, None, full_name=full_name)
-            elif username not in demo_people():
+            elif username not in demo_users():
                 continue  # somebody else has this name
             Membership.objects.get_or_create(
                 user=user, project=Project.objects.get(name=project_name), defaults={"role": role.value}

@@ -1,6 +1,6 @@
 """What the demo shows beside its jobs, added once: past jobs, runs, a model, a sweep, a service, requests and more.
 
-Each part is made by the services that the pages use, in the name of the demo's own people. A part that was added is
+Each part is made by the services that the pages use, in the name of the demo's own users. A part that was added is
 recorded in the audit trail, so that what a user deletes stays deleted.
 """
 
@@ -10,7 +10,6 @@ import datetime as dt
 import logging
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
 
+from agents.node.host.atomic_files import make_folder, write_atomic
 from portal.domain.schedules import ScheduleSpec
 from portal.domain.services import ServiceSpec
 from portal.domain.states import JobKind, Role
@@ -90,18 +90,19 @@ LAYERS = 12
 
 @dataclass(frozen=True)
 class DemoWorld:
-    """Rows of the demo: its own people and projects by name."""
+    """Rows of the demo: its own users and projects by name."""
 
     admin: User
     pool: NodePool
     environment: Environment
-    people: Mapping[str, User]
+    users: Mapping[str, User]
     projects: Mapping[str, Project]
 
     def request(self, name: str, project: str, command: tuple[str, ...], **fields: Any) -> JobRequest:
-        amounts = {"cpu_milli": 100, "memory_mib": 128}
-        rows = {"project": self.projects[project], "environment": self.environment, "pool": self.pool}
-        return JobRequest(name=name, command=command, **rows, **amounts | fields)
+        return JobRequest(
+            name=name, command=command, project=self.projects[project], environment=self.environment,
+            pool=self.pool, cpu_milli=100, memory_mib=128, **fields,
+        )  # fmt: skip
 
 
 def add_demo_content(world: DemoWorld) -> list[str]:
@@ -115,15 +116,26 @@ def add_demo_content(world: DemoWorld) -> list[str]:
         if time.monotonic() > ends:
             break
         try:
-            # One transaction where nothing outside of the database is asked: those parts are not added twice.
-            with nullcontext() if name in ASKING_PARTS else transaction.atomic():
+            if name in ASKING_PARTS:
                 PARTS[name](world)
                 _record(world, name)
+            elif not _add_alone(world, name):
+                break
         except FairwayError as refusal:
             log.info("the demo could not add its %s yet: %s", name, refusal.message)
             continue
         added.append(name)
     return added
+
+
+@transaction.atomic
+def _add_alone(world: DemoWorld, name: str) -> bool:
+    """Add a part once, also if passes overlap; return False while another pass adds one."""
+    row = NodePool.objects.select_for_update(no_key=True, skip_locked=True).filter(pk=world.pool.pk).first()
+    if row is not None and name in missing_parts():
+        PARTS[name](world)
+        _record(world, name)
+    return row is not None
 
 
 @transaction.atomic
@@ -137,7 +149,7 @@ def missing_parts() -> list[str]:
 
 
 def _add_past_jobs(world: DemoWorld) -> None:
-    add_past_jobs(world.pool, world.environment, world.people, world.projects)
+    add_past_jobs(world.pool, world.environment, world.users, world.projects)
 
 
 def _add_runs(world: DemoWorld) -> None:
@@ -146,36 +158,39 @@ def _add_runs(world: DemoWorld) -> None:
 
 
 def _register_model(world: DemoWorld) -> None:
-    register_model(world.people["m-okafor"], world.projects["vision"])
+    register_model(world.users["m-okafor"], world.projects["vision"])
 
 
 def _add_sweep(world: DemoWorld) -> None:
     spec = SweepSpec(
         searcher=Searcher.RANDOM.value, metric="loss", max_trials=8, max_parallel=2, max_steps=12
     )
-    request = world.request("depth-lr-search", "vision", ("python3", "-c", SWEEP_SCRIPT, "{lr}"))
+    request = world.request(
+        "depth-lr-search", "vision", ("python3", "-c", SWEEP_SCRIPT, "{lr}"), gpus_per_task=0
+    )
     parameters = parse_parameter_lines("lr = 1e-5..1e-1 log")
-    do_create_sweep(world.people["t-nakamura"], spec, request, parameters)
+    do_create_sweep(world.users["t-nakamura"], spec, request, parameters)
 
 
 def _add_schedule(world: DemoWorld) -> None:
     command = ("python3", "-c", "print('accuracy 0.913')")
     request = world.request("nightly-eval", "nlp", command, time_limit_s=3600)
-    do_create_schedule(world.people["p-ortega"], ScheduleSpec(cron="0 3 * * *"), request)
+    do_create_schedule(world.users["p-ortega"], ScheduleSpec(cron="0 3 * * *"), request)
 
 
 def _add_service(world: DemoWorld) -> None:
     command = ("python3", "-c", SERVICE_SCRIPT, "{address}", "{port}")
     request = world.request("grasp-answers", "robotics", command, kind=JobKind.SERVICE.value, gpus_per_task=0)
     spec = ServiceSpec(readiness_path="/")
-    do_deploy_service(world.people["s-varga"], Deployment(spec, request))
+    do_deploy_service(world.users["s-varga"], Deployment(spec, request))
 
 
 def _add_data_set(world: DemoWorld) -> None:
     folder = Path(settings.DATA_DIR) / "demo" / "data"
-    (folder / "digits" / "train").mkdir(parents=True, exist_ok=True)
+    train = folder / "digits" / "train"
+    make_folder(str(train), 0o755)
     for number in range(10):
-        (folder / "digits" / "train" / f"{number}.csv").write_text(f"{number}," * 64 + "\n")
+        write_atomic(str(train / f"{number}.csv"), (f"{number}," * 64 + "\n").encode(), mode=0o644)
     projects = [world.projects["vision"], world.projects["nlp"]]
     do_save_volume(
         world.admin,
@@ -184,7 +199,7 @@ def _add_data_set(world: DemoWorld) -> None:
             read_only=True, pool=world.pool, projects=projects,
         ),
     )  # fmt: skip
-    owner = world.people["m-okafor"]
+    owner = world.users["m-okafor"]
     row = do_create_data_set(owner, world.projects["vision"], name="digits", description="Ten small files.")
     do_add_version(owner, row, VersionInput("2026-01", VOLUME, "digits", "First version."))
 
@@ -207,7 +222,7 @@ def _add_announcement(world: DemoWorld) -> None:
 
 
 def _add_requests(world: DemoWorld) -> None:
-    researcher, teacher = world.people["p-ortega"], world.people["k-brandt"]
+    researcher, teacher = world.users["p-ortega"], world.users["k-brandt"]
     if not UserRequest.objects.filter(requested_by=researcher).exists():
         do_request_quota(
             researcher, world.projects["nlp"], world.pool, 4000,
@@ -225,12 +240,14 @@ def _add_alert(world: DemoWorld) -> None:
 
 
 def _add_plan(world: DemoWorld) -> None:
-    owner, project, name = world.people["a-lindqvist"], world.projects["nlp"], "decoder-12"
+    owner, project, name = world.users["a-lindqvist"], world.projects["nlp"], "decoder-12"
     profile = LayerProfile.objects.filter(project=project, name=name).first()
     if profile is None:
         profile = do_create_profile(owner, project, name, _layer_profile(name))
-    links = {"node_bandwidth": 3e11, "link_bandwidth": 1.25e10, "memory_bytes": 80e9}
-    do_create_plan(owner, profile, TopologyInput(nodes=2, gpus_per_node=4, **links))
+    topology = TopologyInput(
+        nodes=2, gpus_per_node=4, node_bandwidth=3e11, link_bandwidth=1.25e10, memory_bytes=80e9
+    )
+    do_create_plan(owner, profile, topology)
 
 
 def _layer_profile(name: str) -> dict[str, Any]:
@@ -256,5 +273,5 @@ PARTS: dict[str, Callable[[DemoWorld], None]] = {
     "pipeline plan": _add_plan,
 }
 """By name, in the order in which they are added."""
-ASKING_PARTS = {"requests", "runs", "model", "pipeline plan"}
-"""They ask the scheduler or the tracking server, and add nothing twice."""
+ASKING_PARTS = {"requests", "pipeline plan"}
+"""They ask the scheduler, which must not be in a transaction, and add nothing twice."""

@@ -64,7 +64,7 @@ class _PastJob:
 
 
 def add_past_jobs(
-    pool: NodePool, environment: Environment, people: Mapping[str, User], projects: Mapping[str, Project]
+    pool: NodePool, environment: Environment, users: Mapping[str, User], projects: Mapping[str, Project]
 ) -> int:
     """Add the jobs in one transaction; return their number. The same days have the same jobs on each installation."""
     by_node: dict[int, list[Gpu]] = {}
@@ -80,7 +80,7 @@ def add_past_jobs(
                 began = begin + dt.timedelta(hours=first + dice.random())
                 ended = began + dt.timedelta(hours=(last - first - 1) * dice.uniform(0.3, 1.0))
                 wait, failed = dt.timedelta(minutes=dice.expovariate(1 / 25)), dice.random() < 0.08
-                row = _job(name, projects[project], people[owner], environment, pool, count, ended, failed)
+                row = _job(name, projects[project], users[owner], environment, pool, count, ended, failed)
                 row.started_at = began
                 planned.append(_PastJob(row, gpus[:count], wait, began, ended, failed))
     with transaction.atomic():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from django.db import transaction
 from django.utils.translation import gettext as _
@@ -40,7 +41,8 @@ def build_switch_request(
     )
     shares = list_resources_per_gpu(user)
     typed = typed_amounts_of_job(job, shares)
-    return replace(changed, **following_amounts(shares, amounts_of_job(job), typed, **gpus_of_job(changed)))
+    amounts: dict[str, Any] = following_amounts(shares, amounts_of_job(job), typed, **gpus_of_job(changed))
+    return replace(changed, **amounts)
 
 
 def do_switch_gpus(
