@@ -15,6 +15,7 @@ from portal.models import Attempt, AuditEntry, Job, JobSignal, Node
 from portal.selectors.nodes.drains import drained_jobs
 from portal.services.cluster import drains
 from portal.services.cluster.drains import do_drain_node, move_saved_jobs
+from scheduler.periodic import run_periodic_pass
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ def test_a_job_moves_after_its_next_checkpoint(dataset, admin, node) -> None:
     move_saved_jobs()
     assert "moe-7b-sft" not in stopping(node)
     save("moe-7b-sft")
-    move_saved_jobs()
+    run_periodic_pass()
     assert "moe-7b-sft" in stopping(node)
     attempt = Attempt.objects.get(job__name="moe-7b-sft")
     assert attempt.stop_reason == EndReason.PREEMPTED.value
