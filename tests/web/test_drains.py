@@ -48,7 +48,7 @@ def test_the_page_lists_the_jobs_with_what_each_would_lose(dataset, node, client
     assert "what happens to its 3 jobs?" in text
     lost = {row.job.name: row.lost_gpu_seconds for row, _ in page.context["rows"]}
     assert lost.keys() == {"moe-7b-sft", "attn-probe", "depth-eda"}
-    assert 4 * 7200 <= lost["moe-7b-sft"] < 4 * 7300  # four GPUs since its start, two hours ago
+    assert abs(lost["moe-7b-sft"] - 4 * 7200) < 1000  # four GPUs since its start, two hours ago
     assert lost["attn-probe"] == lost["depth-eda"] == 0
     assert Node.objects.get(pk=node.pk).state == "ready"
     save("moe-7b-sft")
