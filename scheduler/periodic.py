@@ -22,13 +22,13 @@ from portal.models import (
 )
 from portal.outbox import send_outbox_rows
 from portal.selectors.jobs.time_limits import attempts_with_limit
-from portal.services.cluster import recovery, reservations
+from portal.services.cluster import drains, recovery, reservations
 from portal.services.jobs import stalls, time_limits
 from portal.services.jobs.code_archives import delete_unused_archives
 from portal.services.jobs.dependencies import cancel_dependents
 from portal.services.jobs.logs import delete_expired_logs
 from portal.services.lifecycle import job_control
-from portal.services.nodes import drains, network_links, nodes, operations, quarantine
+from portal.services.nodes import network_links, nodes, operations, quarantine
 from portal.services.nodes.storage_usage import delete_outdated_usage
 from portal.services.notices.inbox import delete_old_notices
 from portal.services.projects.data_set_sizes import repair_measurements

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from django.utils.translation import gettext_noop
-
 
 class DrainChoice(StrEnum):
     """``WAIT``: run until they end. ``MOVE``: requeue after the next checkpoint. ``END``: requeue now."""
@@ -14,12 +12,6 @@ class DrainChoice(StrEnum):
     MOVE = "move"
     END = "end"
 
-
-DRAIN_TITLES: dict[DrainChoice, str] = {
-    DrainChoice.WAIT: gettext_noop("Wait until it ends"),
-    DrainChoice.MOVE: gettext_noop("Save, then move"),
-    DrainChoice.END: gettext_noop("End now and requeue"),
-}
 
 SAVE_WAIT_S = 600
 """Longest time for which a job that is to be moved may run on until its next checkpoint."""

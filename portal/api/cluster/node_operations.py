@@ -36,7 +36,7 @@ from portal.selectors.nodes.drains import drained_jobs
 from portal.selectors.nodes.host_keys import list_host_key_changes
 from portal.selectors.nodes.nodes import get_nodes_by_id, list_nodes
 from portal.services.accounts.tokens import Scope
-from portal.services.nodes.drains import do_drain_node
+from portal.services.cluster.drains import do_drain_node
 from portal.services.nodes.enrolment import get_node_script
 from portal.services.nodes.gang_fabric import do_set_interface
 from portal.services.nodes.gpus import do_return_gpu_to_service

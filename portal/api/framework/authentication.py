@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from rest_framework.authentication import BaseAuthentication, SessionAuthentication
 from rest_framework.exceptions import PermissionDenied, Throttled
 from rest_framework.request import Request
@@ -43,9 +45,8 @@ class PortalSessionAuthentication(SessionAuthentication):
     def enforce_csrf(self, request: Request) -> None:
         """Raise Forbidden where Django's CSRF check refuses."""
         try:
-            super().enforce_csrf(
-                request._request
-            )  # the parsers of REST would read the body, which may be a file
+            # of Django's request: the parsers of REST would read the body, which may be a file
+            super().enforce_csrf(cast("Request", request._request))
         except PermissionDenied as refused:
             raise Forbidden(
                 "The CSRF token is missing or wrong. Reload the page and try again.", code="csrf_failed"

@@ -83,12 +83,12 @@ def last_saved(attempts: Collection[Attempt]) -> dict[int, dt.datetime]:
     """Return when the newest valid checkpoint of each attempt's job was saved, or reported if none is listed."""
     by_job: dict[int, list[tuple[str, dt.datetime]]] = {}
     listed = Checkpoint.objects.filter(job__in=[attempt.job_id for attempt in attempts])
-    for job, validity, at in listed.values_list("job_id", "validity", "saved_at"):
-        by_job.setdefault(job, []).append((validity, at))
+    for job, validity, saved_at in listed.values_list("job_id", "validity", "saved_at"):
+        by_job.setdefault(job, []).append((validity, saved_at))
     found = {}
     for attempt in attempts:
         rows = by_job.get(attempt.job_id)
-        valid = [at for validity, at in rows or () if validity == Validity.VALID]
+        valid = [saved_at for validity, saved_at in rows or () if validity == Validity.VALID]
         at = max(valid, default=None) if rows else attempt.checkpoint_at
         if at is not None:
             found[attempt.pk] = at

@@ -6,16 +6,21 @@ from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import gettext_noop, ngettext
 
 from portal.access import AccessPolicy
-from portal.domain.drains import DRAIN_TITLES, SAVE_WAIT_S, DrainChoice
+from portal.domain.drains import SAVE_WAIT_S, DrainChoice
 from portal.errors import FairwayError, InvalidRequest
 from portal.models import Node, User
 from portal.selectors.nodes.drains import drained_jobs
-from portal.services.nodes.drains import do_drain_node
+from portal.services.cluster.drains import do_drain_node
 from portal.web.views import find_row, form_page, posted_values, render_form
 
+DRAIN_TITLES: dict[DrainChoice, str] = {
+    DrainChoice.WAIT: gettext_noop("Wait until it ends"),
+    DrainChoice.MOVE: gettext_noop("Save, then move"),
+    DrainChoice.END: gettext_noop("End now and requeue"),
+}
 _OWN = "job-"
 """Beginning of the fields that choose for a single job."""
 
@@ -25,10 +30,10 @@ def drain_node(request: HttpRequest, user: User, public_id: str) -> HttpResponse
     """List the jobs of a node with the work that each would lose, and drain it as chosen."""
     node = find_row(Node.objects.select_related("pool"), public_id=public_id)
     values = posted_values(request, "jobs", "reason") | {"signal": request.POST.get("signal", "")}
-    own = {
-        name.removeprefix(_OWN): value
-        for name, value in request.POST.items()
-        if name.startswith(_OWN) and value
+    own: dict[str, str] = {
+        name.removeprefix(_OWN): request.POST[name]
+        for name in request.POST
+        if name.startswith(_OWN) and request.POST[name] != ""
     }
     refusal: FairwayError | None = None
     if request.method == "POST":
