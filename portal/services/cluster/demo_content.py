@@ -41,7 +41,13 @@ from portal.services.cluster.announcements import do_announce
 from portal.services.cluster.demo_history import add_past_jobs
 from portal.services.cluster.demo_runs import add_runs, register_model
 from portal.services.cluster.reservations import ReservationInput, do_save_reservation
-from portal.services.jobs.pipeline_plans import TopologyInput, do_create_plan, do_create_profile
+from portal.services.jobs.pipeline_plans import (
+    TopologyInput,
+    check_profile,
+    compute_plan,
+    do_create_plan,
+    do_create_profile,
+)
 from portal.services.jobs.submission import JobRequest
 from portal.services.nodes.alerts import record_xid
 from portal.services.projects.data_sets import VersionInput, do_add_version, do_create_data_set
@@ -243,11 +249,13 @@ def _add_plan(world: DemoWorld) -> None:
     owner, project, name = world.users["a-lindqvist"], world.projects["nlp"], "decoder-12"
     profile = LayerProfile.objects.filter(project=project, name=name).first()
     if profile is None:
-        profile = do_create_profile(owner, project, name, _layer_profile(name))
+        content = _layer_profile(name)
+        answer = check_profile(owner, project, name, content)
+        profile = do_create_profile(owner, project, name, content, answer)
     topology = TopologyInput(
         nodes=2, gpus_per_node=4, node_bandwidth=3e11, link_bandwidth=1.25e10, memory_bytes=80e9
     )
-    do_create_plan(owner, profile, topology)
+    do_create_plan(owner, profile, compute_plan(owner, profile, topology))
 
 
 def _layer_profile(name: str) -> dict[str, Any]:
