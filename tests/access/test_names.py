@@ -165,7 +165,7 @@ OTHERS: dict[str, str] = {
     "GpuAlert": "kind",
     "Invitation": "code_sha256",
     "Job": "kind state desired_state reason gpu_model mig_profile launcher nominated_placement retry_on "
-    "notify retry_exit_codes resume_from on_stall gpu_switch",
+    "notify retry_exit_codes resume_from on_stall gpu_switch typed_amounts",
     "LayerProfile": "content layers",
     "PipelinePlan": "answer",
     "JobEvent": "kind before after reason",

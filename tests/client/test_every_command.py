@@ -50,6 +50,8 @@ COMMANDS = {
     "node setup-script": ["{node}"],
     "node rename": ["{node}", "other"],
     "node move": ["{node}", "other.example.org"],
+    "node drain": ["{node}", "--jobs=end", "--yes"],
+    "node uncordon": ["{node}", "--force"],
 }
 """Every command that has --json."""
 LOG = b"50 %\r100 %\r\nna\xc3\xafve\n"
