@@ -116,7 +116,8 @@ def _draw_rows(data: st.DataObject, today: dt.datetime) -> None:
         job.submitted_at = job.started_at - data.draw(LENGTHS)
         job.gpus_per_task = data.draw(st.integers(0, 9))
     Job.objects.bulk_update(jobs, ["started_at", "submitted_at", "gpus_per_task"])
-    execute_as_owner("DELETE FROM portal_attemptwork")
+    # rows of the last 400 days cannot be deleted
+    execute_as_owner("UPDATE portal_attemptwork SET ended_at = '2000-01-01'; DELETE FROM portal_attemptwork")
     AttemptGpuDay.objects.all().delete()
     for attempt in Attempt.objects.select_related("job"):
         AttemptWork.objects.create(

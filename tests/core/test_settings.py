@@ -91,6 +91,9 @@ CASES = [
 ]  # fmt: skip
 
 TESTED_ELSEWHERE = {
+    "audit_retention_days": "scheduler/test_retention.py",
+    "event_retention_days": "scheduler/test_retention.py",
+    "job_retention_days": "scheduler/test_retention.py",
     "gpu_hour_price": "api/test_report.py",
     "grid_co2_g_per_kwh": "api/test_report.py",
     "price_currency": "api/test_report.py",

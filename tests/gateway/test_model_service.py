@@ -11,7 +11,7 @@ from django.conf import settings
 from portal.domain.services import ServiceSpec
 from portal.models import Service
 from portal.services.accounts.tokens import Scope, do_create_token
-from portal.services.images.process_environment import _world_readable_python
+from portal.services.images.process_environment import world_readable_python
 from portal.services.jobs.submission import JobRequest
 from portal.services.jobs.tracking import tracking_url
 from portal.services.serving.services import Deployment, ModelReference, do_deploy_service
@@ -45,7 +45,7 @@ def mlflow_environment() -> Path:
     python = kept / "bin/python"
     check = [python, "-c", "import mlflow, sklearn"]
     if not python.exists() or subprocess.run(check, capture_output=True).returncode:
-        subprocess.run([_world_readable_python(), "-m", "venv", "--clear", kept], check=True)
+        subprocess.run([world_readable_python(), "-m", "venv", "--clear", kept], check=True)
         subprocess.run([python, "-m", "pip", "install", "--quiet", *NEEDS], check=True)
     return kept / "bin"
 

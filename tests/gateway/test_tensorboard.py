@@ -19,7 +19,7 @@ from django.test import Client
 from portal.errors import Conflict, Forbidden, InvalidRequest, NotFound
 from portal.models import Attempt, AttemptObservation, Environment, Job, Project, User
 from portal.selectors.jobs.jobs import get_job
-from portal.services.images.process_environment import _world_readable_python
+from portal.services.images.process_environment import world_readable_python
 from portal.services.jobs.submission import do_cancel_job
 from portal.services.jobs.tensorboard import do_open_tensorboard
 from portal.services.workspaces.access import decrypt_attempt_secret, do_open_workspace
@@ -50,7 +50,7 @@ def prefix() -> Path:
     with (CACHE / "tensorboard.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (kept / "complete").exists():
-            subprocess.run([str(_world_readable_python()), "-m", "venv", str(kept)], check=True)
+            subprocess.run([str(world_readable_python()), "-m", "venv", str(kept)], check=True)
             words = ["-m", "pip", "install", "-q", "tensorboard==2.21.0", "setuptools<81"]
             subprocess.run([str(kept / "bin/python"), *words], check=True, umask=0o022)
             (kept / "complete").touch()

@@ -12,7 +12,7 @@ import pytest
 
 from portal.domain.states import JobState
 from portal.models import EnvironmentRecord, Job
-from portal.services.images.process_environment import _world_readable_python
+from portal.services.images.process_environment import world_readable_python
 from tests import factories
 from tests.engine_harness import EngineHarness, InProcessEngine, harness, shared_harness
 from tests.rig.cluster import RigCluster
@@ -77,7 +77,7 @@ def submit(harness: EngineHarness, *command: str, **fields) -> Job:
 
 
 def test_a_job_records_its_code_and_packages_and_runs_on(harness: EngineHarness, repository: Path) -> None:
-    python = str(_world_readable_python())
+    python = str(world_readable_python())
     job = submit(harness, "/bin/sh", "-c", f"cd {repository} && exec {python} train.py", seed=7)
     record = recorded(job)
     head = subprocess.run(

@@ -191,6 +191,10 @@ def test_timelines_of_ended_jobs_are_deleted_and_jobs_stay(world):
     delete_old_rows()
     assert JobEvent.objects.count() == events
     end_jobs(500)
+    ClusterSettings.objects.update(policy={"event_retention_days": 600})
+    delete_old_rows()
+    assert JobEvent.objects.count() == events
+    ClusterSettings.objects.update(policy={})
     running = factories.job(
         *(world.rows["job"].owner, world.rows["job"].project, world.rows["job"].environment)
     )
@@ -204,10 +208,14 @@ def test_timelines_of_ended_jobs_are_deleted_and_jobs_stay(world):
 def test_old_jobs_are_deleted_with_all_that_refers_to_them_except_what_somebody_keeps(world):
     first = Job.objects.order_by("pk").first()
     write_log_bytes(first.public_id, 1, 0, "raw", 0, b"line\n")
-    end_jobs(4000)
+    end_jobs(3000)
+    jobs = Job.objects.count()
+    delete_old_rows()
+    assert Job.objects.count() == jobs, "they are kept for ten years"
+    ClusterSettings.objects.update(policy={"job_retention_days": 2900})
     live = factories.job(first.owner, first.project, first.environment)
     Dependency.objects.create(job=live, depends_on=first)
-    Sweep.objects.update(ended_at=aged(4000))
+    Sweep.objects.update(ended_at=aged(3000))
     ScheduleRun.objects.all().delete()
     delete_old_rows()
     keeps = {

@@ -154,7 +154,7 @@ def test_a_rule_of_an_administrator_applies_and_is_audited(dataset):
     assert rule_of(second)[0] == ""
     do_delete_failure_rule(dataset["admin"], "licence")
     actions = list(AuditEntry.objects.order_by("id").values_list("action", "object_name"))
-    assert actions == [("failure_rule.save", "licence")] * 2 + [("failure_rule.delete", "licence")]
+    assert actions == [("failure_rule.save", "No licence")] * 2 + [("failure_rule.delete", "No licence")]
     assert AuditEntry.objects.order_by("id")[1].after == {"enabled": False}
 
 

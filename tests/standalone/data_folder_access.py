@@ -28,6 +28,7 @@ TABLE = (
     (r"agent", OURS, {0o711}, None),
     (r"agent/agent\.pyz(\.sig)?", OURS, None, {0o644}),
     (r"agent/[a-z0-9]+\.json", OURS, None, {0o600}),
+    (r"demo/data(/.+)?", OURS, {0o755}, {0o644}),
     (r"homes|node|demo(/[a-z0-9-]+(/homes)?)?", OURS, {0o711}, None),
     (r"(node|demo/[a-z0-9-]+)/[a-z_]+\.json", OURS, None, {0o600}),
     (r"(homes|demo/[a-z0-9-]+/homes)/[a-z0-9-]+", JOB, {0o700}, None),

@@ -86,8 +86,8 @@ def test_a_service_of_compose_runs_what_up_runs(process: PortalProcess, services
     assert keys == expected
     assert service.get("secrets", []) == ([f"{process.key}_key"] if process.key else [])
     if process.name.startswith("worker-"):
-        probe = service["healthcheck"]["test"]
-        assert probe[probe.index("-d") + 1] == f"{process.name}@fairway"
+        probe = ["CMD", "python", "deploy/health.py", "worker", f"{process.name}@fairway"]
+        assert service["healthcheck"]["test"] == probe
 
 
 def test_init_prepares_as_the_unit_does(services: dict[str, Any]) -> None:

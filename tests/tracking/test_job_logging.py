@@ -15,7 +15,7 @@ from mlflow import MlflowException
 from portal.domain.states import JobState
 from portal.domain.tracking import JOB_TAG
 from portal.models import Attempt, Job
-from portal.services.images.process_environment import _world_readable_python
+from portal.services.images.process_environment import world_readable_python
 from portal.services.jobs.tracking import TRACKING_TOKEN, job_token, tracking_variables
 from portal.tracking import client
 from tests import factories
@@ -54,7 +54,7 @@ def job_with(tracking: TrackingWorld, harness: EngineHarness) -> Callable[..., J
 
 @pytest.fixture
 def job(job_with: Callable[..., Job]) -> Job:
-    return job_with(str(_world_readable_python()), "-c", SCRIPT)
+    return job_with(str(world_readable_python()), "-c", SCRIPT)
 
 
 def run_of(job: Job, harness: EngineHarness) -> dict[str, Any]:
@@ -105,7 +105,7 @@ exec "$@"
 def test_the_timeline_of_horovod_is_downloaded_from_the_run_of_its_job(
     tracking: TrackingWorld, harness: EngineHarness, job_with: Callable[..., Job], logs_itself: bool
 ) -> None:
-    command = [str(_world_readable_python()), "-c", SCRIPT] if logs_itself else ["true"]
+    command = [str(world_readable_python()), "-c", SCRIPT] if logs_itself else ["true"]
     with TemporaryDirectory() as folder:
         program = Path(folder) / "horovodrun"
         program.write_text(HOROVODRUN)

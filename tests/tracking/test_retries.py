@@ -10,7 +10,7 @@ import pytest
 
 from portal.domain.states import JobState
 from portal.models import Attempt, Job
-from portal.services.images.process_environment import _world_readable_python
+from portal.services.images.process_environment import world_readable_python
 from portal.services.jobs.tracking import job_token
 from portal.tracking import client as tracking_client
 from tests import factories
@@ -136,7 +136,7 @@ def test_a_job_that_is_retried_on_a_node_has_one_run(
     tracking: TrackingWorld, harness: EngineHarness, job_with: Callable[..., Job]
 ) -> None:
     job = job_with(
-        str(_world_readable_python()), "-c", RETRIED, max_attempts=2, retry_backoff_s=1,
+        str(world_readable_python()), "-c", RETRIED, max_attempts=2, retry_backoff_s=1,
         retry_on=["command_failure"],
     )  # fmt: skip
 

@@ -29,7 +29,7 @@ from portal.access import Permission, require_permission
 from portal.admission import waiting_for_others
 from portal.domain.node_operations import OperationKind
 from portal.domain.states import NodeTransport, RuntimeKind
-from portal.errors import InvalidRequest, ServiceUnavailable
+from portal.errors import Conflict, InvalidRequest, ServiceUnavailable
 from portal.models import ClusterSettings, Node, NodeOperation, NodePool, User
 from portal.outbox import enqueue_task
 from portal.selectors.nodes.agent_version import bundled_agent
@@ -109,12 +109,17 @@ def simulated_gpu_provider(path: Path, uuid_prefix: str, model: str, memory_mib:
 
 
 def get_script(host: str, *, engine: str = "auto", runtime: str = "podman", account: str = "fairway") -> str:
-    """Return the script to run in a root shell on a new node. Raise InvalidRequest for invalid choices.
+    """Return the script to run in a root shell on a new node. Raise InvalidRequest for invalid choices, and
+    Conflict without the cluster's keys.
 
     Containers there may not connect to this machine's address on the route to ``host``.
     """
     choices, agent = check_choices(engine=engine, runtime=runtime, account=account), bundled_agent()
-    public = {name: read_public_key(key_path(settings.KEY_DIR, name)) for name in PURPOSES}
+    try:
+        public = {name: read_public_key(key_path(settings.KEY_DIR, name)) for name in PURPOSES}
+    except FileNotFoundError as error:
+        message = _("The public keys of this cluster are missing in {folder}. Run manage.py prepare.")
+        raise Conflict(message.format(folder=settings.KEY_DIR), code="keys_missing") from error
     cluster = ClusterSettings.objects.get(id=1).cluster_id
     options = replace(choices, denied_networks=_portal_addresses(host))
     with _refusing():
