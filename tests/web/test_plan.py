@@ -464,7 +464,7 @@ def test_rest_stores_a_profile_and_computes_a_plan(dataset, client_of):
     huge = post("profiles", {"project": "vision", "name": "mlp", "profile": LAYERS | {"batch_size": 10**400}})
     assert huge.status_code == 422 and "batch_size is a number above 1e18" in huge.content.decode()
     both = post("profiles", {"project": "vision", "name": "mlp", "profile": LAYERS, "graph": "a"})
-    assert both.status_code == 400 and "either profile or graph" in both.content.decode()
+    assert both.status_code == 422 and "either profile or graph" in both.content.decode()
     wrong = post("profiles", {"project": "vision", "name": "mlp", "profile": {"nodes": []}})
     assert wrong.status_code == 422 and "has no layers" in wrong.content.decode()
     stored = post("profiles", {"project": "vision", "name": "mlp", "profile": LAYERS})

@@ -60,14 +60,14 @@ class ProfileBody(StrictSerializer):
     )
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        """Return the profile as JSON values."""
+        """Return the profile as JSON values. Raise InvalidRequest."""
         if ("profile" in attrs) == ("graph" in attrs):
-            raise serializers.ValidationError({"profile": "Give either profile or graph."})
+            raise InvalidRequest(fields={"profile": "Give either profile or graph."})
         if "graph" in attrs:
             try:
                 attrs["profile"] = read_graph_text(attrs.pop("graph"))
             except ProfileTextError as problem:
-                raise serializers.ValidationError({"graph": str(problem)}) from problem
+                raise InvalidRequest(fields={"graph": str(problem)}) from problem
         return attrs
 
 
