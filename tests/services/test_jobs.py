@@ -270,3 +270,18 @@ def test_a_shared_account_is_for_one_user_only(dataset):
     node.agent_info = {"per_user_isolation": True}
     node.save()
     assert factories.job(dataset["owner"], dataset["project"], process).state == "PENDING"
+
+
+def test_the_nearest_feasible_request_scales_the_cpus_and_memory_of_too_many_gpus(dataset):
+    """They are mostly in proportion to the GPUs, and those of more GPUs than a node has fit nowhere."""
+    node = dataset["pool"].nodes.first()
+    largest = node.gpus.count()
+    amounts = {"cpu_milli": node.cpu_milli // largest, "memory_mib": node.memory_mib // largest}
+    asked = {name: amount * 2 * largest for name, amount in amounts.items()}
+    with pytest.raises(Unsatisfiable) as refused:
+        submit(dataset, gpus_per_task=2 * largest, **asked)
+    nearest = refused.value.details["nearest"]
+    assert nearest == {"tasks": 1, "gpus_per_task": largest} | {
+        name: amount * largest for name, amount in amounts.items()
+    }
+    assert submit(dataset, **nearest).gpus_per_task == largest

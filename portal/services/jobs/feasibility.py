@@ -360,8 +360,14 @@ def _gpus_per_node_reason(
     pools: dict[int, list[EmptyNodeCapacity]],
     largest: int,
 ) -> tuple[str, dict[str, object] | None]:
-    smaller = replace(request, gpus_per_task=largest)
-    most = max(sum(capacity.task_count(smaller) for capacity in held) for held in pools.values())
+    smaller, scaled = replace(request, gpus_per_task=largest), {}
+    most = _most_tasks(smaller, pools)
+    if not most:  # CPU and memory were those of more GPUs
+        scaled = {
+            name: getattr(request, name) * largest // request.gpus_per_task
+            for name in ("cpu_milli", "memory_mib")
+        }
+        most = _most_tasks(replace(smaller, **scaled), pools)
     parts = -(-request.gpus_per_task // largest) * request.tasks
     message = _(
         "Needs {gpus_per_task} {gpus_text} on one node; the largest node has {largest}, and "
@@ -373,7 +379,12 @@ def _gpus_per_node_reason(
         sum=sum(len(capacity.gpus) for capacity in nodes),
     )
     message += _(", or for {parts} tasks on several nodes.").format(parts=parts) if 1 < parts <= most else "."
-    return message, {"tasks": min(request.tasks, most), "gpus_per_task": largest} if most else None
+    return message, {"tasks": min(request.tasks, most), "gpus_per_task": largest, **scaled} if most else None
+
+
+def _most_tasks(request: ResourceRequest, pools: dict[int, list[EmptyNodeCapacity]]) -> int:
+    """Return the most tasks that the empty nodes of one pool hold."""
+    return max(sum(capacity.task_count(request) for capacity in held) for held in pools.values())
 
 
 def _node_too_small_reason(
