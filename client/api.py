@@ -105,8 +105,8 @@ class Fairway:
             raise FairwayError("The token has characters that no token has; copy it again.")
         try:
             urllib.parse.urlsplit(self.url).port  # noqa: B018 - raises
-        except ValueError as problem:
-            raise FairwayError(f"{self.url} is not the address of a portal: {problem}") from problem
+        except ValueError as error:
+            raise FairwayError(f"{self.url} is not the address of a portal: {error}") from error
         self.authorization = f"Bearer {token}"
         self._opener = urllib.request.build_opener(_NoRedirects)
 

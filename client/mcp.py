@@ -228,8 +228,8 @@ class McpServer:
                 f"{refusal}{f' Nearest possible request: {json.dumps(nearest)}' if nearest else ''}",
                 is_error=True,
             )
-        except FairwayError as problem:
-            return _content(str(problem), is_error=True)
+        except FairwayError as error:
+            return _content(str(error), is_error=True)
         text = found if isinstance(found, str) else json.dumps(found, indent=1)
         return _content(
             f"Simulated: nothing was changed.\n{text}" if self._simulate and TOOLS[name].changes else text

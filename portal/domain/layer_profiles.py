@@ -45,8 +45,8 @@ def decode_profile(text: str) -> Any:
         )
     except ProfileTextError:
         raise
-    except (ValueError, RecursionError) as problem:
-        raise ProfileTextError(f"The profile is not JSON: {str(problem)[:200]}.") from None
+    except (ValueError, RecursionError) as error:
+        raise ProfileTextError(f"The profile is not JSON: {str(error)[:200]}.") from None
 
 
 def read_graph_text(text: str) -> dict[str, Any]:

@@ -28,8 +28,8 @@ def refuse_copy(root: Path) -> None:
     except FileNotFoundError:
         accept_folder(root)
         return
-    except OSError as trouble:
-        raise StartError(f"{path} cannot be read: {trouble.strerror}.") from trouble
+    except OSError as error:
+        raise StartError(f"{path} cannot be read: {error.strerror}.") from error
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         inode, original, where = 1, 0, "another folder"
     if inode != original:
@@ -55,5 +55,5 @@ def accept_folder(root: Path) -> None:
             file.flush()
             os.fsync(handle)
         draft.replace(root / NAME)
-    except OSError as trouble:
-        raise StartError(f"{root / NAME} cannot be written: {trouble.strerror}.") from trouble
+    except OSError as error:
+        raise StartError(f"{root / NAME} cannot be written: {error.strerror}.") from error

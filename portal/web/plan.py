@@ -99,10 +99,10 @@ class ProfileForm(forms.Form):
             )
         try:
             return decode_profile(file.read().decode())
-        except UnicodeDecodeError as problem:
-            raise forms.ValidationError(_("The file is no text in UTF-8.")) from problem
-        except ProfileTextError as problem:
-            raise forms.ValidationError(str(problem)) from problem
+        except UnicodeDecodeError as error:
+            raise forms.ValidationError(_("The file is no text in UTF-8.")) from error
+        except ProfileTextError as error:
+            raise forms.ValidationError(str(error)) from error
 
 
 class PlanForm(forms.Form):

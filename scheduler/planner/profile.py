@@ -93,8 +93,8 @@ def parse_profile(text: str) -> Profile:
     """Return the profile in a text, JSON or a graph of PipeDream's profiler, or raise ProfileError."""
     try:
         read = decode_profile(text)
-    except ProfileTextError as problem:
-        raise ProfileError(str(problem)) from None
+    except ProfileTextError as error:
+        raise ProfileError(str(error)) from None
     return read_profile(read)
 
 

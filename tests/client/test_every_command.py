@@ -109,8 +109,8 @@ def as_json(text: str) -> list[Any]:
 def call(*words: str) -> int:
     try:
         return cli.main(words)
-    except SystemExit as end:
-        return int(end.code or 0)
+    except SystemExit as error:
+        return int(error.code or 0)
 
 
 def test_every_command_prints_json_only_with_json(values, monkeypatch, capsys) -> None:

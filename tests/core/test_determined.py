@@ -250,8 +250,8 @@ def outcome(file: dict[str, Any]) -> tuple[str, set[str]] | None:
     """Return the sweep as text with the listed keys, or None if the file is refused by a sentence."""
     try:
         found = read_keys(file)
-    except InvalidRequest as refusal:
-        assert refusal.fields and all(len(message) > 10 for message in refusal.fields.values())
+    except InvalidRequest as error:
+        assert error.fields and all(len(message) > 10 for message in error.fields.values())
         return None
     sweep = json.dumps([found.job, found.sweep, found.parameters, found.is_single_node], sort_keys=True)
     return sweep, {*found.ignored, *found.changed}

@@ -212,8 +212,8 @@ def test_a_launcher_is_exported_or_refused_with_a_sentence(launcher: str, kind: 
     spec = JobSpec(name="7 up!", command=["python", "t.py"], launcher=launcher, tasks=2, gpus_per_task=4)
     try:
         resources, missing = kubernetes_resources(spec, IMAGE, kind)
-    except NotExportable as refusal:
-        assert str(refusal).endswith(".")
+    except NotExportable as error:
+        assert str(error).endswith(".")
         return
     assert wrong_with(resources) == [] and missing == []
     assert all(each["metadata"]["name"].startswith("job-7-up") for each in resources)

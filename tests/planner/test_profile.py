@@ -211,8 +211,8 @@ def test_any_malformed_profile_ends_in_a_plan_or_a_sentence(kind: str) -> None:
             for cost in CostModel:
                 try:
                     json.dumps(compare_plans(read_profile(profile), LEVELS, cost), allow_nan=False)
-                except (ProfileError, PlanError) as refusal:
-                    assert 10 < len(str(refusal)) < 1000
+                except (ProfileError, PlanError) as error:
+                    assert 10 < len(str(error)) < 1000
 
 
 # -- graphs are planned as PipeDream's optimizer plans them ---------------------------------------------

@@ -351,8 +351,8 @@ def test_a_retired_node_has_no_actions_and_nothing_brings_it_back(dataset) -> No
     for name, act in acts.items():
         try:
             codes[name] = repr(act())
-        except Conflict as refused:
-            codes[name] = str(refused.code)
+        except Conflict as error:
+            codes[name] = str(error.code)
     assert codes == dict.fromkeys(acts, "node_retired")
     assert Node.objects.get(pk=stale.pk).state == "retired" and not stale.operations.exists()
 

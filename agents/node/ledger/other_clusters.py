@@ -79,13 +79,13 @@ class OtherClusters:
                         gpus.update((str(share["uuid"]), cluster) for share in record["gpus"])
                         if record.get("task_uid") is not None:
                             uids.add(int(record["task_uid"]))
-                except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
+                except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                     raise AgentError(
                         errors.ENGINE_ERROR,
                         f"The ledger {path} of the cluster {cluster} on this machine cannot be read "
-                        f"({type(problem).__name__}: {problem}), so what its tasks hold is unknown. Repair it, "
+                        f"({type(error).__name__}: {error}), so what its tasks hold is unknown. Repair it, "
                         "or remove its folder if none of its tasks runs.",
-                    ) from problem
+                    ) from error
             yield HeldElsewhere(gpus, frozenset(uids))
 
     def _ledgers(self, folder: str) -> Iterator[Tuple[str, str]]:
@@ -116,8 +116,8 @@ def _locked(path: str) -> Iterator[None]:
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError as problem:
-        if problem.errno not in (errno.EROFS, errno.ENOSPC, errno.EDQUOT):
+    except OSError as error:
+        if error.errno not in (errno.EROFS, errno.ENOSPC, errno.EDQUOT):
             raise
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)

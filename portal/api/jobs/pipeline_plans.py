@@ -66,8 +66,8 @@ class ProfileBody(StrictSerializer):
         if "graph" in attrs:
             try:
                 attrs["profile"] = read_graph_text(attrs.pop("graph"))
-            except ProfileTextError as problem:
-                raise InvalidRequest(fields={"graph": str(problem)}) from problem
+            except ProfileTextError as error:
+                raise InvalidRequest(fields={"graph": str(error)}) from error
         return attrs
 
 

@@ -127,8 +127,8 @@ def add_demo_content(world: DemoWorld) -> list[str]:
                 _record(world, name)
             elif not _add_alone(world, name):
                 break
-        except FairwayError as refusal:
-            log.info("the demo could not add its %s yet: %s", name, refusal.message)
+        except FairwayError as error:
+            log.info("the demo could not add its %s yet: %s", name, error.message)
             continue
         added.append(name)
     return added

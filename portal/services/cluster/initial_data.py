@@ -158,8 +158,8 @@ def _ensure_code_server() -> None:
     else:
         try:
             prefix, command = ensure_process_code_server(settings.DATA_DIR)
-        except (FairwayError, OSError) as problem:
-            log.error("the environment with VS Code could not be created: %s", problem)
+        except (FairwayError, OSError) as error:
+            log.error("the environment with VS Code could not be created: %s", error)
             return
         description = (
             "Installed in your home on first use, which takes some minutes; its page shows how far it is."

@@ -87,8 +87,8 @@ def _read_line(line: str) -> Entrypoint:
     overrides, script = (overrides, script.strip()) if separator else ("", rest)
     try:
         words = shlex.split(overrides)
-    except ValueError as problem:
-        raise _wrong(_("The quotation marks of the entrypoint do not match.")) from problem
+    except ValueError as error:
+        raise _wrong(_("The quotation marks of the entrypoint do not match.")) from error
     before = match["before"]
     is_plain = not before and not _SHELL_CHARACTERS.search(script)
     command = script.split() if is_plain else ["/bin/sh", "-c", f"{before}{script}"] if script else []
