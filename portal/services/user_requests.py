@@ -48,23 +48,6 @@ BATCH_SIZE = 500
 # -- making and withdrawing ------------------------------------------------------------------------
 
 
-def do_request_quota(
-    user: User,
-    project: Project,
-    pool: NodePool,
-    extra_milli: int,
-    *,
-    starts_at: dt.datetime | None = None,
-    ends_at: dt.datetime | None = None,
-    reason: str,
-) -> UserRequest:
-    """Request GPUs in addition to a project's quota; see ``prepare_quota_request``."""
-    asked = prepare_quota_request(
-        user, project, pool, extra_milli, starts_at=starts_at, ends_at=ends_at, reason=reason
-    )
-    return do_open_quota_request(asked)
-
-
 def prepare_quota_request(
     user: User,
     project: Project,
@@ -96,7 +79,7 @@ def prepare_quota_request(
     return asked
 
 
-def do_open_quota_request(asked: UserRequest) -> UserRequest:
+def do_request_quota(asked: UserRequest) -> UserRequest:
     """Make a request of ``prepare_quota_request``."""
     _require_member(asked.requested_by, _quota_subject(asked)[0])
     return _open_request(asked)

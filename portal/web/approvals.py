@@ -40,6 +40,7 @@ from portal.services.user_requests import (
     do_request_project_role,
     do_request_quota,
     do_withdraw_request,
+    prepare_quota_request,
     simulate_requested_quota,
     who_answers,
 )
@@ -169,13 +170,15 @@ def _make_request(user: User, values: dict[str, str]) -> UserRequest:
     )
     try:
         return do_request_quota(
-            user,
-            project,
-            pool,
-            parse_gpu_milli(values["gpus"], "gpus"),
-            starts_at=starts_at,
-            ends_at=ends_at,
-            reason=reason,
+            prepare_quota_request(
+                user,
+                project,
+                pool,
+                parse_gpu_milli(values["gpus"], "gpus"),
+                starts_at=starts_at,
+                ends_at=ends_at,
+                reason=reason,
+            )
         )
     except InvalidRequest as refusal:
         fields = {"gpus" if name == "extra_milli" else name: text for name, text in refusal.fields.items()}

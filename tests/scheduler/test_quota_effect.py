@@ -10,7 +10,7 @@ from django.urls import reverse
 
 from portal.models import EngineQuery, Job, Quota
 from portal.services.projects import quota_effect
-from portal.services.user_requests import do_request_quota
+from portal.services.user_requests import do_request_quota, prepare_quota_request
 from scheduler import what_if
 from scheduler.cycle import run_cycle
 from scheduler.forecast import forecast_pass
@@ -106,7 +106,9 @@ def test_the_quota_page_shows_the_effect_before_it_is_saved(dataset) -> None:
 
 def test_a_request_carries_its_effect_without_the_names_of_others(dataset) -> None:
     Quota.objects.update(guaranteed_milli=2000)
-    asked = do_request_quota(dataset["owner"], dataset["waiter"], dataset["pool"], 2000, reason="a paper")
+    asked = do_request_quota(
+        prepare_quota_request(dataset["owner"], dataset["waiter"], dataset["pool"], 2000, reason="a paper")
+    )
     address = f"/api/v1/requests/{asked.public_id}/"
     mine = client(dataset["owner"]).get(address).json()["effect"]
     assert {one["project"]["name"] for one in mine["holdings"]} == {"waiter"}

@@ -16,7 +16,7 @@ from portal.services.lifecycle import job_control
 from portal.services.projects.projects import QuotaValues
 from portal.services.projects.quota_effect import QuotaEdit
 from portal.services.projects.quota_replays import do_replay_quotas
-from portal.services.user_requests import do_request_quota
+from portal.services.user_requests import do_request_quota, prepare_quota_request
 from scheduler import quota_replay
 from scheduler.quota_replay import run_next_replay
 from tests import factories
@@ -113,7 +113,9 @@ def test_a_worker_that_died_loses_its_claim_and_gives_up_after_three(dataset):
 def test_who_answers_a_request_replays_it_and_sees_the_efficiency_of_who_asks(dataset):
     owner, admin, pool = dataset["owner"], dataset["admin"], dataset["pool"]
     asked = do_request_quota(
-        owner, dataset["waiter"], pool, 4000, starts_at=None, ends_at=None, reason="paper"
+        prepare_quota_request(
+            owner, dataset["waiter"], pool, 4000, starts_at=None, ends_at=None, reason="paper"
+        )
     )
     path = f"/api/v1/requests/{asked.public_id}/"
     assert client(owner).post(f"{path}replay/", {}, "application/json").status_code == 403

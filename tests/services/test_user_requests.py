@@ -37,6 +37,7 @@ from portal.services.user_requests import (
     do_request_quota,
     do_withdraw_request,
     expire_requests,
+    prepare_quota_request,
 )
 from scheduler.snapshot.cluster import read_quotas
 from tests import factories
@@ -60,7 +61,9 @@ def dataset():
 
 def ask(dataset, extra_milli: int = 2000, **times) -> UserRequest:
     return do_request_quota(
-        dataset["member"], dataset["project"], dataset["pool"], extra_milli, reason="a paper", **times
+        prepare_quota_request(
+            dataset["member"], dataset["project"], dataset["pool"], extra_milli, reason="a paper", **times
+        )
     )
 
 
@@ -162,9 +165,13 @@ def test_impossible_amounts_and_times_are_refused(dataset, amount, times, field)
 def test_who_may_request_quota(dataset) -> None:
     for name, error in (("viewer", Forbidden), ("stranger", NotFound)):
         with pytest.raises(error):
-            do_request_quota(dataset[name], dataset["project"], dataset["pool"], 1000, reason="mine")
+            do_request_quota(
+                prepare_quota_request(dataset[name], dataset["project"], dataset["pool"], 1000, reason="mine")
+            )
     with pytest.raises(InvalidRequest, match="what it is needed for"):
-        do_request_quota(dataset["member"], dataset["project"], dataset["pool"], 1000, reason=" ")
+        do_request_quota(
+            prepare_quota_request(dataset["member"], dataset["project"], dataset["pool"], 1000, reason=" ")
+        )
     ask(dataset)
     with transaction.atomic(), pytest.raises(Conflict, match="already have an open request"):
         ask(dataset)

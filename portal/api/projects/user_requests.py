@@ -36,9 +36,9 @@ from portal.services.jobs.time_limits import MIN_EXTENSION_S, do_request_extensi
 from portal.services.projects.projects import MAX_MILLI
 from portal.services.user_requests import (
     do_answer_request,
-    do_open_quota_request,
     do_request_environment,
     do_request_project_role,
+    do_request_quota,
     do_withdraw_request,
     prepare_quota_request,
 )
@@ -178,7 +178,7 @@ def _prepare_request(user: User, body: dict[str, Any]) -> Callable[[], UserReque
     if kind is RequestKind.ENVIRONMENT:
         return partial(do_request_environment, user, project, given["environment"], reason=reason)
     pool = get_referenced_row(NodePool.objects.all(), given.pop("pool"), "pool")
-    return partial(do_open_quota_request, prepare_quota_request(user, project, pool, reason=reason, **given))
+    return partial(do_request_quota, prepare_quota_request(user, project, pool, reason=reason, **given))
 
 
 class RequestView(SignedInView):

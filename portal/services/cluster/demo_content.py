@@ -55,7 +55,7 @@ from portal.services.projects.volumes import VolumeInput, do_save_volume
 from portal.services.schedules import do_create_schedule
 from portal.services.serving.services import Deployment, do_deploy_service
 from portal.services.sweeps.sweeps import do_create_sweep
-from portal.services.user_requests import do_request_project_role, do_request_quota
+from portal.services.user_requests import do_request_project_role, do_request_quota, prepare_quota_request
 
 log = logging.getLogger(__name__)
 
@@ -230,10 +230,10 @@ def _add_announcement(world: DemoWorld) -> None:
 def _add_requests(world: DemoWorld) -> None:
     researcher, teacher = world.users["p-ortega"], world.users["k-brandt"]
     if not UserRequest.objects.filter(requested_by=researcher).exists():
-        do_request_quota(
+        do_request_quota(prepare_quota_request(
             researcher, world.projects["nlp"], world.pool, 4000,
             ends_at=timezone.now() + dt.timedelta(days=14), reason="Ablations before the deadline of a paper.",
-        )  # fmt: skip
+        ))  # fmt: skip
     if not UserRequest.objects.filter(requested_by=teacher).exists():
         name = world.projects["vision"].name
         do_request_project_role(teacher, name, Role.VIEWER, reason="To show runs in the course.")
