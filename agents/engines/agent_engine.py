@@ -41,6 +41,7 @@ from agents.node.spec.task_spec import (
     CAN_DENY_EGRESS,
     CAN_LIST_CHECKPOINTS,
     CAN_LIST_NOTEBOOKS,
+    CAN_LIST_OWN_CHECKPOINTS,
     CAN_MEASURE_FOLDERS,
     CAN_MEASURE_STORAGE,
     CAN_OPEN_STREAMS,
@@ -283,6 +284,10 @@ class AgentEngine:
     @property
     def supports_checkpoints(self) -> bool:
         return CAN_LIST_CHECKPOINTS in self._link.hello.capabilities
+
+    @property
+    def supports_own_checkpoints(self) -> bool:
+        return CAN_LIST_OWN_CHECKPOINTS in self._link.hello.capabilities
 
     def checkpoints(
         self, epoch: int, place: Mapping[str, Any], remove: Sequence[tuple[str, float]] = ()

@@ -588,12 +588,17 @@ class NodeEngine(Protocol):
     def supports_checkpoints(self) -> bool:
         """Return True when the node supports ``checkpoints``."""
 
+    @property
+    def supports_own_checkpoints(self) -> bool:
+        """Return True when ``checkpoints`` knows ``own_only``."""
+
     def checkpoints(
         self, epoch: int, place: Mapping[str, Any], remove: Sequence[tuple[str, float]] = ()
     ) -> CheckpointList:
         """Remove checkpoints of a job by name and time, then list those that are there.
 
-        ``place``: the mount, the path below it, uid and gid. Requires ``supports_checkpoints``.
+        ``place``: the mount, the path below it, uid and gid, and ``own_only``: list only what belongs to this uid.
+        Requires ``supports_checkpoints``.
         """
 
     @property

@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple, Protocol, TypeVar
 
 DEFAULT_CHECKPOINT_DIR = "checkpoints"
-BESIDE = "../"
+PARENT_PREFIX = "../"
 """Before the name of a checkpoint that is not in the folder of its job, but directly in ``checkpoint_dir``."""
 
 
@@ -90,16 +90,16 @@ class CheckpointPlace(NamedTuple):
     path: str
 
     @property
-    def outer(self) -> CheckpointPlace | None:
+    def parent(self) -> CheckpointPlace | None:
         """The folder around that of the job, None if that is the whole volume or home."""
         path = self.path.rpartition("/")[0]
         return self._replace(path=path) if path else None
 
     def entry(self, name: str) -> CheckpointPlace:
-        """Return the path of a checkpoint by its name, which may begin with ``BESIDE``."""
+        """Return the path of a checkpoint by its name, which may begin with ``PARENT_PREFIX``."""
         place = self
-        if name.startswith(BESIDE):
-            place, name = self.outer or self._replace(path=""), name.removeprefix(BESIDE)
+        if name.startswith(PARENT_PREFIX):
+            place, name = self.parent or self._replace(path=""), name.removeprefix(PARENT_PREFIX)
         return self._replace(path=f"{place.path}/{name}".lstrip("/"))
 
 
@@ -110,7 +110,7 @@ def checkpoint_place(
 
     It is a folder of the job's own below ``checkpoint_dir``, which is relative to the home unless it begins
     with a slash; so two jobs never share one. What a program saves directly in ``checkpoint_dir`` counts, too, if no
-    other job uses that folder meanwhile: see ``outer_place`` of the services. The first of ``volumes`` is the home.
+    other job uses that folder meanwhile: see ``parent_place`` of the services. The first of ``volumes`` is the home.
     """
     home = volumes[0]
     folder = PurePosixPath(home.target, checkpoint_dir or DEFAULT_CHECKPOINT_DIR)

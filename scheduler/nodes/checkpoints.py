@@ -10,7 +10,7 @@ from django.db.models import Q
 from django.utils import timezone
 
 from agents.engines.interface import AgentError, CheckpointList, Container, OutcomeUnknownError
-from portal.domain.checkpoints import BESIDE, CheckpointPlace, Validity
+from portal.domain.checkpoints import PARENT_PREFIX, CheckpointPlace, Validity
 from portal.domain.states import JobKind
 from portal.domain.stored_texts import stored_text
 from portal.models import Checkpoint, Job, Task
@@ -72,9 +72,9 @@ def decide_resume(connection: NodeConnection, task: Task) -> bool:
         return True
     source = Checkpoint.objects.select_related("job__owner").filter(public_id=job.resume_from).first()
     place = checkpoints.source_place(job, source, volumes.volumes) if source else None
-    folder = place.outer if place and source and source.name.startswith(BESIDE) else place
+    folder = place.parent if place and source and source.name.startswith(PARENT_PREFIX) else place
     rows = _request(connection, task, folder, volumes).checkpoints if folder else ()
-    name = source.name.removeprefix(BESIDE) if source else ""
+    name = source.name.removeprefix(PARENT_PREFIX) if source else ""
     chosen = next((replace(row, name=source.name) for row in rows if source and row.name == name), None)
     if chosen is None or chosen.validity != Validity.VALID:
         raise AgentError(
@@ -124,38 +124,40 @@ def update_listing(
 ) -> CheckpointList:
     """List, store, remove what retention does not keep, and store again; return the last list."""
     attempt, asked_at = task.attempt, timezone.now()
-    beside = _list_beside(connection, task, place, volumes)
-    listed = _with(beside, _request(connection, task, place, volumes))
+    in_parent = _list_parent_folder(connection, task, place, volumes)
+    listed = _with(in_parent, _request(connection, task, place, volumes))
     checkpoints.record_event_files(attempt, listed.event_files)
     surplus = checkpoints.record_listing(attempt, listed.checkpoints, listed.problem, asked_at=asked_at)
     checkpoints.record_newest(attempt, checkpoints.newest_listed(listed.checkpoints))
     if surplus:
-        listed = _with(beside, _request(connection, task, place, volumes, surplus))
+        listed = _with(in_parent, _request(connection, task, place, volumes, surplus))
         checkpoints.record_listing(attempt, listed.checkpoints, listed.problem, asked_at=asked_at)
     return listed
 
 
-def _list_beside(
+def _list_parent_folder(
     connection: NodeConnection, task: Task, place: CheckpointPlace, volumes: JobVolumes
 ) -> CheckpointList:
     """List what a program saved directly in the folder that its job names, since the job began."""
-    found = checkpoints.outer_place(task.attempt.job, place)
-    if found is None:
+    found = checkpoints.parent_place(task.attempt.job, place)
+    if found is None or not connection.engine.supports_own_checkpoints:
         return CheckpointList(())
     folder, since = found
-    listed = _request(connection, task, folder, volumes)
+    listed = _request(connection, task, folder, volumes, own_only=True)
     own = (row for row in listed.checkpoints if row.saved_s >= since.timestamp())
     named = (
-        replace(row, name=f"{BESIDE}{row.name}") for row in own if row.name != task.attempt.job.public_id
+        replace(row, name=f"{PARENT_PREFIX}{row.name}")
+        for row in own
+        if row.name != task.attempt.job.public_id
     )
     return CheckpointList(tuple(row for row in named if len(row.name) <= MAX_NAME_LENGTH), listed.problem)
 
 
-def _with(beside: CheckpointList, listed: CheckpointList) -> CheckpointList:
+def _with(in_parent: CheckpointList, listed: CheckpointList) -> CheckpointList:
     return replace(
         listed,
-        checkpoints=(*listed.checkpoints, *beside.checkpoints),
-        problem=listed.problem or beside.problem,
+        checkpoints=(*listed.checkpoints, *in_parent.checkpoints),
+        problem=listed.problem or in_parent.problem,
     )
 
 
@@ -165,11 +167,19 @@ def _request(
     place: CheckpointPlace,
     volumes: JobVolumes,
     remove: list[tuple[str, float]] | None = None,
+    *,
+    own_only: bool = False,
 ) -> CheckpointList:
     job = task.attempt.job
     mounts, _ = build_mounts(job, volumes, connection.node)
     mount: Mapping[str, object] = next(each for each in mounts if each["target"] == place.target)
-    where = {"mount": mount, "path": place.path, "uid": job.owner.uid, "gid": job.owner.gid}
+    where = {
+        "mount": mount,
+        "path": place.path,
+        "uid": job.owner.uid,
+        "gid": job.owner.gid,
+        "own_only": own_only,
+    }
     return connection.engine.checkpoints(connection.epoch(), where, remove or ())
 
 

@@ -58,8 +58,8 @@ def _answer(query: str):
 def complete_demo() -> None:
     for _ in range(20):
         maintain_demo()
-        if not (world := demo._demo_world()) or not demo_content.missing_parts():
-            assert world is not None
+        if not (rows := demo._demo_rows()) or not demo_content.missing_parts():
+            assert rows is not None
             return
     pytest.fail(f"missing: {demo_content.missing_parts()}")
 

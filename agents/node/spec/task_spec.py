@@ -203,6 +203,8 @@ CAN_UPDATE_FILES = "update_files"
 """Capability: verb that replaces launch files of a running task."""
 CAN_LIST_CHECKPOINTS = "checkpoints"
 """Capability: verb that lists and removes checkpoints."""
+CAN_LIST_OWN_CHECKPOINTS = "checkpoints.own"
+"""It can leave out checkpoints of other accounts."""
 CAN_NAME_HOST_ADDRESS = "hosts.address"
 """Capability: a task on the host network resolves its host name to ``address``."""
 CAN_RECORD_ENVIRONMENT = "environment"
@@ -232,6 +234,7 @@ VERB_CAPABILITIES = (
     CAN_DENY_EGRESS,
     CAN_UPDATE_FILES,
     CAN_LIST_CHECKPOINTS,
+    CAN_LIST_OWN_CHECKPOINTS,
     CAN_NAME_HOST_ADDRESS,
     CAN_RECORD_ENVIRONMENT,
     CAN_READ_FILES,

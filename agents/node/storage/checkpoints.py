@@ -68,7 +68,8 @@ class Checkpoint(NamedTuple):
 def handle_checkpoints(volumes: Volumes, agent_command: List[str], fields: Dict[str, Any]) -> Dict[str, Any]:
     """Remove the checkpoints of ``remove``, given as [name, saved_s], then list those that are there.
 
-    The newest valid checkpoint and one that was written again since are not removed.
+    The newest valid checkpoint and one that was written again since are not removed. With ``own_only``, what
+    belongs to another account does not count: a folder that others may write to could give the job their file.
     """
     mount, path = parse_mount(fields.get("mount")), parse_relative_path(fields.get("path"))
     folder = volumes.locate(mount)
@@ -83,6 +84,7 @@ def handle_checkpoints(volumes: Volumes, agent_command: List[str], fields: Dict[
         "folder": folder,
         "path": path,
         "remove": _parse_removals(fields.get("remove")),
+        "own_only": fields.get("own_only") is True,
     }
     request.update(account_fields(mount, owner, fields))
     return run_program([*agent_command, "checkpoints", json.dumps(request)], "The checkpoints")
@@ -113,7 +115,7 @@ def main(request: str) -> int:
         _enter(fields["folder"], fields["path"])
         if fields["remove"]:
             remove_checkpoints(fields["remove"])
-        listed = list_checkpoints()
+        listed = list_checkpoints(own_only=fields["own_only"])
         event_files = has_event_files()
     except FileNotFoundError:
         pass
@@ -149,8 +151,11 @@ def has_event_files() -> bool:
     return False
 
 
-def list_checkpoints() -> List[Checkpoint]:
-    """Return the checkpoints in the working directory, newest first, at most ``MAX_LISTED``."""
+def list_checkpoints(*, own_only: bool = False) -> List[Checkpoint]:
+    """Return the checkpoints in the working directory, newest first, at most ``MAX_LISTED``.
+
+    ``own_only``: those whose file or folder belongs to the account of this process.
+    """
     entries: List[Tuple[float, str, bool]] = []
     with os.scandir(".") as found:
         for count, entry in enumerate(found):
@@ -159,7 +164,9 @@ def list_checkpoints() -> List[Checkpoint]:
             folder = entry.is_dir(follow_symlinks=False)
             if (folder or entry.is_file(follow_symlinks=False)) and is_checkpoint(entry.name, folder):
                 with contextlib.suppress(FileNotFoundError):
-                    entries.append((entry.stat(follow_symlinks=False).st_mtime, entry.name, folder))
+                    facts = entry.stat(follow_symlinks=False)
+                    if not own_only or facts.st_uid == os.geteuid():
+                        entries.append((facts.st_mtime, entry.name, folder))
     rows = []
     for _, name, folder in sorted(entries, reverse=True)[:MAX_LISTED]:
         with contextlib.suppress(FileNotFoundError):  # removed by its program in the meantime

@@ -35,7 +35,7 @@ class DrainedJob:
     moves_until: dt.datetime | None
 
 
-def going_tasks(nodes: Collection[int]) -> QuerySet[Task]:
+def continuing_tasks(nodes: Collection[int]) -> QuerySet[Task]:
     """Return the tasks on nodes (ids) that run and were not asked to end."""
     return Task.objects.filter(
         node__in=nodes,
@@ -56,7 +56,7 @@ def drained_jobs(node: Node) -> list[DrainedJob]:
         .order_by("pk")
     )
     saved, moves = last_saved(attempts), pending_moves(attempts)
-    going = set(going_tasks([node.pk]).values_list("attempt_id", flat=True)) if attempts else set()
+    going = set(continuing_tasks([node.pk]).values_list("attempt_id", flat=True)) if attempts else set()
     found = []
     for attempt in attempts:
         own = [task for task in attempt.task_rows.all() if task.node_id == node.pk]

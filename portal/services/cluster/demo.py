@@ -38,7 +38,7 @@ from portal.models import (
     Task,
     User,
 )
-from portal.services.cluster.demo_content import DemoWorld, add_demo_content
+from portal.services.cluster.demo_content import DemoRows, add_demo_content
 from portal.services.images.environments import EnvironmentInput, do_save_environment
 from portal.services.jobs.submission import JobRequest, do_submit_job
 from portal.services.lifecycle import job_control
@@ -179,8 +179,8 @@ def ensure_demo(admin: User) -> None:
 def maintain_demo() -> int:
     """Keep the demo busy and add its missing content; return the number of submitted jobs, 0 without a demo."""
     submitted = replenish_demo_jobs()
-    if world := _demo_world():
-        add_demo_content(world)
+    if rows := _demo_rows():
+        add_demo_content(rows)
     return submitted
 
 
@@ -191,7 +191,7 @@ def demo_users() -> dict[str, User]:
     return {row.username: row for row in rows if row.full_name == made[row.username]}
 
 
-def _demo_world() -> DemoWorld | None:
+def _demo_rows() -> DemoRows | None:
     """Return the rows of the demo; None while its GPUs are not reported, or if parts of it were removed."""
     admin = User.objects.filter(is_admin=True, is_active=True).order_by("id").first()
     pool = NodePool.objects.filter(name=POOL).first()
@@ -203,7 +203,7 @@ def _demo_world() -> DemoWorld | None:
     reported = Node.objects.filter(pool=pool, gpus__isnull=False).distinct().count()
     if len(users) < len(USERS) or len(projects) < len(PROJECTS) or reported < len(NODES):
         return None
-    return DemoWorld(admin, pool, environment, users, projects)
+    return DemoRows(admin, pool, environment, users, projects)
 
 
 def replenish_demo_jobs() -> int:

@@ -95,7 +95,7 @@ LAYERS = 12
 
 
 @dataclass(frozen=True)
-class DemoWorld:
+class DemoRows:
     """Rows of the demo: its own users and projects by name."""
 
     admin: User
@@ -111,7 +111,7 @@ class DemoWorld:
         )  # fmt: skip
 
 
-def add_demo_content(world: DemoWorld) -> list[str]:
+def add_demo_content(rows: DemoRows) -> list[str]:
     """Add the parts that are still missing, until this pass took long enough; return their names.
 
     A part that is refused, such as while another process does not answer yet, is tried again by the next pass.
@@ -123,9 +123,9 @@ def add_demo_content(world: DemoWorld) -> list[str]:
             break
         try:
             if name in ASKING_PARTS:
-                PARTS[name](world)
-                _record(world, name)
-            elif not _add_alone(world, name):
+                PARTS[name](rows)
+                _record(rows, name)
+            elif not _add_alone(rows, name):
                 break
         except FairwayError as error:
             log.info("the demo could not add its %s yet: %s", name, error.message)
@@ -135,18 +135,18 @@ def add_demo_content(world: DemoWorld) -> list[str]:
 
 
 @transaction.atomic
-def _add_alone(world: DemoWorld, name: str) -> bool:
+def _add_alone(rows: DemoRows, name: str) -> bool:
     """Add a part once, also if passes overlap; return False while another pass adds one."""
-    row = NodePool.objects.select_for_update(no_key=True, skip_locked=True).filter(pk=world.pool.pk).first()
+    row = NodePool.objects.select_for_update(no_key=True, skip_locked=True).filter(pk=rows.pool.pk).first()
     if row is not None and name in missing_parts():
-        PARTS[name](world)
-        _record(world, name)
+        PARTS[name](rows)
+        _record(rows, name)
     return row is not None
 
 
 @transaction.atomic
-def _record(world: DemoWorld, name: str) -> None:
-    record_action(None, AUDIT_ACTION, world.pool, after={"part": name})
+def _record(rows: DemoRows, name: str) -> None:
+    record_action(None, AUDIT_ACTION, rows.pool, after={"part": name})
 
 
 def missing_parts() -> list[str]:
@@ -154,99 +154,99 @@ def missing_parts() -> list[str]:
     return [name for name in PARTS if name not in done]
 
 
-def _add_past_jobs(world: DemoWorld) -> None:
-    add_past_jobs(world.pool, world.environment, world.users, world.projects)
+def _add_past_jobs(rows: DemoRows) -> None:
+    add_past_jobs(rows.pool, rows.environment, rows.users, rows.projects)
 
 
-def _add_runs(world: DemoWorld) -> None:
-    for project in world.projects.values():
+def _add_runs(rows: DemoRows) -> None:
+    for project in rows.projects.values():
         add_runs(project)
 
 
-def _register_model(world: DemoWorld) -> None:
-    register_model(world.users["m-okafor"], world.projects["vision"])
+def _register_model(rows: DemoRows) -> None:
+    register_model(rows.users["m-okafor"], rows.projects["vision"])
 
 
-def _add_sweep(world: DemoWorld) -> None:
+def _add_sweep(rows: DemoRows) -> None:
     spec = SweepSpec(
         searcher=Searcher.RANDOM.value, metric="loss", max_trials=8, max_parallel=2, max_steps=12
     )
-    request = world.request(
+    request = rows.request(
         "depth-lr-search", "vision", ("python3", "-c", SWEEP_SCRIPT, "{lr}"), gpus_per_task=0
     )
     parameters = parse_parameter_lines("lr = 1e-5..1e-1 log")
-    do_create_sweep(world.users["t-nakamura"], spec, request, parameters)
+    do_create_sweep(rows.users["t-nakamura"], spec, request, parameters)
 
 
-def _add_schedule(world: DemoWorld) -> None:
+def _add_schedule(rows: DemoRows) -> None:
     command = ("python3", "-c", "print('accuracy 0.913')")
-    request = world.request("nightly-eval", "nlp", command, time_limit_s=3600)
-    do_create_schedule(world.users["p-ortega"], ScheduleSpec(cron="0 3 * * *"), request)
+    request = rows.request("nightly-eval", "nlp", command, time_limit_s=3600)
+    do_create_schedule(rows.users["p-ortega"], ScheduleSpec(cron="0 3 * * *"), request)
 
 
-def _add_service(world: DemoWorld) -> None:
+def _add_service(rows: DemoRows) -> None:
     command = ("python3", "-c", SERVICE_SCRIPT, "{address}", "{port}")
-    request = world.request("grasp-answers", "robotics", command, kind=JobKind.SERVICE.value, gpus_per_task=0)
+    request = rows.request("grasp-answers", "robotics", command, kind=JobKind.SERVICE.value, gpus_per_task=0)
     spec = ServiceSpec(readiness_path="/")
-    do_deploy_service(world.users["s-varga"], Deployment(spec, request))
+    do_deploy_service(rows.users["s-varga"], Deployment(spec, request))
 
 
-def _add_data_set(world: DemoWorld) -> None:
+def _add_data_set(rows: DemoRows) -> None:
     folder = Path(settings.DATA_DIR) / "demo" / "data"
     train = folder / "digits" / "train"
     make_folder(str(train), 0o755)
     for number in range(10):
         write_atomic(str(train / f"{number}.csv"), (f"{number}," * 64 + "\n").encode(), mode=0o644)
-    projects = [world.projects["vision"], world.projects["nlp"]]
+    projects = [rows.projects["vision"], rows.projects["nlp"]]
     do_save_volume(
-        world.admin,
+        rows.admin,
         VolumeInput(
             VOLUME, VolumeKind.HOST_PATH, path=str(folder), description="Sample data of the demo.",
-            read_only=True, pool=world.pool, projects=projects,
+            read_only=True, pool=rows.pool, projects=projects,
         ),
     )  # fmt: skip
-    owner = world.users["m-okafor"]
-    row = do_create_data_set(owner, world.projects["vision"], name="digits", description="Ten small files.")
+    owner = rows.users["m-okafor"]
+    row = do_create_data_set(owner, rows.projects["vision"], name="digits", description="Ten small files.")
     do_add_version(owner, row, VersionInput("2026-01", VOLUME, "digits", "First version."))
 
 
-def _add_reservation(world: DemoWorld) -> None:
+def _add_reservation(rows: DemoRows) -> None:
     starts_at = (timezone.now() + dt.timedelta(days=2)).replace(minute=0, second=0, microsecond=0)
     do_save_reservation(
-        world.admin,
+        rows.admin,
         ReservationInput(
-            "Course on transformers", world.pool, list(Node.objects.filter(name="ada-1", pool=world.pool)),
-            [world.projects["teaching"]], starts_at, starts_at + dt.timedelta(hours=3),
+            "Course on transformers", rows.pool, list(Node.objects.filter(name="ada-1", pool=rows.pool)),
+            [rows.projects["teaching"]], starts_at, starts_at + dt.timedelta(hours=3),
             reason="Practical exercises of the course.",
         ),
     )  # fmt: skip
 
 
-def _add_announcement(world: DemoWorld) -> None:
+def _add_announcement(rows: DemoRows) -> None:
     message = "This is a demo: its GPUs are simulated, and its nodes stop with the portal."
-    do_announce(world.admin, message, timezone.now() + dt.timedelta(days=30))
+    do_announce(rows.admin, message, timezone.now() + dt.timedelta(days=30))
 
 
-def _add_requests(world: DemoWorld) -> None:
-    researcher, teacher = world.users["p-ortega"], world.users["k-brandt"]
+def _add_requests(rows: DemoRows) -> None:
+    researcher, teacher = rows.users["p-ortega"], rows.users["k-brandt"]
     if not UserRequest.objects.filter(requested_by=researcher).exists():
         do_request_quota(prepare_quota_request(
-            researcher, world.projects["nlp"], world.pool, 4000,
+            researcher, rows.projects["nlp"], rows.pool, 4000,
             ends_at=timezone.now() + dt.timedelta(days=14), reason="Ablations before the deadline of a paper.",
         ))  # fmt: skip
     if not UserRequest.objects.filter(requested_by=teacher).exists():
-        name = world.projects["vision"].name
+        name = rows.projects["vision"].name
         do_request_project_role(teacher, name, Role.VIEWER, reason="To show runs in the course.")
 
 
-def _add_alert(world: DemoWorld) -> None:
-    gpu = Gpu.objects.filter(node__name="a100-2", node__pool=world.pool).order_by("pk").first()
+def _add_alert(rows: DemoRows) -> None:
+    gpu = Gpu.objects.filter(node__name="a100-2", node__pool=rows.pool).order_by("pk").first()
     if gpu is not None:
         record_xid(gpu.node_id, gpu.uuid, ECC_XID, 2)
 
 
-def _add_plan(world: DemoWorld) -> None:
-    owner, project, name = world.users["a-lindqvist"], world.projects["nlp"], "decoder-12"
+def _add_plan(rows: DemoRows) -> None:
+    owner, project, name = rows.users["a-lindqvist"], rows.projects["nlp"], "decoder-12"
     profile = LayerProfile.objects.filter(project=project, name=name).first()
     if profile is None:
         content = _layer_profile(name)
@@ -266,7 +266,7 @@ def _layer_profile(name: str) -> dict[str, Any]:
     return {"model": name, "batch_size": 8, "nodes": nodes, "edges": edges}
 
 
-PARTS: dict[str, Callable[[DemoWorld], None]] = {
+PARTS: dict[str, Callable[[DemoRows], None]] = {
     "past jobs": _add_past_jobs,
     "requests": _add_requests,
     "schedule": _add_schedule,

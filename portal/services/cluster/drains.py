@@ -15,7 +15,7 @@ from portal.domain.states import AttemptState, JobKind, NodeState
 from portal.domain.stored_texts import stored_text
 from portal.errors import InvalidRequest
 from portal.models import Job, Node, Task, User
-from portal.selectors.nodes.drains import going_tasks, last_saved, move_deadline, pending_moves
+from portal.selectors.nodes.drains import continuing_tasks, last_saved, move_deadline, pending_moves
 from portal.services.jobs.signals import do_send_signal
 from portal.services.lifecycle import elastic
 from portal.services.lifecycle.state_events import record_event
@@ -47,7 +47,7 @@ def do_drain_node(
         raise InvalidRequest(fields={"exceptions": _("There is no job {job}.").format(job=unknown[0])})
     with transaction.atomic():
         row = lock_node(node)
-        tasks = list(going_tasks([row.pk]).select_related("attempt__job").order_by("pk"))
+        tasks = list(continuing_tasks([row.pk]).select_related("attempt__job").order_by("pk"))
         moved = {
             task.attempt_id: task.attempt for task in tasks if _choice(task, jobs, own) is DrainChoice.MOVE
         }
@@ -77,7 +77,9 @@ def move_saved_jobs() -> None:
     """Requeue the jobs that are to be moved and have saved a checkpoint since, or whose time is over. Repeatable."""
     drained = Node.objects.filter(state=NodeState.DRAINED.value).values_list("pk", flat=True)
     tasks = (
-        list(going_tasks(list(drained)).select_related("attempt", "node").order_by("pk")) if drained else []
+        list(continuing_tasks(list(drained)).select_related("attempt", "node").order_by("pk"))
+        if drained
+        else []
     )
     if not tasks:
         return

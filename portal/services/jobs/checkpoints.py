@@ -14,7 +14,7 @@ from django.utils.translation import gettext as _
 from agents.engines.interface import ListedCheckpoint
 from portal.access import Permission, can, require_permission
 from portal.domain.checkpoints import (
-    BESIDE,
+    PARENT_PREFIX,
     CheckpointPlace,
     MountedVolume,
     Validity,
@@ -65,15 +65,15 @@ def job_checkpoint_place(job: Job, rows: Mapping[str, Volume]) -> CheckpointPlac
     return place if isinstance(place, CheckpointPlace) else None
 
 
-def outer_place(job: Job, place: CheckpointPlace) -> tuple[CheckpointPlace, dt.datetime] | None:
+def parent_place(job: Job, place: CheckpointPlace) -> tuple[CheckpointPlace, dt.datetime] | None:
     """Return the folder that a job names in ``checkpoint_dir``, and since when what is saved directly in it counts.
 
     None if the job names none, or if another job may save there, whose checkpoints would be taken for those of this
     one.
     """
-    outer = place.outer
+    parent = place.parent
     first = Attempt.objects.filter(job=job).order_by("number").values_list("created_at", flat=True).first()
-    if not job.checkpoint_dir or outer is None or first is None:
+    if not job.checkpoint_dir or parent is None or first is None:
         return None
     ran_meanwhile = Attempt.objects.filter(Q(ended_at__isnull=True) | Q(ended_at__gt=first))
     others = (
@@ -85,8 +85,8 @@ def outer_place(job: Job, place: CheckpointPlace) -> tuple[CheckpointPlace, dt.d
     listed = list(others)
     rows = {row.name: row for row in _volumes([each for other in listed for each in other.volumes])}
     shared = (job_checkpoint_place(other, rows) for other in listed)
-    same = any(each and each.outer and each.outer[::2] == outer[::2] for each in shared)
-    return None if same or len(listed) == MAX_OTHER_JOBS else (outer, first)
+    same = any(each and each.parent and each.parent[::2] == parent[::2] for each in shared)
+    return None if same or len(listed) == MAX_OTHER_JOBS else (parent, first)
 
 
 def checkpoint_dir_error(
@@ -223,7 +223,7 @@ def record_listing(
         if not problem:
             Checkpoint.objects.filter(pk__in=[row.pk for row in rows.values()]).delete()
         kept = list(job.checkpoints.all())
-        pinned = {row.name for row in kept if row.pinned_at is not None or row.name.startswith(BESIDE)}
+        pinned = {row.name for row in kept if row.pinned_at is not None or row.name.startswith(PARENT_PREFIX)}
         for row in surplus(kept, job.checkpoint_keep_last, job.checkpoint_keep_every, pinned):
             if row.removal_requested_at is None:
                 row.removal_requested_at = timezone.now()

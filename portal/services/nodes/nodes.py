@@ -35,7 +35,7 @@ from portal.errors import Conflict, InvalidRequest
 from portal.live_events import publish_on_commit
 from portal.models import Node, NodeOperation, NodePool, OrphanContainer, Task, User
 from portal.outbox import notify_node, trigger_cycle
-from portal.selectors.nodes.drains import going_tasks, pending_moves
+from portal.selectors.nodes.drains import continuing_tasks, pending_moves
 from portal.services.audit import record_action
 from portal.services.lifecycle import elastic, job_control
 from portal.services.lifecycle.state_events import record_event
@@ -466,7 +466,7 @@ def _set_state(actor: User | None, row: Node, state: NodeState, reason: str) -> 
 
 
 def _cancel_moves(actor: User | None, node: Node) -> None:
-    tasks = going_tasks([node.pk]).select_related("attempt__job")
+    tasks = continuing_tasks([node.pk]).select_related("attempt__job")
     attempts = {task.attempt_id: task.attempt for task in tasks}
     for attempt, event in pending_moves(attempts.values()).items() if attempts else ():
         if event.details["node"] == node.public_id:

@@ -270,6 +270,22 @@ def test_the_agent_never_reads_files_of_other_users(node: LoneNode, engine: Agen
 
 
 @needs_root
+def test_files_of_other_accounts_can_be_left_out(node: LoneNode, engine: AgentEngine) -> None:
+    """A member of a project could put one into a folder that is open to it; a job would resume from it."""
+    write_torch(home(node) / "step-1.pt")
+    own(node)
+    write_torch(home(node) / "step-2.pt")
+    os.chown(home(node) / "step-2.pt", 2002, 2002)
+    (home(node) / "checkpoint-3").mkdir()
+    os.chown(home(node) / "checkpoint-3", 2002, 2002)
+    assert engine.supports_own_checkpoints
+    names = {row.name for row in engine.checkpoints(1, PLACE).checkpoints}
+    assert names == {"step-1.pt", "step-2.pt", "checkpoint-3"}
+    own_names = [row.name for row in engine.checkpoints(1, {**PLACE, "own_only": True}).checkpoints]
+    assert own_names == ["step-1.pt"]
+
+
+@needs_root
 def test_an_older_epoch_removes_nothing(node: LoneNode, engine: AgentEngine) -> None:
     write_torch(home(node) / "step-1.pt")
     own(node)
