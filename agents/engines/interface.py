@@ -595,10 +595,9 @@ class NodeEngine(Protocol):
     def checkpoints(
         self, epoch: int, place: Mapping[str, Any], remove: Sequence[tuple[str, float]] = ()
     ) -> CheckpointList:
-        """Remove checkpoints of a job by name and time, then list those that are there.
+        """Remove checkpoints of a job by name and time, then list those that are there, or with ``own_only`` its own.
 
-        ``place``: the mount, the path below it, uid and gid, and ``own_only``: list only what belongs to this uid.
-        Requires ``supports_checkpoints``.
+        ``place``: mount, path below it, uid, gid and ``own_only``. Requires ``supports_checkpoints``.
         """
 
     @property
@@ -672,8 +671,7 @@ class NodeEngine(Protocol):
     def save_image(self, key: TaskKey, image: str, max_mib: int) -> SavedTaskImage:
         """Save the file system of a running task as an image with this name; a repetition replaces it.
 
-        Raise AgentError ``too_large`` when more than ``max_mib`` of its files have changed. Requires
-        ``supports_save_image``.
+        Requires ``supports_save_image``. Raise AgentError ``too_large`` if more than ``max_mib`` of files have changed.
         """
 
     @property
