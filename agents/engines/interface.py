@@ -671,7 +671,7 @@ class NodeEngine(Protocol):
     def save_image(self, key: TaskKey, image: str, max_mib: int) -> SavedTaskImage:
         """Save the file system of a running task as an image with this name; a repetition replaces it.
 
-        Requires ``supports_save_image``. Raise AgentError ``too_large`` if more than ``max_mib`` of files have changed.
+        Requires ``supports_save_image``. Raise AgentError ``too_large`` if more than ``max_mib`` have changed.
         """
 
     @property
