@@ -80,7 +80,7 @@ def _read_node(line: str, number: int) -> dict[str, Any]:
             raise ProfileTextError(f"Line {number} has {name} twice.")
         numbers = value[1:-1].split("; ") if value.startswith("[") and value.endswith("]") else [value]
         if not all(_NUMBER.fullmatch(each) for each in numbers):
-            raise ProfileTextError(f"Line {number}: {name} is {value[:40]!r}, which is no number.")
+            raise ProfileTextError(f"Line {number}: {name} is {value[:40]!r}, which is not a number.")
         amounts[_GRAPH_KEYS[name]] = sum(float(each) for each in numbers)
     if missing := [name for name, key in _GRAPH_KEYS.items() if key not in amounts]:
         raise ProfileTextError(f"Line {number} has no {missing[0]}.")

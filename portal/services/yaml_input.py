@@ -169,7 +169,7 @@ def _python_float(text: str) -> str:
 
 
 def _not_json(value: str, node: yaml.Node) -> str:
-    return _("{value} in line {line} is no text, number, list or mapping.").format(
+    return _("{value} in line {line} is neither text, number, list nor mapping.").format(
         value=value.replace("tag:yaml.org,2002:", "!!")[:60], line=_line(node)
     )
 

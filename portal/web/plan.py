@@ -100,7 +100,7 @@ class ProfileForm(forms.Form):
         try:
             return decode_profile(file.read().decode())
         except UnicodeDecodeError as error:
-            raise forms.ValidationError(_("The file is no text in UTF-8.")) from error
+            raise forms.ValidationError(_("The file is not text in UTF-8.")) from error
         except ProfileTextError as error:
             raise forms.ValidationError(str(error)) from error
 

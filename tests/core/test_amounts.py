@@ -26,9 +26,11 @@ def test_what_is_read(text: str, unit: str, amount: int) -> None:
 @pytest.mark.parametrize(
     ("text", "unit", "message"),
     [
-        ("2:30", "s", "may be minutes or hours"), ("soon", "s", "is no duration"), ("1.5 s", "s", "no whole number"),
-        ("4G", "mib", "Write it with Gi"), ("4gb", "mib", "Write it with Gi"), ("4", "mib", "is no size"),
-        ("1Ki", "mib", "no whole number"), ("0.5", "milli", "is no amount"), ("4Gi", "milli", "is no amount"),
+        ("2:30", "s", "may be minutes or hours"), ("soon", "s", "is not a duration"),
+        ("1.5 s", "s", "not a whole number"),
+        ("4G", "mib", "Write it with Gi"), ("4gb", "mib", "Write it with Gi"), ("4", "mib", "is not a size"),
+        ("1Ki", "mib", "not a whole number"), ("0.5", "milli", "is not an amount"),
+        ("4Gi", "milli", "is not an amount"),
     ],
 )  # fmt: skip
 def test_what_is_refused(text: str, unit: str, message: str) -> None:

@@ -133,7 +133,7 @@ def test_a_grid_uses_the_counts_of_its_ranges() -> None:
         ("- a", "its keys are missing"),
         ("a: [", "not valid YAML"),
         ("a: &x [1]\nb: *x", "Aliases"),
-        ("a: !!python/object/apply:os.system ['true']", "is no text, number"),
+        ("a: !!python/object/apply:os.system ['true']", "is neither text, number"),
         ("a: " + "[" * 5000, "nested deeper than 32 levels"),
         ("a: " + "x" * 300_000, "larger than 256 KiB"),
         ("searcher: {name: random}", "no entrypoint"),

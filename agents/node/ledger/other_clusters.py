@@ -158,7 +158,7 @@ def _read_entry(path: str) -> Optional[Dict[str, str]]:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise ValueError("is no text")
+        raise ValueError("is not text")
     return value
 
 

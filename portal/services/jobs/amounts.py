@@ -71,19 +71,21 @@ def _problem(text: str, unit: str) -> str:
                 "{text} may be minutes or hours. Write it as hours:minutes:seconds, or such as 90 min."
             )
         else:
-            message = _("{text} is no duration. Give seconds, or such as 45 s, 90 min, 2h, 1d or 2:30:00.")
+            message = _("{text} is not a duration. Give seconds, or such as 45 s, 90 min, 2h, 1d or 2:30:00.")
     elif unit == "mib":
         if found := _DECIMAL_SIZE.fullmatch(text):
             message = _("{text} may be 1000 or 1024 based. Write it with {unit}i, or give MiB.")
             return message.format(text=shown, unit=found[1].upper())
-        message = _("{text} is no size. Give MiB, or such as 512Mi or 4Gi.")
+        message = _("{text} is not a size. Give MiB, or such as 512Mi or 4Gi.")
     else:
-        message = _("{text} is no amount. Give thousandths, such as 500 or 500m.")
+        message = _("{text} is not an amount. Give thousandths, such as 500 or 500m.")
     return message.format(text=shown)
 
 
 def _fraction_problem(text: str, unit: str) -> str:
     message = (
-        _("{text} is no whole number of seconds.") if unit == "s" else _("{text} is no whole number of MiB.")
+        _("{text} is not a whole number of seconds.")
+        if unit == "s"
+        else _("{text} is not a whole number of MiB.")
     )
     return message.format(text=text[:40])

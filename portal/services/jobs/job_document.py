@@ -167,8 +167,8 @@ def read_job_yaml(text: str, *, filled: bool = True) -> tuple[JobDocument, dict[
     """Return the request and what is wrong with its keys and the types of its values, by field.
 
     Durations, sizes and thousandths with a unit become numbers (``portal.services.jobs.amounts``). ``filled``: the
-    fields of a template are filled in already. Raise InvalidRequest for ``yaml`` if the text is no YAML mapping, or
-    is not a job.
+    fields of a template are filled in already. Raise InvalidRequest for ``yaml`` if the text is not a YAML
+    mapping, or not a job.
     """
     loaded, lines = load_yaml_document(text, "yaml")
     if problem := _foreign_document(loaded, lines, text):

@@ -136,7 +136,7 @@ class _Section:
     def text(self, name: str) -> str:
         value = self.take(name, "")
         if not isinstance(value, str):
-            raise _wrong(_("{name} is no text; put it into quotes.").format(name=self.path(name)))
+            raise _wrong(_("{name} is not text; put it into quotes.").format(name=self.path(name)))
         return value
 
     def changed(self, name: str, message: str) -> None:
@@ -194,7 +194,7 @@ def _read_job(top: _Section, found: ImportedExperiment, *, is_experiment: bool) 
     given = top.take("name", "")
     name = str(given)
     if not isinstance(given, str | int | float) or isinstance(given, bool):
-        raise _wrong(_("{name} is no text; put it into quotes.").format(name="name"))
+        raise _wrong(_("{name} is not text; put it into quotes.").format(name="name"))
     words = re.sub(r"[^A-Za-z0-9._ -]+", "-", name)
     job["name"] = words.strip(" .-_")[:90].strip(" .-_") or "experiment"
     if name and job["name"] != given:
@@ -435,7 +435,7 @@ def _size_bytes(value: Any, name: str) -> int:
         return _whole(value, name, 0)
     match = _SHM_SIZE.fullmatch(value.strip())
     if match is None or len(value) > 40:
-        raise _wrong(_("{name} is no size such as 4g or 512MiB.").format(name=name))
+        raise _wrong(_("{name} is not a size such as 4g or 512MiB.").format(name=name))
     factor = 1024 ** (" kmgtp".index(match[2].lower()) if match[2] else 0)
     return _whole(math.floor(float(match[1]) * factor), name, 0)
 
@@ -443,7 +443,7 @@ def _size_bytes(value: Any, name: str) -> int:
 def _integer(value: Any, name: str) -> int:
     number = _number(value, name)
     if number != int(number):
-        raise _wrong(_("{name} is no whole number.").format(name=name))
+        raise _wrong(_("{name} is not a whole number.").format(name=name))
     return int(number)
 
 
@@ -458,7 +458,7 @@ def _whole(value: Any, name: str, minimum: int) -> int:
 
 def _number(value: Any, name: str) -> float | int:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _wrong(_("{name} is missing or is no number.").format(name=name))
+        raise _wrong(_("{name} is missing or is not a number.").format(name=name))
     if not abs(value) <= 1e15:
         raise _wrong(_("{name} is too large.").format(name=name))
     return value

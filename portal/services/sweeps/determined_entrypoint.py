@@ -100,7 +100,7 @@ def _read_line(line: str) -> Entrypoint:
 
 def _read_words(words: list[Any]) -> Entrypoint:
     if not all(isinstance(word, str) for word in words):
-        raise _wrong(_("entrypoint has a word that is no text; put it into quotes."))
+        raise _wrong(_("entrypoint has a word that is not text; put it into quotes."))
     if len(words) == 1:
         _refuse_trial_class(words[0])
     is_launcher = len(words) > 2 and _PYTHON.fullmatch(words[0]) and words[1] == "-m"

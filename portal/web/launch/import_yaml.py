@@ -29,7 +29,7 @@ _SAME_WITH_DEFAULTS = {"dependencies", "gpu_model", "roles", "secrets", "topolog
 def initial_from_yaml(user: User, text: str) -> tuple[dict[str, Any], list[str]]:
     """Return the values of the form, and what is wrong, each with its line.
 
-    Raise InvalidRequest for ``yaml`` if the text is no YAML mapping.
+    Raise InvalidRequest for ``yaml`` if the text is not a YAML mapping.
     """
     document, wrong = read_job_yaml(text)
     fields = document.fields
