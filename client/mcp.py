@@ -53,7 +53,7 @@ class Tool:
     def problems(self, given: Arguments) -> list[str]:
         """Return a sentence for each argument that is missing, unknown or not of its schema."""
         known = ", ".join(self.properties)
-        found = [f"{_shown(name)} is no argument of this tool; it takes {known}." for name in given
+        found = [f"{_shown(name)} is not an argument of this tool; it takes {known}." for name in given
                  if name not in self.properties]  # fmt: skip
         missing = [name for name in self.required if name not in given]
         found += [f"Missing: {', '.join(missing)}."] if missing else []

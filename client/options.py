@@ -40,7 +40,7 @@ def whole(name: str, low: int, high: int = 2**31) -> Callable[[str], int]:
     def read(text: str) -> int:
         if not re.fullmatch("-?[0-9]{1,18}", text) or not low <= int(text) <= high:
             upper = f" to {high}" if high < 2**31 else ""
-            raise argparse.ArgumentTypeError(f"{text!r} is no {name}: give a whole number from {low}{upper}")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a {name}: give a whole number from {low}{upper}")
         return int(text)
 
     return read
@@ -53,7 +53,7 @@ def seconds(name: str, *, least_s: float = 0.0) -> Callable[[str], float]:
         except ValueError:
             value_s = math.nan
         if not least_s <= value_s < 1e9:
-            raise argparse.ArgumentTypeError(f"{text!r} is no {name}: give seconds, such as 30")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a {name}: give seconds, such as 30")
         return value_s
 
     return read
@@ -76,7 +76,7 @@ def field_value(name: str, kind: type) -> Callable[[str], Any]:
         except (ValueError, OverflowError):
             pass
         sort = "whole number" if kind is int else "number"
-        raise argparse.ArgumentTypeError(f"{text!r} is no {sort}{f'; give {unit}' if unit else ''}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a {sort}{f'; give {unit}' if unit else ''}")
 
     return read
 
