@@ -1,6 +1,7 @@
 """A time limit for every request of the web process: a response starts in time, or the client gets a 503.
 
-A request that finds too many others gets a 503 before any work (`portal.admission`).
+A request that finds too many others gets a 503 before any work (`portal.admission`). Files, those of pages among
+them, use no slot and have more time.
 """
 
 from __future__ import annotations
@@ -64,9 +65,10 @@ class RequestTimeoutApp:
         self._abandoned_tasks: set[asyncio.Task[None]] = set()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        is_file = is_artifact_path(scope["path"]) or is_upload_path(scope["path"])
-        # a large file takes minutes of a disk and little of this process: it uses no slot
-        admission = self._probe_admission if scope["path"] in PROBE_PATHS else self._admission
+        path = scope["path"]
+        # A large file takes minutes of a disk and little of this process; a page without its script does nothing.
+        is_file = is_artifact_path(path) or is_upload_path(path) or path.startswith(settings.STATIC_URL)
+        admission = self._probe_admission if path in PROBE_PATHS else self._admission
         exchange = _RequestExchange(receive, send, None if is_file else Slot(admission))
         set_slot(exchange.slot)
         within_s = max(ARTIFACT_TIMEOUT_S, UPLOAD_TIMEOUT_S) + 1 if is_file else self._within_s

@@ -1,4 +1,5 @@
 // CPU, memory and shared memory of a form: they follow its GPUs, except those that the user typed.
+import { editedFields } from "./drafts.js";
 import { translated } from "./translations.js";
 
 const AMOUNTS = ["cores", "memory_gib", "shm_mib"];
@@ -10,7 +11,8 @@ const SHARED_MIB = 64;
 const down = (value, step) => (value >= step ? Math.floor(value / step) * step : Math.floor(value));
 const sharedMib = (memoryMib) => Math.min(memoryMib, Math.max(SHARED_MIB, down(memoryMib / SHARED_PART, 1024)));
 
-export function startAmounts(form) {
+// `edited`: names of the fields that were edited before this script was loaded.
+export function startAmounts(form, edited = editedFields(form)) {
   if (form.dataset.follows) return null;
   form.dataset.follows = "1";
   const { shares, defaults } = JSON.parse(form.dataset.amounts);
@@ -65,6 +67,8 @@ export function startAmounts(form) {
     fields.get(name).focus();
     record.dispatchEvent(new Event("input", { bubbles: true }));
   });
+  for (const name of edited) if (fields.get(name)?.value.trim()) typed.add(name);
+  if (edited.has("memory_gib") || GPU_FIELDS.some((name) => edited.has(name))) follow();
   show();
   return {
     /** Fields of these names have values that a suggestion gave: its amounts stay, the others follow its GPUs. */

@@ -8,8 +8,19 @@ export function saveDraft(form) {
   sessionStorage.setItem(keyOf(), JSON.stringify(values));
 }
 
-// Fills in the draft of this address, if any; `addRole` adds an empty role to the form.
-export function restoreDraft(form, addRole) {
+// Names of the fields that differ from the page as it was sent: they were edited before this script was loaded.
+export function editedFields(form) {
+  const differs = (field) => {
+    if (field.type === "checkbox" || field.type === "radio") return field.checked !== field.defaultChecked;
+    if (field.type === "file") return field.files.length > 0;
+    if (field.options) return field.selectedIndex !== Math.max(0, [...field.options].findIndex((option) => option.defaultSelected));
+    return field.type !== "hidden" && "defaultValue" in field && field.value !== field.defaultValue;
+  };
+  return new Set([...form.elements].filter((field) => field.name && differs(field)).map((field) => field.name));
+}
+
+// Fills in the draft of this address, if any, except for `edited` fields; `addRole` adds an empty role to the form.
+export function restoreDraft(form, addRole, edited) {
   sessionStorage.removeItem(SENT);
   const saved = "bound" in form.dataset ? null : sessionStorage.getItem(keyOf());
   if (!saved) return;
@@ -19,7 +30,7 @@ export function restoreDraft(form, addRole) {
   while (Number(form.elements["roles-TOTAL_FORMS"].value) < roles) addRole();
   for (const field of form.elements) {
     const isKept = field.type !== "hidden" || field.name.startsWith("roles-") || field.name === "typed_amounts";
-    if (!field.name || field.type === "file" || !isKept) continue;
+    if (!field.name || field.type === "file" || !isKept || edited.has(field.name)) continue;
     const given = values.get(field.name) ?? [];
     if (field.type === "checkbox" || field.type === "radio") field.checked = given.includes(field.value);
     else if (given.length) field.value = given[0];

@@ -27,4 +27,8 @@ export function startSheet(root) {
   sheet.addEventListener("submit", () => window.removeEventListener("beforeunload", leave));
   sheet.addEventListener("click", (event) => { if (event.target.closest("[data-discard]")) window.removeEventListener("beforeunload", leave); });
   sheet.addEventListener("input", (event) => { if (event.target.matches(".fw-edit")) mark(event.target); });
+  for (const field of sheet.querySelectorAll(".fw-edit")) { // edited before this script was loaded
+    const seen = field.dataset.seen ?? field.defaultValue;
+    if (seen !== undefined && field.value.trim() !== seen) mark(field);
+  }
 }

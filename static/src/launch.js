@@ -1,6 +1,6 @@
 // The launch form: requests a preview shortly after each keystroke, and applies suggestions.
 import { startAmounts } from "./amounts.js";
-import { markSent, restoreDraft, saveDraft } from "./drafts.js";
+import { editedFields, markSent, restoreDraft, saveDraft } from "./drafts.js";
 import { translated } from "./translations.js";
 
 const DELAY_MS = 220;
@@ -58,8 +58,10 @@ export function startLaunch(root) {
     ask();
   });
 
-  restoreDraft(form, addRole);
-  const amounts = startAmounts(form);
+  const edited = editedFields(form);
+  restoreDraft(form, addRole, edited);
+  const amounts = startAmounts(form, edited);
+  if (edited.size) saveDraft(form);
   const set = (pairs) => {
     const names = pairs.split(";").map((pair) => pair.split("=")[0]);
     for (const pair of pairs.split(";")) {
@@ -180,8 +182,10 @@ function startArchiveUpload(form, changed) {
     changed();
   };
   file.addEventListener("change", upload);
-  project.addEventListener("change", () => { if (file.files.length) upload(); });
+  const uploadChosen = () => { if (file.files.length) upload(); };
+  project.addEventListener("change", uploadChosen);
   form.addEventListener("formdata", (event) => { if (uploaded && archive.value === uploaded) event.formData.delete("code_upload"); });
+  uploadChosen(); // it may be older than this script
 }
 
 const PAIR = [/^([^=]+)=(.*)$/, ([target, value]) => `${target}=${value}`];

@@ -75,6 +75,7 @@ export function startBulk() { // the bar with the common act appears with the fi
     if (event.target.matches("[data-bulk-all], [data-bulk]")) refresh();
   });
   document.addEventListener("htmx:afterSwap", refresh);
+  refresh(); // rows that were chosen before this script was loaded
   document.addEventListener("htmx:beforeSwap", ({ detail }) => { // a live change that was under way when a row was chosen
     if (detail.requestConfig.elt.matches?.("[data-live]") && detail.target.querySelector("[data-bulk]:checked")) detail.shouldSwap = false;
   });

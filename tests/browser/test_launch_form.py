@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import re
 import tarfile
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import yaml
-from playwright.sync_api import Route, expect
+from playwright.sync_api import Page, Route, expect
 
 from portal.models import CodeArchive, Job, Volume
 from portal.services.projects.secrets import do_save_secret
@@ -283,6 +286,55 @@ def test_the_review_has_all_that_is_launched_also_a_chosen_archive(open_as, data
     job = Job.objects.select_related("project").get(name="with code")
     assert CodeArchive.objects.filter(project=job.project, sha256=job.code_archive).exists()
     assert yaml.safe_load(text)["code_archive"] == job.code_archive
+
+
+@pytest.fixture
+def open_late(open_as) -> Any:
+    """Opens a page of a user whose scripts of one name arrive only when the returned function is called."""
+
+    def opened(name: str, address: str, script: str) -> tuple[Page, Callable[[], None]]:
+        page: Page = open_as(name)
+        held: list[Route] = []
+        page.route(re.compile(rf"/chunks/{script}-\w+\.js"), lambda route: held.append(route))
+
+        def deliver() -> None:
+            while not held:
+                page.wait_for_timeout(20)
+            held.pop().continue_()
+
+        page.goto(address)
+        return page, deliver
+
+    return opened
+
+
+def test_what_is_entered_before_the_script_of_the_form_arrives_counts(open_late) -> None:
+    page, deliver = open_late("m-okafor", "/launch/?kind=training&defaults=1", "launch")
+    page.evaluate(OPEN_FOLDS)
+    cores, memory = page.locator("[name=cores]"), page.locator("[name=memory_gib]")
+    one = float(memory.input_value())
+    cores.fill("3")
+    page.locator("[name=gpus_per_task]").fill("2")
+    page.locator("[name=code_upload]").set_input_files(
+        {"name": "code.tar", "mimeType": "application/x-tar", "buffer": packed("train.py")}
+    )
+    deliver()
+    expect(memory).to_have_value(str(int(2 * one)))
+    expect(page.locator("#id_cores_typed")).to_be_visible()
+    expect(page.locator("[name=code_archive]")).to_have_value(re.compile("^[0-9a-f]{64}$"))
+    page.reload()
+    deliver()
+    expect(page.locator("[data-draft]")).to_be_visible()  # it was kept as a draft
+    cores.fill("5")  # newer than the draft
+    expect(page.locator("#id_cores_typed")).to_be_visible()
+    expect(cores).to_have_value("5")
+
+
+def test_an_edit_before_the_script_of_a_sheet_arrives_is_marked(open_late) -> None:
+    page, deliver = open_late("r-castellan", "/quotas/", "editable_sheet")
+    page.locator(".fw-edit").first.fill("7")
+    deliver()
+    expect(page.locator(".fw-edit[data-dirty]")).to_have_count(1)
 
 
 def test_an_archive_that_is_refused_says_why_before_the_launch(open_as) -> None:

@@ -133,6 +133,26 @@ async def test_probes_are_answered_while_all_other_slots_are_in_use(monkeypatch:
     await asyncio.gather(*busy)
 
 
+async def test_files_of_pages_are_sent_while_all_slots_are_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page whose script was refused shows everything and does nothing, and nothing requests it again."""
+    monkeypatch.setattr(admission, "WAIT_S", 0.2)
+    inner = Application()
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        if not scope["path"].startswith("/static/"):
+            return await inner(scope, receive, send)
+        await receive()
+        await asyncio.sleep(0.5)  # longer than the limit of other requests below
+        await answer(send)
+
+    app = RequestTimeoutApp(application, within_s=0.3)
+    busy = await begin(app, AT_ONCE)
+    files = await asyncio.gather(*await begin(app, AT_ONCE, "/static/chunks/launch-QWERTZ12.js"))
+    assert {served.status for served in files} == {200}
+    inner.go_on.set()
+    assert {served.status for served in await asyncio.gather(*busy)} == {503}
+
+
 class Waiting:
     """Waits in a thread for another process, like a view."""
 
