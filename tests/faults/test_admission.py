@@ -139,11 +139,12 @@ async def test_files_of_pages_are_sent_while_all_slots_are_in_use(monkeypatch: p
     inner = Application()
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
-        if not scope["path"].startswith("/static/"):
-            return await inner(scope, receive, send)
-        await receive()
-        await asyncio.sleep(0.5)  # longer than the limit of other requests below
-        await answer(send)
+        if scope["path"].startswith("/static/"):
+            await receive()
+            await asyncio.sleep(0.5)  # longer than the limit of other requests below
+            await answer(send)
+        else:
+            await inner(scope, receive, send)
 
     app = RequestTimeoutApp(application, within_s=0.3)
     busy = await begin(app, AT_ONCE)
