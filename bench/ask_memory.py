@@ -62,7 +62,7 @@ def measure(worker: int, bodies: list[dict[str, Any]], options: argparse.Namespa
 
     _await_worker(bodies[0])
     draw, answered, unanswered = random.Random(1), 0, 0
-    first_mib = highest_mib = _resident_mib(worker)
+    first_mib = highest_mib = resident_mib(worker)
     began_s = next_s = sample_s = time.monotonic()
     while time.monotonic() - began_s < options.seconds:
         body = _varied(draw, bodies)
@@ -71,7 +71,7 @@ def measure(worker: int, bodies: list[dict[str, Any]], options: argparse.Namespa
             unanswered += 1
         else:
             answered += 1
-        now_mib = _resident_mib(worker)
+        now_mib = resident_mib(worker)
         highest_mib = max(highest_mib, now_mib)
         if answered <= WARM_ANSWERS:
             first_mib = max(first_mib, now_mib)
@@ -80,7 +80,7 @@ def measure(worker: int, bodies: list[dict[str, Any]], options: argparse.Namespa
             print(f"{time.monotonic() - began_s:.0f} s: {answered} answers, {now_mib:.1f} MiB", flush=True)
         next_s += 1 / options.per_s
         time.sleep(max(0.0, next_s - time.monotonic()))
-    last_mib = _resident_mib(worker)
+    last_mib = resident_mib(worker)
     ratio = round(last_mib / first_mib, 3)
     print_figure(
         "worker-ask, memory at the end",
@@ -140,6 +140,7 @@ def _await_worker(body: dict[str, Any]) -> None:
         time.sleep(0.2)
 
 
-def _resident_mib(process: int) -> float:
+def resident_mib(process: int) -> float:
+    """Return the resident memory of a process."""
     lines = Path(f"/proc/{process}/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("VmRSS:")).split()[1]) / 1024

@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
                 environment = {"DATABASE_URL": url, "FAIRWAY_DATA_DIR": folder, "FAIRWAY_DATABASE_POOL": size}
                 words = [*web_arguments(socket), "--log-level", "error"]
                 stack.enter_context(_process(sys.executable, *words, **environment))
-                clients[name] = stack.enter_context(_client(socket))
+                clients[name] = stack.enter_context(client_of_socket(socket))
             for path, connection in PAGES.items():
                 _one_by_one(path, headers[connection], clients, wanted.rounds)
             _at_once("/api/v1/me/", headers["token"], clients, wanted.at_once, wanted.rounds)
@@ -69,7 +69,8 @@ def _credentials() -> dict[str, dict[str, str]]:
     }
 
 
-def _client(socket: Path) -> httpx.Client:
+def client_of_socket(socket: Path) -> httpx.Client:
+    """Return a client of the process that will listen on a unix socket; wait up to 20 s for it."""
     until = time.monotonic() + 20
     while not socket.exists() and time.monotonic() < until:
         time.sleep(0.05)
