@@ -23,7 +23,7 @@ def pack(folder: Path) -> bytes:
     ):
         for path in sorted(_files(folder)):
             if path.is_symlink() or not path.is_file():
-                print(f"fairway: {path} is left out: it is no regular file", file=sys.stderr)
+                print(f"fairway: {path} is left out: it is not a regular file", file=sys.stderr)
                 continue
             header = tarfile.TarInfo(path.relative_to(folder).as_posix())
             facts = path.stat()

@@ -54,7 +54,7 @@ def config_block(server: Fairway) -> str:
 
 
 def ssh_command(server: Fairway, job: str, rank: int, arguments: Sequence[str]) -> list[str]:
-    """Return the arguments of ssh, which reads none of them as an option. Raise ValueError for what is no id."""
+    """Return the arguments of ssh, which reads none of them as an option. Raise ValueError for what is not an id."""
     options = [word for name, value in host_options(server).items() for word in ("-o", f"{name}={value}")]
     command = arguments[1:] if arguments[:1] == ["--"] else arguments
     return ["ssh", *options, "--", _host(job, rank), *command]
@@ -141,7 +141,7 @@ class _Wire:
             data = self._sock.recv(_READ_BYTES)
             self._received += data
             if not data or len(self._received) > _MAX_HEAD_BYTES:
-                raise ConnectionError("the answer is no HTTP")
+                raise ConnectionError("the answer is not HTTP")
         head, _, rest = bytes(self._received).partition(b"\r\n\r\n")
         self._received = bytearray(rest)
         words = head.split(None, 2)

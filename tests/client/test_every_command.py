@@ -197,7 +197,7 @@ def test_every_number_is_checked_in_a_sentence(capsys) -> None:
                 capsys.readouterr()
                 assert call(*name.split(), f"{option}={text}") == cli.USAGE, (name, option, text)
                 said = capsys.readouterr().err.splitlines()[-1]
-                assert f"{text!r} is no " in said and "invalid" not in said, (name, option, said)
+                assert f"{text!r} is not a " in said and "invalid" not in said, (name, option, said)
 
 
 class Gateway:

@@ -10,8 +10,10 @@ from playwright.sync_api import Browser
 from tests.chromium import chromium
 from tests.rig.cluster import RigCluster  # noqa: F401 - part of the rig's fixtures
 from tests.rig.images import RigImage
+from tests.rig.node import RigNode
 from tests.rig.plugin import lab_image, tiny_image  # noqa: F401
 from tests.rig.rig import Rig
+from tests.stories.operator_client import Operator
 from tests.stories.portal import StoryPortal
 
 
@@ -34,3 +36,13 @@ def lab_rig(lab_image: RigImage) -> Iterator[Rig]:  # noqa: F811
     """Two machines with sshd, podman and the JupyterLab image, not yet nodes of anything."""
     with Rig(2, image_stores=[lab_image.store]) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def operator(tiny_image: RigImage) -> Iterator[tuple[Operator, RigNode]]:  # noqa: F811
+    """The administrator of a fresh Fairway with one machine over SSH."""
+    with Rig(1, image_stores=[tiny_image.store]) as rig, StoryPortal("--no-local-node") as portal:
+        made = Operator(portal)
+        made.add_node(rig.nodes[0], "node1")
+        made.add_environment(tiny_image.name)
+        yield made, rig.nodes[0]

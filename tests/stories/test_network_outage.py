@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import pytest
 
-from tests.rig.images import RigImage
 from tests.rig.node import RigNode
-from tests.rig.rig import Rig
 from tests.stories.operator_client import COUNTER, Operator, end_counter
-from tests.stories.portal import StoryPortal
 from tests.stories.users import eventually
 
 pytestmark = [pytest.mark.rig, pytest.mark.heavy, pytest.mark.long, pytest.mark.timeout(1500)]
@@ -19,15 +15,6 @@ pytestmark = [pytest.mark.rig, pytest.mark.heavy, pytest.mark.long, pytest.mark.
 AWAY_S = 600.0
 ANSWER_LIMIT_S = 8.0
 """Of a page or request meanwhile; the portal itself answers within it or says why not."""
-
-
-@pytest.fixture(scope="module")
-def operator(tiny_image: RigImage) -> Iterator[tuple[Operator, RigNode]]:
-    with Rig(1, image_stores=[tiny_image.store]) as rig, StoryPortal("--no-local-node") as portal:
-        made = Operator(portal)
-        made.add_node(rig.nodes[0], "node1")
-        made.add_environment(tiny_image.name)
-        yield made, rig.nodes[0]
 
 
 def test_a_job_survives_ten_minutes_without_network(
