@@ -543,7 +543,8 @@ def _gateway(
 def _workspace(port: int, sshd: Any = None) -> tuple[str, str, str]:
     """Return a running workspace, local or behind an sshd, a cookie for it, and its tool's secret."""
     from portal.models import Node
-    from portal.services.workspaces.access import decrypt_attempt_secret, do_open_workspace, do_redeem_ticket
+    from portal.services.jobs.attempt_secrets import decrypt_attempt_secret
+    from portal.services.workspaces.access import do_open_workspace, do_redeem_ticket
     from tests import factories
     from tests.gateway.gateway_harness import attempt_of, running_workspace, sign_in
 

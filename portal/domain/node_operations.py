@@ -28,6 +28,12 @@ OPERATION_TITLES: dict[OperationKind, str] = {
     OperationKind.MOVE: "Change of address",
 }
 
+OPERATIONS = "orders"
+"""The verb that notifies a node's actor of due operations."""
+
+CONNECT = "connect"
+"""The verb that has a node's actor connect at once, with the present name, address and host key of the node."""
+
 WARNING_ONLY_CHECKS = frozenset({"version"})
 """Findings that are only warnings: vendors patch old versions without changing their number."""
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from portal.domain.sweeps import MAX_PARAMETERS
+from portal.domain.parameters import MAX_PARAMETERS
 from portal.domain.template_parameters import ParameterType, read_template_parameters
 
 _TYPES = {

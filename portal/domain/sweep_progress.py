@@ -11,15 +11,14 @@ from dataclasses import dataclass, replace
 from statistics import median, quantiles
 from typing import NamedTuple
 
+from portal.domain.parameters import Parameter, Value
 from portal.domain.sweeps import (
     LIVE_TRIAL_STATES,
     PRUNING_SEARCHERS,
     Direction,
-    Parameter,
     Searcher,
     SweepSpec,
     TrialState,
-    Value,
 )
 
 MIN_ENDED = 3

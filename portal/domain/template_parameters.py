@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Any
 
 from portal.domain.job_spec import JobField, job_fields, time_error
-from portal.domain.sweeps import (
+from portal.domain.parameters import (
     MAX_PARAMETERS,
     PLACEHOLDER,
     Value,

@@ -21,9 +21,9 @@ from portal.errors import FairwayError, InvalidRequest, Unsatisfiable
 from portal.failpoints import failpoint
 from portal.models import Job, Schedule, ScheduleRun, User
 from portal.services.audit import record_action, record_change
+from portal.services.jobs.stored_requests import base_request, request_fields
 from portal.services.jobs.submission import JobRequest, create_job, preview_start, validate_request
 from portal.services.lifecycle import job_control
-from portal.services.sweeps.trial_jobs import base_request, request_fields
 
 log = logging.getLogger(__name__)
 

@@ -40,13 +40,13 @@ from portal.valkey.rate_limits import (
 )
 from portal.web.display.formatting import duration
 from portal.web.form_fields import (
+    add_service_errors,
     new_password_field,
     password_field,
     select_input,
     text_input,
     time_zone_field,
 )
-from portal.web.sign_in import add_service_errors
 from portal.web.views import action, page, refusals_as_messages
 
 TOKEN_LIFETIMES = [

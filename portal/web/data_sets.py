@@ -36,9 +36,8 @@ from portal.services.projects.data_sets import (
     do_delete_version,
     do_measure_version,
 )
-from portal.web.form_fields import select_input, text_area, text_input
+from portal.web.form_fields import add_service_errors, select_input, text_area, text_input
 from portal.web.launch.form import PublicIdChoiceField, launchable_projects
-from portal.web.sign_in import add_service_errors
 from portal.web.views import action, form_page, page, refusals_as_messages, render_live
 
 PAGE_SIZE = 20

@@ -12,6 +12,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy
 
+from portal.errors import FairwayError, InvalidRequest
 from portal.web.form_renderer import attributes
 
 if TYPE_CHECKING:
@@ -97,3 +98,12 @@ def time_zone_field(help_text: StrOrPromise = "", **attrs: str) -> forms.ChoiceF
         widget=TimeZoneSelect({"class": "form-select", **attrs}),
         help_text=help_text,
     )
+
+
+def add_service_errors(form: forms.Form, error: FairwayError) -> None:
+    """Add the messages of a service to the fields they belong to."""
+    fields = error.fields if isinstance(error, InvalidRequest) else {}
+    for name, message in fields.items():
+        form.add_error(name if name in form.fields else None, message)
+    if not fields:
+        form.add_error(None, error.message)

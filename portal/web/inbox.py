@@ -43,8 +43,7 @@ from portal.services.notices.webhooks import (
 )
 from portal.services.notices.write import available_channels, preferences_of, recipients
 from portal.web.display.formatting import format_date, time_zone
-from portal.web.form_fields import text_input
-from portal.web.sign_in import add_service_errors
+from portal.web.form_fields import add_service_errors, text_input
 from portal.web.views import action, page, posted_values, refusals_as_messages
 
 PAGE_SIZE = 20

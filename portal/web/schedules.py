@@ -18,9 +18,9 @@ from portal.models import ScheduleRun, User
 from portal.selectors.schedules import get_schedule, list_runs, list_schedules, newest_runs
 from portal.services.schedules import SPEC_FIELDS, do_change_schedule, do_delete_schedule
 from portal.web.display.job_rows import STATE_DISPLAY
+from portal.web.form_fields import add_service_errors
 from portal.web.launch.roles import format_command
 from portal.web.launch.spec_fields import build_schedule_fields
-from portal.web.sign_in import add_service_errors
 from portal.web.views import action, page, refusals_as_messages
 
 PAGE_SIZE = 20

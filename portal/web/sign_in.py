@@ -20,7 +20,7 @@ from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods, require_POST
 
 from portal.access import AccessPolicy, access_policy
-from portal.errors import FairwayError, InvalidRequest, NotFound, TooManyRequests
+from portal.errors import FairwayError, NotFound, TooManyRequests
 from portal.models import User
 from portal.models.public_id import slug_validator
 from portal.models.users import normalize_username
@@ -38,7 +38,13 @@ from portal.valkey.rate_limits import (
     refund,
 )
 from portal.web.display.formatting import duration
-from portal.web.form_fields import new_password_field, password_field, text_input, time_zone_field
+from portal.web.form_fields import (
+    add_service_errors,
+    new_password_field,
+    password_field,
+    text_input,
+    time_zone_field,
+)
 
 log = logging.getLogger(__name__)
 
@@ -283,12 +289,3 @@ def _invited_user(request: HttpRequest) -> User | None:
     """
     name, password = request.POST.get("username", ""), request.POST.get("password", "")
     return _authenticate(request, name, password)[0] if name and password else None
-
-
-def add_service_errors(form: forms.Form, error: FairwayError) -> None:
-    """Add the messages of a service to the fields they belong to."""
-    fields = error.fields if isinstance(error, InvalidRequest) else {}
-    for name, message in fields.items():
-        form.add_error(name if name in form.fields else None, message)
-    if not fields:
-        form.add_error(None, error.message)

@@ -20,6 +20,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, gettext_noop
 
 from portal.access import AccessPolicy, Permission, can, visible_environments
+from portal.domain.parameters import describe_parameter, read_parameters
 from portal.domain.sweep_progress import SweepProgress, TrialUse, best_region, sweep_progress
 from portal.domain.sweeps import (
     ARRAY_SEARCHERS,
@@ -28,8 +29,6 @@ from portal.domain.sweeps import (
     SweepState,
     TrialRecord,
     TrialState,
-    describe_parameter,
-    read_parameters,
 )
 from portal.errors import FairwayError
 from portal.models import Environment, NodePool, Project, Sweep, Trial, User
@@ -44,6 +43,7 @@ from portal.selectors.sweeps import (
     list_trials,
     trial_uses,
 )
+from portal.services.jobs.stored_requests import base_request
 from portal.services.sweeps.determined import read_experiment
 from portal.services.sweeps.sweeps import (
     do_change_sweep,
@@ -53,16 +53,14 @@ from portal.services.sweeps.sweeps import (
     do_stop_sweep,
     sweep_spec,
 )
-from portal.services.sweeps.trial_jobs import base_request
 from portal.services.sweeps.trials import do_repeat_trial, do_resume_trial, do_stop_trial
 from portal.services.yaml_input import MAX_BYTES
 from portal.web.display.csv_download import csv_response
 from portal.web.display.quota_bars import QuotaBar
 from portal.web.display.sweep_charts import best_chart, curves_chart, parallel_coordinates
 from portal.web.display.trial_rows import TRIAL_DISPLAY, trial_context, trial_row
-from portal.web.form_fields import select_input, text_area
+from portal.web.form_fields import add_service_errors, select_input, text_area
 from portal.web.launch.form import PublicIdChoiceField, launchable_projects
-from portal.web.sign_in import add_service_errors
 from portal.web.views import action, form_page, page, refusals_as_messages, render_live
 
 PAGE_SIZE = 20

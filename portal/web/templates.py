@@ -39,11 +39,10 @@ from portal.services.jobs.templates import CONTENT, TemplateInput, do_save_templ
 from portal.services.yaml_input import MAX_BYTES, dump_yaml, load_yaml
 from portal.visibility import private_fields
 from portal.web.display.formatting import parse_whole_number
-from portal.web.form_fields import select_input, text_area, text_input
+from portal.web.form_fields import add_service_errors, select_input, text_area, text_input
 from portal.web.launch.form import PublicIdChoiceField, launchable_projects, parameter_field_name
 from portal.web.launch.initial_values import plan_fields
 from portal.web.launch.spec_fields import build_field
-from portal.web.sign_in import add_service_errors
 from portal.web.views import form_page, page
 
 PAGE_SIZE = 24

@@ -14,6 +14,7 @@ from portal.web import (
     home,
     inbox,
     job_list,
+    node_page,
     plan,
     queue,
     schedules,
@@ -239,6 +240,6 @@ urlpatterns = [
     path("cluster/", cluster.cluster, name="cluster"),
     path("cluster/network/", cluster.network, name="network"),
     path("", include("portal.web.admin.urls")),  # before the node page, since "add" is not a node id
-    path("nodes/<slug:public_id>/", cluster.node, name="node"),
+    path("nodes/<slug:public_id>/", node_page.node, name="node"),
     path("nodes/<slug:public_id>/series/", metrics.node_series, name="node-series"),
 ]

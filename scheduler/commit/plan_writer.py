@@ -21,13 +21,13 @@ from portal.domain.volumes import VolumeKind, VolumeScope
 from portal.errors import Conflict
 from portal.failpoints import failpoint
 from portal.models import Attempt, Gpu, Job, Node, NodePool, Volume
+from portal.services.jobs.attempt_secrets import create_attempt_secret
 from portal.services.jobs.launching import needs_ssh_keys
 from portal.services.lifecycle import elastic, job_control
 from portal.services.lifecycle.elastic import ScaleUpSession, TaskEviction
 from portal.services.lifecycle.job_control import AttemptStart, NewTasks, RankPlacement, StopRequest
 from portal.services.nodes import quarantine
 from portal.services.projects.volumes import declared_volumes
-from portal.services.workspaces.access import create_attempt_secret
 from scheduler import leases
 from scheduler.commit.start_checks import QuotaCheck, ReservationCheck
 from scheduler.core.model.plan import Eviction, JobPlacement

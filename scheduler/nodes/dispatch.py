@@ -29,6 +29,7 @@ from portal.selectors.jobs.rights import Denial, denials_by_key, usage_of_job
 from portal.selectors.nodes.network_policy import container_policy, tracking_exceptions
 from portal.selectors.scheduling.settings import pool_settings
 from portal.services.images.pins import pin_job
+from portal.services.jobs.attempt_secrets import decrypt_attempt_secret
 from portal.services.jobs.code import attempt_code, record_code_commit
 from portal.services.jobs.code_archives import read_archive, stored_size
 from portal.services.jobs.launching import attempt_gang, attempt_keys
@@ -40,7 +41,6 @@ from portal.services.lifecycle.job_control import TaskEnd
 from portal.services.nodes import nodes, quarantine
 from portal.services.projects.secrets import SecretMissingError, read_job_secrets
 from portal.services.sweeps.reports import record_reports
-from portal.services.workspaces.access import decrypt_attempt_secret
 from scheduler.nodes.checkpoints import checkpoint_fields, decide_resume, list_checkpoints_at_end
 from scheduler.nodes.image_pulls import CHUNK_BYTES
 from scheduler.nodes.node_connection import NodeConnection

@@ -37,6 +37,7 @@ from agents.link import TokenBucket
 from agents.node.errors import DISK_FULL
 from portal.database.pool_middleware import release_connection
 from portal.domain.node_breaker import IncidentKind
+from portal.domain.node_operations import CONNECT, OPERATIONS
 from portal.domain.states import GpuHealth
 from portal.domain.stored_texts import stored_text
 from portal.models import Gpu, Node, Task
@@ -46,7 +47,6 @@ from portal.services.jobs.files import READ_FILES_HINT
 from portal.services.nodes import nodes, quarantine
 from portal.services.nodes.alerts import record_xid
 from portal.services.nodes.gpus import record_gpu_health
-from portal.services.nodes.operations import CONNECT, OPERATIONS
 from portal.services.projects.data_set_sizes import MEASURE_HINT
 from scheduler.leases import HeldLease, LeaseLostError
 from scheduler.nodes import dispatch

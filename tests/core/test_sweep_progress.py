@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from portal.domain.parameters import read_parameters
 from portal.domain.sweep_progress import (
     SweepProgress,
     TrialUse,
@@ -15,7 +16,7 @@ from portal.domain.sweep_progress import (
     rung_steps,
     sweep_progress,
 )
-from portal.domain.sweeps import SweepSpec, TrialState, read_parameters
+from portal.domain.sweeps import SweepSpec, TrialState
 
 ASHA = SweepSpec(
     searcher="asha", metric="loss", max_trials=20, max_parallel=2, max_steps=27, reduction_factor=3, seed=1

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from portal.domain.sweeps import (
-    SweepSpec,
+from portal.domain.parameters import (
     describe_parameter,
     fill_command,
     grid_points,
@@ -16,9 +15,9 @@ from portal.domain.sweeps import (
     parse_point_lines,
     read_parameters,
     read_points,
-    sweep_errors,
     trial_variables,
 )
+from portal.domain.sweeps import SweepSpec, sweep_errors
 
 
 @pytest.mark.parametrize(

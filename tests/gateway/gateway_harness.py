@@ -27,8 +27,8 @@ from portal.gateway.protocol.http_protocol import GatewayHttpProtocol
 from portal.gateway.proxy.websocket_protocol import RawWebSocketProtocol
 from portal.models import Attempt, Gpu, Job, Task, User
 from portal.services.accounts.sessions import SessionStore
+from portal.services.jobs.attempt_secrets import create_attempt_secret
 from portal.services.lifecycle import job_control, readiness
-from portal.services.workspaces.access import create_attempt_secret
 from tests import factories
 
 activity.POLL_INTERVAL_S = 3600.0  # tests poll when they want to

@@ -12,7 +12,8 @@ import pytest
 
 from portal.models import Environment, Job, User
 from portal.services.images.process_environment import code_server_command
-from portal.services.workspaces.access import decrypt_attempt_secret, digest, do_open_workspace
+from portal.services.jobs.attempt_secrets import decrypt_attempt_secret
+from portal.services.workspaces.access import digest, do_open_workspace
 from tests.chromium import chromium
 from tests.code_server import code_server_program
 from tests.engine_harness import wait_for

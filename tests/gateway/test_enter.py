@@ -14,8 +14,9 @@ from django.utils import timezone
 from portal.domain.reasons import EndReason
 from portal.errors import Conflict, NotFound
 from portal.models import Attempt, AuditEntry, BrowserSession, WorkspaceSession, WorkspaceTicket
+from portal.services.jobs.attempt_secrets import decrypt_attempt_secret
 from portal.services.lifecycle import job_control
-from portal.services.workspaces.access import decrypt_attempt_secret, do_open_workspace, do_redeem_ticket
+from portal.services.workspaces.access import do_open_workspace, do_redeem_ticket
 from tests import factories
 from tests.gateway.gateway_harness import attempt_of, running_workspace, sign_in
 

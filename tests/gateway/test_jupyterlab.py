@@ -30,7 +30,8 @@ from portal.services.images.process_environment import (
     jupyterlab_command,
     with_gateway_identity,
 )
-from portal.services.workspaces.access import decrypt_attempt_secret, digest, do_open_workspace
+from portal.services.jobs.attempt_secrets import decrypt_attempt_secret
+from portal.services.workspaces.access import digest, do_open_workspace
 from portal.services.workspaces.secret_replacement import due_replacements
 from portal.services.workspaces.shares import do_revoke_share, do_share_workspace
 from scheduler.nodes.secret_replacements import replace_secret

@@ -22,7 +22,8 @@ from portal.gateway.protocol.cookies import (
     tool_headers,
 )
 from portal.gateway.protocol.locations import rewrite_location, rewrite_refresh
-from portal.services.workspaces.access import decrypt_attempt_secret, do_open_workspace
+from portal.services.jobs.attempt_secrets import decrypt_attempt_secret
+from portal.services.workspaces.access import do_open_workspace
 from tests.gateway.gateway_harness import attempt_of, running_workspace
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from portal.domain.sweeps import fill_command
+from portal.domain.parameters import fill_command
 from portal.domain.template_parameters import read_template_parameters
 from portal.services.cluster.starter_templates import PROGRAM_PATH, shipped_templates
 from portal.services.jobs.templates import TemplateInput, input_errors

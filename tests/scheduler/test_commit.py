@@ -21,8 +21,8 @@ from portal.models import (
     UsageInterval,
     Volume,
 )
+from portal.services.jobs.attempt_secrets import decrypt_attempt_secret
 from portal.services.lifecycle import job_control
-from portal.services.workspaces.access import decrypt_attempt_secret
 from scheduler import leases
 from scheduler.commit import plan_writer
 from scheduler.commit.plan_writer import CommitRefusal, commit_evictions, commit_starts

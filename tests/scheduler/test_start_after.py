@@ -10,8 +10,8 @@ from django.utils import timezone
 
 from portal.errors import InvalidRequest
 from portal.models import ClusterSettings, Job, JobVerdict
+from portal.services.jobs.stored_requests import base_request, request_fields
 from portal.services.jobs.submission import JobRequest, preview_query_body
-from portal.services.sweeps.trial_jobs import base_request, request_fields
 from scheduler.cycle import run_cycle
 from scheduler.forecast.forecast_pass import run_forecast_pass
 from scheduler.snapshot.decision_input import take_snapshot

@@ -6,8 +6,8 @@ import pytest
 from django.urls import reverse
 
 from portal.models import Job, Node, NodePool
+from portal.services.jobs.attempt_secrets import create_attempt_secret
 from portal.services.lifecycle.job_control import RankPlacement, start_attempt
-from portal.services.workspaces.access import create_attempt_secret
 from portal.web.launch.form import LaunchForm
 from portal.web.launch.initial_values import initial_from_job
 

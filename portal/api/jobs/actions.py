@@ -17,10 +17,9 @@ from portal.api.framework.views import SignedInView, operation
 from portal.api.jobs.job_requests import ID_OR_NAME, JobChangeBody, get_referenced_row, resolve_changes
 from portal.api.jobs.jobs import represent_current_job, represent_job
 from portal.api.jobs.preview import JobPreview, represent_preview
-from portal.api.jobs.workspaces import get_workspace, represent_workspace
 from portal.api.serializers.idle import IdleExemption
 from portal.api.serializers.jobs import JobDetail
-from portal.api.serializers.workspaces import Workspace
+from portal.api.serializers.workspaces import Workspace, get_workspace, represent_workspace
 from portal.domain.signals import SIGNALS
 from portal.models import IdleExemption as IdleExemptionRow
 from portal.models import Job, NodePool, User

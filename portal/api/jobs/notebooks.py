@@ -16,7 +16,7 @@ from portal.api.framework.responses import ResponseSerializer
 from portal.api.framework.row_actions import action_route
 from portal.api.framework.views import SignedInView, operation
 from portal.api.jobs.templates import Template
-from portal.api.jobs.workspaces import get_workspace
+from portal.api.serializers.workspaces import get_workspace
 from portal.domain.template_parameters import ParameterType
 from portal.models import NotebookListing
 from portal.selectors.templates import get_template

@@ -12,8 +12,8 @@ from portal.api.framework.responses import ResponseSerializer
 from portal.api.framework.row_actions import action_route
 from portal.api.framework.views import SignedInView, operation
 from portal.api.jobs.job_requests import ID_OR_NAME
-from portal.api.jobs.workspaces import get_workspace
 from portal.api.serializers.references import UserReference
+from portal.api.serializers.workspaces import get_workspace
 from portal.domain.shares import MAX_DURATION_S, MIN_DURATION_S, ShareAccess
 from portal.errors import InvalidRequest
 from portal.models import Job, User

@@ -26,7 +26,8 @@ from portal.api.framework.views import ListQuery, SignedInView, operation
 from portal.api.jobs.job_requests import JobBody, build_body_field, build_job_request, get_referenced_row
 from portal.api.serializers.references import Reference, UserReference
 from portal.domain.job_spec import job_fields
-from portal.domain.sweeps import MAX_TRIALS, Direction, Searcher, SweepSpec, SweepState, TrialState
+from portal.domain.parameters import MAX_TRIALS
+from portal.domain.sweeps import Direction, Searcher, SweepSpec, SweepState, TrialState
 from portal.models import NodePool, User
 from portal.models import Sweep as SweepRow
 from portal.models import TrialReport as TrialReportRow

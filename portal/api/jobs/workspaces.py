@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from django.conf import settings
 from django.http import HttpResponse
@@ -15,8 +14,7 @@ from portal.api.framework.views import SignedInView, operation
 from portal.api.jobs.job_requests import WorkspaceBody, submit_response
 from portal.api.jobs.jobs import ORDERS, JobFilterQuery, build_filter
 from portal.api.serializers import workspaces as representations
-from portal.errors import NotFound
-from portal.models import Job, User
+from portal.api.serializers.workspaces import get_workspace, represent_workspace
 from portal.selectors.jobs.jobs import list_workspaces
 from portal.services.accounts.tokens import Scope
 from portal.services.workspaces.access import do_open_workspace
@@ -24,19 +22,6 @@ from portal.valkey import rate_limits
 
 _read = partial(operation, tag="workspaces", scope=Scope.READ)
 _write = partial(operation, tag="workspaces", scope=Scope.WORKSPACES)
-
-
-def get_workspace(user: User, public_id: str) -> Job:
-    """Return the workspace if the user may see it. Raise NotFound otherwise."""
-    row = list_workspaces(user).filter(public_id=public_id).first()
-    if row is None:
-        raise NotFound("There is no such workspace.")
-    return row
-
-
-def represent_workspace(user: User, row: Job) -> dict[str, Any]:
-    """Return the workspace as stored now."""
-    return representations.Workspace.represent(get_workspace(user, row.public_id))
 
 
 class WorkspacesView(SignedInView):

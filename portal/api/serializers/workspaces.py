@@ -8,7 +8,10 @@ from rest_framework import serializers
 
 from portal.api.framework.responses import ResponseSerializer
 from portal.api.serializers.jobs import Job
+from portal.errors import NotFound
 from portal.models import Job as JobRow
+from portal.models import User
+from portal.selectors.jobs.jobs import list_workspaces
 from portal.services.workspaces.access import workspace_origin
 
 
@@ -47,3 +50,16 @@ class WorkspaceAccess(ResponseSerializer):
     page = serializers.CharField(
         help_text="Page of the portal that opens the workspace in a signed-in browser."
     )
+
+
+def get_workspace(user: User, public_id: str) -> JobRow:
+    """Return the workspace if the user may see it. Raise NotFound otherwise."""
+    row = list_workspaces(user).filter(public_id=public_id).first()
+    if row is None:
+        raise NotFound("There is no such workspace.")
+    return row
+
+
+def represent_workspace(user: User, row: JobRow) -> dict[str, Any]:
+    """Return the workspace as stored now."""
+    return Workspace.represent(get_workspace(user, row.public_id))

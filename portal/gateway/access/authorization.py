@@ -30,7 +30,8 @@ from portal.selectors.services import serving_tasks
 from portal.services.accounts.sessions import RENEW_INTERVAL_S, renew_workspace_session, session_user
 from portal.services.accounts.tokens import TOKEN_PATTERN, Scope, get_token, has_scope
 from portal.services.encryption import DecryptionError
-from portal.services.workspaces.access import decrypt_attempt_secret, digest, do_redeem_ticket
+from portal.services.jobs.attempt_secrets import decrypt_attempt_secret
+from portal.services.workspaces.access import digest, do_redeem_ticket
 from portal.services.workspaces.shares import record_visit
 
 _T = TypeVar("_T")

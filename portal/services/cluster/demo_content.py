@@ -19,10 +19,11 @@ from django.db import transaction
 from django.utils import timezone
 
 from agents.node.host.atomic_files import make_folder, write_atomic
+from portal.domain.parameters import parse_parameter_lines
 from portal.domain.schedules import ScheduleSpec
 from portal.domain.services import ServiceSpec
 from portal.domain.states import JobKind, Role
-from portal.domain.sweeps import Searcher, SweepSpec, parse_parameter_lines
+from portal.domain.sweeps import Searcher, SweepSpec
 from portal.domain.volumes import VolumeKind
 from portal.errors import FairwayError
 from portal.models import (

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from django.utils.translation import gettext as _
 
 from agents.launchers import LAUNCHERS, REQUIRES_RENDEZVOUS, option_errors
-from portal.models import NodePool
+from portal.models import NodePool, Topology
 from portal.services.jobs.feasibility import InfeasibleReason
 from portal.services.jobs.launching import LaunchRequest, preview_ranks
+
+TopologyConstraint = Mapping[str, str | None]
+"""``topology`` by name; ``required`` and ``preferred`` are levels of it, or None."""
 
 
 def launcher_error(launcher: str, *, workspace: bool, elastic: bool) -> str | None:
@@ -70,3 +75,23 @@ def gang_network_text(tasks: int, *, elastic: bool, pool: NodePool | None) -> st
         where = "" if pool else _(", in pools that allow it")
         return _("on several nodes its tasks use the host network{where}").format(where=where)
     return _("its tasks can reach each other only on one node")
+
+
+def topology_constraint_error(constraint: TopologyConstraint) -> str | None:
+    """Return what is wrong with a topology constraint, or None."""
+    name = constraint.get("topology")
+    row = Topology.objects.filter(name=name).first() if name else None
+    if row is None:
+        known = ", ".join(Topology.objects.order_by("name").values_list("name", flat=True))
+        return _("There is no topology called {name}; there is {known}.").format(
+            name=name, known=known or _("none here")
+        )
+    levels = [level for key in ("required", "preferred") if (level := constraint.get(key)) is not None]
+    if not levels:
+        return _("Enter a required or a preferred level.")
+    unknown = next((level for level in levels if level not in row.levels), None)
+    if unknown is not None:
+        return _("{name} has no level {unknown}; it has {levels}.").format(
+            name=row.name, unknown=unknown, levels=", ".join(row.levels)
+        )
+    return None

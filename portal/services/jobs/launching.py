@@ -37,8 +37,8 @@ from portal.domain.pipeline_plans import (
 from portal.domain.roles import port_variable, role_at, role_of_rank
 from portal.domain.states import LIVE_ATTEMPT_STATES, JobKind
 from portal.models import Attempt, Job, Rendezvous, Task
+from portal.services.jobs.attempt_secrets import decrypt_attempt_secret
 from portal.services.lifecycle.rendezvous import PORT_RANGE
-from portal.services.workspaces.access import decrypt_attempt_secret
 
 _ADDRESS = re.compile(r"\{fairway:address:([0-9]+)\}")
 PROGRAM_FILE = "program"

@@ -27,8 +27,8 @@ from portal.domain.notebooks import (
     notebook_title,
     read_notebook_parameters,
 )
+from portal.domain.parameters import PLACEHOLDER
 from portal.domain.states import AttemptState, JobKind, JobState
-from portal.domain.sweeps import PLACEHOLDER
 from portal.domain.template_parameters import NOT_IN_TEMPLATES
 from portal.errors import Conflict, NotFound
 from portal.models import Job, Node, NotebookListing, Task, Template, User

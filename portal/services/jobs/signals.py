@@ -11,6 +11,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from portal.access import Permission, require_permission
+from portal.domain.node_operations import OPERATIONS
 from portal.domain.signals import SIGNAL_TTL_S, SIGNALS
 from portal.domain.states import AttemptState
 from portal.domain.stored_texts import stored_text
@@ -19,7 +20,6 @@ from portal.models import Job, JobSignal, Task, User
 from portal.outbox import notify_nodes
 from portal.services.audit import record_action
 from portal.services.lifecycle.state_events import record_event
-from portal.services.nodes.operations import OPERATIONS
 
 
 def do_send_signal(actor: User, job: Job, name: str) -> list[JobSignal]:

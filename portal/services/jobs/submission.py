@@ -59,9 +59,13 @@ from portal.services.audit import record_action
 from portal.services.jobs import checkpoints, feasibility
 from portal.services.jobs.code_archives import record_use, stored_size
 from portal.services.jobs.dependencies import dependency_errors, lock_dependencies
-from portal.services.jobs.gang_rules import launcher_error, launcher_options_error, no_gang_network_reason
+from portal.services.jobs.gang_rules import (
+    launcher_error,
+    launcher_options_error,
+    no_gang_network_reason,
+    topology_constraint_error,
+)
 from portal.services.lifecycle import job_control, suspension
-from portal.services.nodes.topologies import topology_constraint_error
 from portal.services.projects import secrets, volumes
 
 RESERVED_VARIABLES = re.compile(

@@ -17,7 +17,7 @@ from agents.ssh import HostKey, SshError, SshTarget, scan_pinned_host
 from portal.access import Permission, require_permission
 from portal.admission import waiting_for_others
 from portal.domain.hosts import canonical_host
-from portal.domain.node_operations import OPERATION_TITLES, OperationKind
+from portal.domain.node_operations import CONNECT, OPERATION_TITLES, OperationKind
 from portal.domain.states import LIVE_JOB_STATES, NodeState
 from portal.domain.stored_texts import stored_text
 from portal.domain.sweeps import SweepState
@@ -41,7 +41,6 @@ from portal.services.names import atomic_unique, check_name
 from portal.services.nodes.locks import lock_node
 from portal.services.nodes.nodes import check_address, node_at, require_ssh, validate_host
 from portal.services.nodes.operations import (
-    CONNECT,
     do_start_connection_test,
     record_connection_test_finished,
     record_operation_step,

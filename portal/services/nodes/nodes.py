@@ -20,7 +20,7 @@ from agents.enrolment import EnrolmentError, check_account
 from portal.access import Permission, require_admin, require_permission
 from portal.domain.drains import MOVE_CANCELLED_EVENT
 from portal.domain.hosts import canonical_host
-from portal.domain.node_operations import OperationKind
+from portal.domain.node_operations import CONNECT, OperationKind
 from portal.domain.reasons import EndReason, end_message
 from portal.domain.states import (
     DISK_FULL_REASON,
@@ -43,7 +43,7 @@ from portal.services.names import atomic_unique, check_name
 from portal.services.nodes import gpus
 from portal.services.nodes.gang_fabric import update_missing_requirements
 from portal.services.nodes.locks import lock_node, require_not_retired
-from portal.services.nodes.operations import CONNECT, record_operation_finished, request_operation
+from portal.services.nodes.operations import record_operation_finished, request_operation
 from portal.services.notices.write import notify_users_of_nodes
 
 HOST_KEY_PATTERN = re.compile(r"[a-z0-9@.-]{1,64} [A-Za-z0-9+/]{4,1900}={0,2}")

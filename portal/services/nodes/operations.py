@@ -19,10 +19,12 @@ from django.utils.translation import gettext as _
 
 from portal.access import Permission, require_admin, require_permission
 from portal.domain.node_operations import (
+    CONNECT,
     CONTROL_CHANNEL_OPERATIONS,
     FULL_DISK_GC_INTERVAL_S,
     OPERATION_TIMEOUT_S,
     OPERATION_TITLES,
+    OPERATIONS,
     OWN_CONNECTION_TIMEOUT_S,
     OperationKind,
     RolloutStatus,
@@ -38,12 +40,6 @@ from portal.selectors.nodes.agent_version import bundled_agent, runs_bundled_age
 from portal.selectors.scheduling.settings import effective_pool_settings
 from portal.services.audit import record_action
 from portal.services.nodes.locks import lock_node
-
-OPERATIONS = "orders"
-"""The verb that notifies a node's actor of due operations."""
-CONNECT = "connect"
-"""The verb that has a node's actor connect at once, with the present name, address and host key of the node."""
-
 
 # -- for administrators ----------------------------------------------------------------------------
 

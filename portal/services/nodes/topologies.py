@@ -20,9 +20,6 @@ from portal.services.audit import record_action, record_change
 from portal.services.names import atomic_unique
 from portal.services.nodes.locks import lock_node
 
-TopologyConstraint = Mapping[str, str | None]
-"""``topology`` by name; ``required`` and ``preferred`` are levels of it, or None."""
-
 
 def do_set_labels(actor: User, node: Node, labels: Mapping[str, str], *, reason: str = "") -> Node:
     """Replace the labels of a node. Running jobs are not moved; the next cycle uses the new labels."""
@@ -86,26 +83,6 @@ def do_delete_topology(actor: User, row: Topology, *, reason: str = "") -> None:
         record_action(actor, "topology.delete", locked, before={"levels": locked.levels}, reason=reason)
         _publish(locked)
         locked.delete()
-
-
-def topology_constraint_error(constraint: TopologyConstraint) -> str | None:
-    """Return what is wrong with a topology constraint, or None."""
-    name = constraint.get("topology")
-    row = Topology.objects.filter(name=name).first() if name else None
-    if row is None:
-        known = ", ".join(Topology.objects.order_by("name").values_list("name", flat=True))
-        return _("There is no topology called {name}; there is {known}.").format(
-            name=name, known=known or _("none here")
-        )
-    levels = [level for key in ("required", "preferred") if (level := constraint.get(key)) is not None]
-    if not levels:
-        return _("Enter a required or a preferred level.")
-    unknown = next((level for level in levels if level not in row.levels), None)
-    if unknown is not None:
-        return _("{name} has no level {unknown}; it has {levels}.").format(
-            name=row.name, unknown=unknown, levels=", ".join(row.levels)
-        )
-    return None
 
 
 def _publish(row: Topology) -> None:

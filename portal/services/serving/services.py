@@ -30,10 +30,10 @@ from portal.outbox import enqueue_task
 from portal.selectors.experiments import get_version
 from portal.selectors.lookup import get_first
 from portal.services.audit import record_action, record_change
+from portal.services.jobs.stored_requests import request_fields
 from portal.services.jobs.submission import JobRequest, preview_start, validate_request
 from portal.services.lifecycle import job_control
 from portal.services.names import atomic_unique
-from portal.services.sweeps.trial_jobs import request_fields
 
 _SERVICE_FIELDS = tuple(name for name in job_fields(ServiceSpec) if name not in VERSION_FIELDS)
 TARGET_STATES = (VersionState.ROLLING.value, VersionState.ACTIVE.value)

@@ -14,6 +14,7 @@ from django.db import Error as DatabaseError
 from django.db import transaction
 from django.db.models import Q
 
+from portal.domain.parameters import read_parameters
 from portal.domain.reasons import EndReason
 from portal.domain.states import DesiredState, JobState
 from portal.domain.stored_texts import stored_text
@@ -24,11 +25,11 @@ from portal.domain.sweeps import (
     SweepState,
     TrialRecord,
     TrialState,
-    read_parameters,
 )
 from portal.errors import FairwayError
 from portal.failpoints import failpoint
 from portal.models import Job, Sweep, Trial, TrialReport
+from portal.services.jobs.stored_requests import base_request
 from portal.services.jobs.submission import JobRequest, create_jobs, validate_request, value_errors
 from portal.services.lifecycle import job_control
 from portal.services.sweeps.search import AT_RUNG, SearchDecision, decide, needs_history
@@ -42,7 +43,7 @@ from portal.services.sweeps.sweeps import (
     suspend_trial,
     sweep_spec,
 )
-from portal.services.sweeps.trial_jobs import base_request, trial_request
+from portal.services.sweeps.trial_jobs import trial_request
 
 log = logging.getLogger(__name__)
 

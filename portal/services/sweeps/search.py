@@ -7,19 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from portal.domain.parameters import Parameter, Value, grid_points
 from portal.domain.sweeps import (
     ARRAY_SEARCHERS,
     LIVE_TRIAL_STATES,
     METRIC_SEARCHERS,
     PRUNING_SEARCHERS,
     Direction,
-    Parameter,
     Searcher,
     SweepSpec,
     TrialRecord,
     TrialState,
-    Value,
-    grid_points,
 )
 
 if TYPE_CHECKING:

@@ -13,22 +13,24 @@ from django.utils.translation import gettext as _
 
 from portal.access import Permission, require_permission
 from portal.domain.job_spec import job_fields
+from portal.domain.parameters import (
+    MAX_TRIALS,
+    Value,
+    grid_points,
+    parameter_use_error,
+    read_parameters,
+    read_points,
+)
 from portal.domain.reasons import EndReason
 from portal.domain.states import JobKind
 from portal.domain.stored_texts import stored_text
 from portal.domain.sweeps import (
     ACTIVE_TRIAL_STATES,
     LIVE_TRIAL_STATES,
-    MAX_TRIALS,
     Searcher,
     SweepSpec,
     SweepState,
     TrialState,
-    Value,
-    grid_points,
-    parameter_use_error,
-    read_parameters,
-    read_points,
     sweep_errors,
 )
 from portal.domain.template_parameters import read_template_parameters, swept_parameters_error
@@ -39,10 +41,11 @@ from portal.outbox import enqueue_task
 from portal.selectors.nodes.resources_per_gpu import list_resources_per_gpu, proportional_amounts
 from portal.services.audit import record_action, record_change
 from portal.services.jobs.feasibility import largest_node_gpus
+from portal.services.jobs.stored_requests import request_fields
 from portal.services.jobs.submission import JobRequest, preview_start, validate_request
 from portal.services.lifecycle import job_control, suspension
 from portal.services.sweeps.determined import ImportedExperiment
-from portal.services.sweeps.trial_jobs import request_fields, trial_request
+from portal.services.sweeps.trial_jobs import trial_request
 
 MAX_NAME_LENGTH = 94
 """The jobs of trials append ``-9999``."""

@@ -4,31 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
-from portal.domain.job_spec import job_fields, json_value, roles_as_json
-from portal.domain.sweeps import Value, fill_command, trial_variables
-from portal.models import Job, Schedule, Sweep
+from portal.domain.parameters import Value, fill_command, trial_variables
+from portal.models import Job
 from portal.services.jobs.checkpoints import newest_of_job
 from portal.services.jobs.submission import JobRequest
-
-
-def request_fields(request: JobRequest) -> dict[str, Any]:
-    """Return the fields of a request as JSON, without the rows that it refers to."""
-    found = {name: getattr(request, name) for name, rule in job_fields().items() if rule.copied}
-    return found | {
-        "command": list(request.command),
-        "volumes": list(request.volumes),
-        "roles": roles_as_json(request.roles),
-        "start_after": json_value(request.start_after),
-    }
-
-
-def base_request(row: Sweep | Schedule) -> JobRequest:
-    """Return the stored request of a sweep, with placeholders in its command, or of a schedule."""
-    rows = {name: getattr(row, name) for name in ("project", "environment", "pool", "template")}
-    known = {name: value for name, value in row.job.items() if name in job_fields()}
-    return JobRequest(**known, **rows)
 
 
 def trial_request(

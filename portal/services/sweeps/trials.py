@@ -8,12 +8,12 @@ from django.db import transaction
 from django.utils.translation import gettext as _
 
 from portal.access import Permission, require_permission
+from portal.domain.parameters import MAX_TRIALS
 from portal.domain.reasons import EndReason
 from portal.domain.stored_texts import stored_text
 from portal.domain.sweeps import (
     ARRAY_SEARCHERS,
     LIVE_TRIAL_STATES,
-    MAX_TRIALS,
     REPEATABLE_TRIAL_STATES,
     SweepState,
     TrialState,

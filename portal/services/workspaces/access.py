@@ -19,7 +19,6 @@ from portal.errors import Conflict
 from portal.models import Attempt, Job, Service, User, WorkspaceSession, WorkspaceTicket
 from portal.services.accounts.sessions import latest_expiry, session_id, session_user
 from portal.services.audit import record_action
-from portal.services.encryption import EncryptionContext, decrypt, encrypt
 
 TICKET_TTL = dt.timedelta(seconds=30)
 ENTER_PATH = "/.fairway/enter"
@@ -28,29 +27,6 @@ HANDOVER_REFERRER_POLICY = "strict-origin"
 
 
 # -- secret of an attempt --------------------------------------------------------------------------
-
-
-def _encryption_context(job: Job, number: int) -> EncryptionContext:
-    return EncryptionContext("portal_attempt", f"{job.public_id}/{number}", "secret")
-
-
-REPLACEABLE_PREFIX = "r-"
-"""Marks the secret of an attempt that starts with the files with which its tool reads the secret again."""
-
-
-def create_attempt_secret(job: Job) -> str:
-    """Return an encrypted random secret for the next attempt (``Attempt.secret``)."""
-    secret = REPLACEABLE_PREFIX + secrets.token_urlsafe(32)
-    return encrypt_attempt_secret(job, job.attempt_count + 1, secret)
-
-
-def encrypt_attempt_secret(job: Job, number: int, secret: str) -> str:
-    return encrypt(secret, _encryption_context(job, number))
-
-
-def decrypt_attempt_secret(attempt: Attempt) -> str:
-    """Return the attempt's secret, only for its node's secret file and for the gateway."""
-    return decrypt(attempt.secret, _encryption_context(attempt.job, attempt.number))
 
 
 # -- location --------------------------------------------------------------------------------------

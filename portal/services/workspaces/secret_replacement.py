@@ -24,7 +24,7 @@ from portal.domain.stored_texts import stored_text
 from portal.models import Attempt, Job, JobEvent, Node, Task, WorkspaceSession
 from portal.outbox import notify_node
 from portal.services.encryption import DecryptionError
-from portal.services.workspaces.access import (
+from portal.services.jobs.attempt_secrets import (
     REPLACEABLE_PREFIX,
     decrypt_attempt_secret,
     encrypt_attempt_secret,

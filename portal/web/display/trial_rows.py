@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
+from portal.domain.parameters import Value, format_value
 from portal.domain.states import JobState
 from portal.domain.sweep_progress import Rung, SweepProgress, TrialUse
 from portal.domain.sweeps import (
@@ -18,8 +19,6 @@ from portal.domain.sweeps import (
     Direction,
     SweepState,
     TrialState,
-    Value,
-    format_value,
 )
 from portal.models import Sweep, Trial
 from portal.stored_texts import translate_stored

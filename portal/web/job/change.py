@@ -36,7 +36,7 @@ from portal.services.jobs.changes import (
 )
 from portal.services.jobs.start_alternatives import json_fields
 from portal.web.display.job_rows import current_verdict
-from portal.web.form_fields import select_input
+from portal.web.form_fields import add_service_errors, select_input
 from portal.web.job.overview import job_page_context
 from portal.web.launch.amounts import TYPED_FIELD, parse_typed, script_data, with_amounts
 from portal.web.launch.form import GPU_FRACTIONS, LaunchForm, launchable_projects
@@ -47,7 +47,6 @@ from portal.web.launch.preview import (
     preview_unsatisfiable,
 )
 from portal.web.launch.spec_fields import build_spec_fields, form_values, request_values
-from portal.web.sign_in import add_service_errors
 from portal.web.views import action, form_page, page, refusals_as_messages
 
 MAX_DEPENDENCY_CHOICES = 20

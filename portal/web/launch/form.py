@@ -18,17 +18,11 @@ from django.utils.translation import gettext_lazy
 from agents.launchers import LAUNCHERS
 from portal.access import project_ids, visible_environments, visible_jobs
 from portal.domain.job_spec import MAX_PROGRAM_LENGTH, JobSpec, job_fields
+from portal.domain.parameters import parse_parameter_lines, parse_point_lines
 from portal.domain.schedules import ScheduleSpec
 from portal.domain.services import ACCESS_LABELS, ServiceSpec, mlflow_command
 from portal.domain.states import LIVE_JOB_STATES, JobKind, Role
-from portal.domain.sweeps import (
-    SEARCHER_LABELS,
-    Searcher,
-    SweepSpec,
-    parse_parameter_lines,
-    parse_point_lines,
-    sweep_errors,
-)
+from portal.domain.sweeps import SEARCHER_LABELS, Searcher, SweepSpec, sweep_errors
 from portal.domain.template_parameters import (
     field_parameters,
     fill_fields,

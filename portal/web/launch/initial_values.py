@@ -12,6 +12,7 @@ from django.db.models import Exists, OuterRef, Subquery
 from portal.access import Permission, can, project_parents, require_permission
 from portal.domain.data_sets import container_path, variable_name
 from portal.domain.job_spec import JobSpec, job_fields
+from portal.domain.parameters import Parameter, describe_parameter, format_value, read_parameters
 from portal.domain.pipeline_plans import (
     DEFAULT_MICRO_BATCHES,
     DEFAULT_SCHEDULE,
@@ -27,14 +28,7 @@ from portal.domain.project_tree import path_to_root
 from portal.domain.services import ServiceSpec, mlflow_command
 from portal.domain.states import JobKind
 from portal.domain.sweep_progress import best_region
-from portal.domain.sweeps import (
-    Parameter,
-    SweepSpec,
-    TrialState,
-    describe_parameter,
-    format_value,
-    read_parameters,
-)
+from portal.domain.sweeps import SweepSpec, TrialState
 from portal.domain.template_parameters import (
     FILLED_AS_TEXT,
     field_parameters,

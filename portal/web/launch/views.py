@@ -65,6 +65,7 @@ from portal.services.sweeps.sweeps import do_create_sweep
 from portal.services.yaml_input import MAX_BYTES
 from portal.web.display.idle_text import IdleRuleText, idle_rule_texts
 from portal.web.display.quota_bars import QuotaBar
+from portal.web.form_fields import add_service_errors
 from portal.web.launch.amounts import (
     GPU_FIELDS,
     TYPED_FIELD,
@@ -97,7 +98,6 @@ from portal.web.launch.preview import (
     start_suggestions,
 )
 from portal.web.launch.summaries import step_summaries
-from portal.web.sign_in import add_service_errors
 from portal.web.views import action, form_page
 
 PREVIEW_RANKS = 16

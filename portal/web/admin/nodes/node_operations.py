@@ -22,7 +22,7 @@ from portal.services.nodes.nodes import do_uncordon_node
 from portal.services.nodes.operations import do_request_operation, do_upgrade_all
 from portal.services.nodes.quarantine import do_clear_node_quarantine
 from portal.services.nodes.topologies import do_set_labels
-from portal.web.cluster import node_page
+from portal.web.node_page import node_page
 from portal.web.views import action, find_row, page, refusals_as_messages, render_live
 
 STATES = {"cordon": NodeState.CORDONED, "retire": NodeState.RETIRED}
