@@ -5,7 +5,8 @@ import os
 import sys
 
 HYPHENATED_COMMANDS = {
-    name.replace("_", "-"): name for name in ("begin_recovery", "check_all", "node_setup", "policy_docs")
+    name.replace("_", "-"): name
+    for name in ("begin_recovery", "check_all", "node_setup", "policy_docs", "subject_docs")
 }
 
 

@@ -251,7 +251,7 @@ class BenchCluster:
 
     def settle(self, state: Any) -> None:
         """Run placed jobs, end evicted ones, and run cycles until the state is stable."""
-        from portal.domain.reasons import EndReason
+        from portal.domain.jobs.reasons import EndReason
         from portal.models import Attempt, Task
         from portal.services.lifecycle import job_control
 
@@ -269,7 +269,7 @@ class BenchCluster:
 
     def end_one(self, n: int) -> None:
         """End a job of one GPU, as its node reports it."""
-        from portal.domain.reasons import EndReason
+        from portal.domain.jobs.reasons import EndReason
         from portal.models import Task
         from portal.services.lifecycle import job_control
 

@@ -158,7 +158,7 @@ def _ssh_node(folder: Path) -> Iterator[tuple[Any, Path]]:
 @contextlib.contextmanager
 def _lab(folder: Path, port: int, secret: str) -> Iterator[None]:
     """Run a JupyterLab as a node starts it."""
-    from portal.services.images.process_environment import ensure_process_jupyterlab, jupyterlab_command
+    from portal.services.environments.process_environment import ensure_process_jupyterlab, jupyterlab_command
 
     cache = Path(os.environ.get("FAIRWAY_TEST_CACHE", "/var/tmp/fairway-tests"))
     places = {"{address}": JOBS, "{port}": str(port)}

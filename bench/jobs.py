@@ -136,7 +136,7 @@ def _with_podman(jobs: int) -> None:
 
 def _ours(client: Any, jobs: int, *, array: bool = False) -> float:
     from portal.domain.states import TERMINAL_JOB_STATES
-    from portal.domain.sweeps import SweepState
+    from portal.domain.sweeps.sweeps import SweepState
     from portal.models import Job, Sweep
 
     request = {

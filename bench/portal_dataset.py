@@ -363,7 +363,7 @@ class BenchDataset:
     def _store_report_days(self) -> None:
         """Store the days of the reports anew, as the periodic pass does, until all days with rows are stored."""
         from portal.models import ReportDay
-        from portal.services.report_days import MAX_DAYS_PER_PASS, store_report_days
+        from portal.services.reports.report_days import MAX_DAYS_PER_PASS, store_report_days
 
         ReportDay.objects.all().delete()
         for _ in range(-(-(START_MINUTES // (24 * 60) + 3) // MAX_DAYS_PER_PASS)):

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from bench.report import print_figure
-from portal.domain.sweeps import SweepSpec
+from portal.domain.sweeps.sweeps import SweepSpec
 from tests.sweep_simulation import EPOCHS, simulate
 
 TARGET_PERCENT = 35.0

@@ -18,12 +18,12 @@ from django.db.models import Model, Q, QuerySet
 from django.db.models.functions import Now
 from django.utils.translation import gettext as _
 
-from portal.domain.data_sets import DataSetVisibility
-from portal.domain.project_tree import path_to_root
-from portal.domain.services import ServiceAccess, ServiceState
+from portal.domain.jobs.template_parameters import TemplateScope
+from portal.domain.projects.project_tree import path_to_root
+from portal.domain.requests.user_requests import RequestKind
+from portal.domain.serving.model_servers import ServiceAccess, ServiceState
 from portal.domain.states import ROLE_RANK, JobKind, NodeState, Role
-from portal.domain.template_parameters import TemplateScope
-from portal.domain.user_requests import RequestKind
+from portal.domain.storage.data_sets import DataSetVisibility
 from portal.errors import Forbidden, NotFound, Unauthenticated
 from portal.models import (
     ApiToken,

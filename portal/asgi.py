@@ -15,7 +15,7 @@ from django.urls import get_resolver
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.config.settings")
 _django_app = get_asgi_application()
 
-from portal.api.monitoring.health import HEALTHZ_PATH, send_healthz  # noqa: E402
+from portal.api.cluster.health import HEALTHZ_PATH, send_healthz  # noqa: E402
 from portal.database.pool_middleware import enable_pooling  # noqa: E402
 from portal.database.schema_version import check_service_start  # noqa: E402
 from portal.live.websocket.consumer import websocket_app  # noqa: E402

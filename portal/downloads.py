@@ -17,9 +17,9 @@ from django.http.response import HttpResponseBase
 from django.utils.http import http_date
 
 from portal.errors import NotFound
-from portal.selectors.logs import text
-from portal.selectors.logs.files import iterate_in_thread
-from portal.selectors.logs.lines import LogFile
+from portal.selectors.jobs.logs import text
+from portal.selectors.jobs.logs.files import iterate_in_thread
+from portal.selectors.jobs.logs.lines import LogFile
 from portal.services.jobs.files import Download
 from portal.tracking.client import read_chunks
 

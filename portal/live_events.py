@@ -1,7 +1,7 @@
 """Publishes events to open pages after commit, through a Channels group.
 
 A lost message delays a page by about a minute, because pages also poll. The time of each announcement is
-stored first, for pages that have not subscribed yet (``portal.valkey.announcements``).
+stored first, for pages that have not subscribed yet (``portal.valkey.topic_times``).
 
 Topics contain public ids only: ``job.<id>``, ``user.<id>``, ``inbox.<user id>``, ``project.<id>``,
 ``node.<id>``, ``cluster``.
@@ -20,7 +20,7 @@ from channels.layers import get_channel_layer
 from redis.exceptions import RedisError
 
 from portal.on_commit import send_after_commit
-from portal.valkey import announcements
+from portal.valkey import topic_times
 from portal.valkey.client import VALKEY_BREAKER, record_valkey_error
 
 _Result = TypeVar("_Result")
@@ -56,7 +56,7 @@ def publish(events: Sequence[TopicEvent]) -> None:
         return
     topics = list(dict.fromkeys(topic for topic, _ in events))
     if not VALKEY_BREAKER:
-        announcements.mark_announced(topics)  # before sending: pages that subscribe too late find this entry
+        topic_times.mark_announced(topics)  # before sending: pages that subscribe too late find this entry
     if VALKEY_BREAKER:
         log.debug("event of %s was not published: Valkey is unavailable", topics)
         return

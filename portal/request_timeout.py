@@ -17,7 +17,7 @@ from django.utils.translation import gettext_noop as _
 
 from portal.admission import Admission, Slot, set_slot
 from portal.api.framework import problems
-from portal.domain.uploads import UPLOAD_TIMEOUT_S, is_upload_path
+from portal.domain.storage.uploads import UPLOAD_TIMEOUT_S, is_upload_path
 from portal.static_error_page import CONTENT_SECURITY_POLICY, MEDIA_TYPE, static_error_page
 from portal.tracking.endpoints import ARTIFACT_TIMEOUT_S, is_artifact_path
 

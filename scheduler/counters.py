@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from portal.domain.cycle_metrics import CYCLE_PHASES, bucket_label
+from portal.domain.scheduling.cycle_metrics import CYCLE_PHASES, bucket_label
 from portal.models import Cycle, SchedulerCounters
 from scheduler.core.model.plan import Plan
 

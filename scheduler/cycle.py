@@ -12,7 +12,7 @@ from django.db import DataError, InterfaceError, OperationalError, transaction
 from django.db import Error as DatabaseError
 from django.utils import timezone
 
-from portal.domain.reasons import VerdictCode
+from portal.domain.jobs.reasons import VerdictCode
 from portal.failpoints import failpoint
 from portal.live_events import publish_on_commit
 from portal.models import ClusterSettings, Cycle

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from django.db.models import Q
 
-from portal.domain.policy_settings import IDLE_SETTINGS, SettingValue
+from portal.domain.scheduling.policy_settings import IDLE_SETTINGS, SettingValue
 from portal.domain.states import AttemptState, JobKind
 from portal.domain.stored_texts import stored_text
 from portal.models import Allocation, Attempt, AttemptActivity, IdleExemption, NodeMetricsMinute

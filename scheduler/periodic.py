@@ -10,8 +10,8 @@ from django.db.models import F
 from django.db.models.functions import Now
 
 from portal.domain.formatting import format_duration
-from portal.domain.reasons import EndReason, end_message
-from portal.domain.services import unready_message, unresponsive_message
+from portal.domain.jobs.reasons import EndReason, end_message
+from portal.domain.serving.model_servers import unready_message, unresponsive_message
 from portal.domain.states import AttemptState, JobKind, NodeState
 from portal.domain.stored_texts import stored_text
 from portal.models import (
@@ -22,18 +22,19 @@ from portal.models import (
 )
 from portal.outbox import send_outbox_rows
 from portal.selectors.jobs.time_limits import attempts_with_limit
-from portal.services.cluster import drains, recovery, reservations
+from portal.services.cluster import recovery
 from portal.services.jobs import stalls, time_limits
 from portal.services.jobs.code_archives import delete_unused_archives
 from portal.services.jobs.dependencies import cancel_dependents
 from portal.services.jobs.logs import delete_expired_logs
 from portal.services.lifecycle import job_control
-from portal.services.nodes import network_links, nodes, operations, quarantine
-from portal.services.nodes.storage_usage import delete_outdated_usage
+from portal.services.nodes import drains, network_links, nodes, operations, quarantine
 from portal.services.notices.inbox import delete_old_notices
-from portal.services.projects.data_set_sizes import repair_measurements
 from portal.services.projects.quota_additions import record_ended_additions
-from portal.services.user_requests import expire_requests
+from portal.services.requests.user_requests import expire_requests
+from portal.services.scheduling import reservations
+from portal.services.storage.data_set_sizes import repair_measurements
+from portal.services.storage.storage_usage import delete_outdated_usage
 from portal.services.workspaces.secret_replacement import request_replacements
 from scheduler import clock
 from scheduler.failed_cycles import delete_old_failed_cycles

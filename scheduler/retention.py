@@ -13,10 +13,7 @@ from django.db import DatabaseError, connection, transaction
 from django.db.models import PROTECT, Exists, Max, Min, OuterRef, Q, QuerySet
 from django.utils import timezone
 
-from portal.domain.formatting import format_duration
-from portal.domain.node_operations import OperationKind
-from portal.domain.policy_settings import default_value
-from portal.domain.retention_settings import (
+from portal.domain.cluster.retention_settings import (
     AUDIT_RETENTION,
     CYCLE_RETENTION,
     EVENT_RETENTION,
@@ -24,6 +21,9 @@ from portal.domain.retention_settings import (
     JOB_RETENTION,
     METRICS_RETENTION,
 )
+from portal.domain.formatting import format_duration
+from portal.domain.nodes.node_operations import OperationKind
+from portal.domain.scheduling.policy_settings import default_value
 from portal.domain.states import LIVE_JOB_STATES, TERMINAL_JOB_STATES
 from portal.models import (
     Allocation,
@@ -54,7 +54,7 @@ from portal.models import (
     Terminal,
     UsageInterval,
 )
-from portal.selectors.projects.held_time import number_of_day, start_of_day
+from portal.selectors.reports.held_time import number_of_day, start_of_day
 from portal.selectors.scheduling.settings import cluster_settings
 from portal.services.audit import record_action
 from portal.services.jobs.logs import delete_logs

@@ -20,9 +20,9 @@ from portal.services.cluster.portal_health import measure_portal
 from portal.services.jobs.bulk import advance_open_bulk_operations
 from portal.services.jobs.dependencies import cancel_dependents
 from portal.services.jobs.failures import identify_failures
+from portal.services.jobs.schedules import submit_due_jobs
 from portal.services.notices.delivery import start_delivery
-from portal.services.report_days import store_report_days
-from portal.services.schedules import submit_due_jobs
+from portal.services.reports.report_days import store_report_days
 from portal.services.serving.advance import advance_active_services, advance_service
 from portal.services.sweeps.advance import advance_active_sweeps, advance_sweep
 from scheduler import leases, periodic

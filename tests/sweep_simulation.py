@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from portal.domain.parameters import Parameter, Value, read_parameters
-from portal.domain.sweeps import SweepSpec, TrialRecord, TrialState
+from portal.domain.jobs.parameters import Parameter, Value, read_parameters
+from portal.domain.sweeps.sweeps import SweepSpec, TrialRecord, TrialState
 from portal.services.sweeps.search import SearchDecision, decide
 
 SPACE = {"lr": {"low": 1e-5, "high": 1e-1, "log": True}, "decay": {"low": 0.0, "high": 1.0}}

@@ -45,6 +45,6 @@ def test_failure_keeps_its_traceback(log_lines: io.StringIO, monkeypatch: pytest
     def broken(*_: object) -> None:
         raise ZeroDivisionError("unexpected")
 
-    monkeypatch.setattr("portal.web.sign_in.safe_next", broken)
+    monkeypatch.setattr("portal.web.accounts.sign_in.safe_next", broken)
     assert Client(raise_request_exception=False).get("/sign-in/").status_code == 500
     assert "ZeroDivisionError: unexpected" in log_lines.getvalue()

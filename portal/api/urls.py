@@ -8,60 +8,39 @@ from django.views.decorators.csrf import csrf_exempt
 
 from portal.access import AccessPolicy, access_policy
 from portal.api import schema
-from portal.api.cluster import (
-    alerts,
-    announcements,
-    capacity,
-    inventory,
-    node_operations,
-    pools_and_environments,
-    recovery,
-    registries,
-    reservations,
-    topologies,
-    volumes,
-)
+from portal.api.accounts import users
+from portal.api.cluster import health, metrics, portal_health, recovery
+from portal.api.environments import pools_and_environments, registries
 from portal.api.experiments import mlflow
 from portal.api.framework import problems
 from portal.api.jobs import (
     actions,
     checkpoints,
+    code,
     failures,
     files,
     job_lists,
+    job_templates,
     jobs,
     launchers,
     logs,
     notebooks,
     pipeline_plans,
     preview,
-    queue,
     ranks,
     reproduction,
-    saved_environments,
     schedules,
-    services,
-    shares,
-    ssh,
-    sweeps,
-    templates,
-    workspaces,
 )
-from portal.api.monitoring import health, metrics, portal_health
-from portal.api.projects import (
-    code,
-    data_sets,
-    notices,
-    projects,
-    quota_additions,
-    quota_effect,
-    quotas,
-    secrets,
-    usage,
-    user_requests,
-    users,
-)
-from portal.api.scheduling import policy, scheduler
+from portal.api.nodes import alerts, capacity, inventory, node_operations, topologies
+from portal.api.notices import announcements, notices
+from portal.api.projects import projects, quota_additions, quota_effect, quotas, secrets
+from portal.api.reports import usage
+from portal.api.requests import user_requests
+from portal.api.scheduling import policy, queue, reservations, scheduler
+from portal.api.serving import model_servers
+from portal.api.storage import data_sets, volumes
+from portal.api.sweeps import sweeps
+from portal.api.workspaces import saved_environments, sharing, ssh, workspaces
 
 V1: list[URLPattern | URLResolver] = [
     path("me/", users.CurrentUserView.as_view()),
@@ -93,10 +72,10 @@ V1: list[URLPattern | URLResolver] = [
     *failures.ROUTES,
     *reproduction.ROUTES,
     *pipeline_plans.ROUTES,
-    *services.ROUTES,
+    *model_servers.ROUTES,
     *sweeps.ROUTES,
     *schedules.ROUTES,
-    *templates.ROUTES,
+    *job_templates.ROUTES,
     *checkpoints.ROUTES,
     path("jobs/<slug:job>/logs/", logs.JobLogsView.as_view()),
     path("jobs/<slug:job>/logs/search/", logs.JobLogSearchView.as_view()),
@@ -115,7 +94,7 @@ V1: list[URLPattern | URLResolver] = [
     path("queue/", queue.QueueView.as_view()),
     *notebooks.ROUTES,
     *saved_environments.ROUTES,
-    *shares.ROUTES,
+    *sharing.ROUTES,
     path("jobs/<slug:job>/ssh/", ssh.JobSshView.as_view()),
     *inventory.ROUTES,
     *pools_and_environments.ROUTES,

@@ -105,7 +105,7 @@ class GpuHealth(StrEnum):
 class GpuState(StrEnum):
     """What a GPU that a node reports is to new jobs; the first that applies, so that each GPU has one state.
 
-    ``gpu_state`` of ``portal/selectors/gpu_states.py`` determines it for every page, REST and metric.
+    ``gpu_state`` of ``portal/selectors/nodes/gpu_states.py`` determines it for every page, REST and metric.
     """
 
     HELD = "held"  # by a job, in whole or in part, whatever the state of its node

@@ -11,7 +11,7 @@ from pathlib import Path
 from cryptography import x509
 from redis.exceptions import RedisError
 
-from portal.domain.portal_health import CertificateStatus
+from portal.domain.cluster.portal_health import CertificateStatus
 from portal.valkey.portal_health import forget_gateway_certificate, store_gateway_certificate
 
 log = logging.getLogger(__name__)

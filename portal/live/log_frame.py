@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from portal.selectors.logs.lines import LogPage
+from portal.selectors.jobs.logs.lines import LogPage
 
 
 def log_frame(attempt: int, rank: int, page: LogPage | None, *, more: bool = False) -> dict[str, Any]:

@@ -1,18 +1,21 @@
 """Database tables, one module per subject."""
 
-from portal.models.alerts import GpuAlert, InvalidRow
-from portal.models.announcements import Announcement
-from portal.models.checkpoints import AttemptObservation, AttemptWork, Checkpoint, RankProgress
-from portal.models.credentials import ApiToken, BrowserSession, Invitation, MagicLink
-from portal.models.data_sets import DataSet, DataSetVersion
-from portal.models.environments import Environment, ImagePresence, SavedImage
-from portal.models.failure_rules import FailureRule
-from portal.models.job_requests import FileRequest, JobSignal
-from portal.models.job_views import SavedJobView
-from portal.models.jobs import Allocation, Attempt, Dependency, Job, JobEvent, Rendezvous, Task
-from portal.models.node_incidents import NodeIncident, OrphanContainer
-from portal.models.node_operations import AgentRollout, NodeOperation
-from portal.models.nodes import (
+from portal.models.accounts.credentials import ApiToken, BrowserSession, Invitation, MagicLink
+from portal.models.accounts.users import User
+from portal.models.environments.environments import Environment, ImagePresence, SavedImage
+from portal.models.jobs.checkpoints import AttemptObservation, AttemptWork, Checkpoint, RankProgress
+from portal.models.jobs.failure_rules import FailureRule
+from portal.models.jobs.job_requests import FileRequest, JobSignal
+from portal.models.jobs.job_templates import Template, TemplateVersion
+from portal.models.jobs.job_views import SavedJobView
+from portal.models.jobs.jobs import Allocation, Attempt, Dependency, Job, JobEvent, Rendezvous, Task
+from portal.models.jobs.plans import LayerProfile, PipelinePlan, ProfileRun
+from portal.models.jobs.reproduction import CodeArchive, EnvironmentRecord, JobAnnotation, Rerun
+from portal.models.jobs.schedules import Schedule, ScheduleRun
+from portal.models.nodes.alerts import GpuAlert, InvalidRow
+from portal.models.nodes.node_incidents import NodeIncident, OrphanContainer
+from portal.models.nodes.node_operations import AgentRollout, NodeOperation
+from portal.models.nodes.nodes import (
     Gpu,
     GpuLink,
     HostKeyChange,
@@ -23,13 +26,23 @@ from portal.models.nodes import (
     ReservationNode,
     Topology,
 )
-from portal.models.notices import Notice, NoticeDelivery, NoticePreferences, NoticeWebhook
-from portal.models.plans import LayerProfile, PipelinePlan, ProfileRun
-from portal.models.projects import Membership, Project
-from portal.models.quotas import Quota, QuotaAddition, QuotaChange, QuotaReplay
-from portal.models.reproduction import CodeArchive, EnvironmentRecord, JobAnnotation, Rerun
+from portal.models.notices.announcements import Announcement
+from portal.models.notices.notices import Notice, NoticeDelivery, NoticePreferences, NoticeWebhook
+from portal.models.projects.projects import Membership, Project
+from portal.models.projects.quotas import Quota, QuotaAddition, QuotaChange, QuotaReplay
+from portal.models.projects.secrets import RegistryLogin, Secret
+from portal.models.reports.usage import (
+    AttemptGpuDay,
+    AttemptProgress,
+    AttemptSeconds,
+    NodeMetricsMinute,
+    ReportDay,
+    ReportDayRow,
+    UsageInterval,
+)
 from portal.models.request_records import AuditEntry, BulkOperation, IdempotencyKey
-from portal.models.scheduler import (
+from portal.models.requests.user_requests import UserRequest
+from portal.models.scheduling.scheduler import (
     ClusterSettings,
     Cycle,
     EngineQuery,
@@ -40,24 +53,11 @@ from portal.models.scheduler import (
     OutboxMessage,
     SchedulerCounters,
 )
-from portal.models.schedules import Schedule, ScheduleRun
-from portal.models.secrets import RegistryLogin, Secret
-from portal.models.services import Service, ServiceReplica, ServiceVersion
-from portal.models.sweeps import Sweep, Trial, TrialReport
-from portal.models.templates import Template, TemplateVersion
-from portal.models.usage import (
-    AttemptGpuDay,
-    AttemptProgress,
-    AttemptSeconds,
-    NodeMetricsMinute,
-    ReportDay,
-    ReportDayRow,
-    UsageInterval,
-)
-from portal.models.user_requests import UserRequest
-from portal.models.users import User
-from portal.models.volumes import Volume, VolumeUsage
-from portal.models.workspaces import (
+from portal.models.serving.model_servers import Service, ServiceReplica, ServiceVersion
+from portal.models.storage.data_sets import DataSet, DataSetVersion
+from portal.models.storage.volumes import Volume, VolumeUsage
+from portal.models.sweeps.sweeps import Sweep, Trial, TrialReport
+from portal.models.workspaces.workspaces import (
     AttemptActivity,
     IdleExemption,
     NotebookListing,

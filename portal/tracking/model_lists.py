@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-from portal.domain.tracking import MODEL_LIST_ENDPOINT
+from portal.domain.experiments.tracking import MODEL_LIST_ENDPOINT
 
 _PATH = f"/api/2.0/mlflow/{MODEL_LIST_ENDPOINT}"
 _STATEMENT = """

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-from portal.domain.tracking import (
+from portal.domain.experiments.tracking import (
     ATTEMPT_TAG,
     CONTINUE_ENDPOINT,
     FIRST_NAME_TAG,

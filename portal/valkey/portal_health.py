@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 
 from redis.exceptions import RedisError
 
-from portal.domain.portal_health import CertificateStatus, DiskUsage, PortalMeasurement
+from portal.domain.cluster.portal_health import CertificateStatus, DiskUsage, PortalMeasurement
 from portal.valkey.client import record_valkey_error, valkey_client
 
 log = logging.getLogger(__name__)

@@ -11,12 +11,12 @@ from django.utils.translation import gettext_lazy
 from portal.access import AccessPolicy
 from portal.domain.states import JobKind
 from portal.models import Environment, Project, User
-from portal.selectors.announcements import MAX_SHOWN, current_announcements
+from portal.selectors.cluster import cluster_overview
+from portal.selectors.cluster.cluster_overview import GpuModelSummary
+from portal.selectors.cluster.portal_alerts import portal_health
 from portal.selectors.jobs.jobs import JobFilter, list_jobs
-from portal.selectors.nodes import cluster_overview
-from portal.selectors.nodes.cluster_overview import GpuModelSummary
 from portal.selectors.nodes.metric_series import RecentGpuUse, recent_gpu_use
-from portal.selectors.portal_alerts import portal_health
+from portal.selectors.notices.announcements import MAX_SHOWN, current_announcements
 from portal.selectors.projects.quota_usage import QuotaUsage, user_quota_usage
 from portal.web.display.formatting import gpu_amount
 from portal.web.display.job_rows import JobRow, job_rows

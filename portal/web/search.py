@@ -15,8 +15,8 @@ from portal.access import (
     visible_users,
 )
 from portal.models import User
+from portal.selectors.jobs.job_templates import list_templates
 from portal.selectors.jobs.jobs import JobFilter, list_jobs
-from portal.selectors.templates import list_templates
 from portal.web.documentation import search_help
 from portal.web.views import page
 

@@ -14,23 +14,23 @@ from agents.launchers import LAUNCHERS
 from agents.xid_catalog import XID_MEANINGS
 from portal.access import AccessPolicy, access_policy
 from portal.catalogues import STORED_CONTEXT
-from portal.domain.end_states import FailureClass
-from portal.domain.job_spec import JobRole, JobSpec, job_fields
-from portal.domain.node_breaker import CAUSE_MESSAGES, INCIDENT_TITLES
-from portal.domain.node_operations import GC_COUNTER_LABELS, OPERATION_TITLES
-from portal.domain.notices import CHANNEL_LABELS, EVENTS, JOB_EVENTS
-from portal.domain.phases import Phase
-from portal.domain.policy_settings import CHOICE_SETTINGS, NUMBER_SETTINGS
-from portal.domain.reasons import END_MESSAGES, NO_FORECAST_REASONS, OTHER_FORECAST_REASONS, VerdictCode
-from portal.domain.schedules import OVERLAP_LABELS, ScheduleSpec
-from portal.domain.services import ACCESS_LABELS, ServiceSpec
-from portal.domain.shipped_failure_rules import SHIPPED_RULES
-from portal.domain.signals import SIGNALS
+from portal.domain.jobs.end_states import FailureClass
+from portal.domain.jobs.job_spec import JobRole, JobSpec, job_fields
+from portal.domain.jobs.phases import Phase
+from portal.domain.jobs.reasons import END_MESSAGES, NO_FORECAST_REASONS, OTHER_FORECAST_REASONS, VerdictCode
+from portal.domain.jobs.schedules import OVERLAP_LABELS, ScheduleSpec
+from portal.domain.jobs.shipped_failure_rules import SHIPPED_RULES
+from portal.domain.jobs.signals import SIGNALS
+from portal.domain.nodes.node_breaker import CAUSE_MESSAGES, INCIDENT_TITLES
+from portal.domain.nodes.node_operations import GC_COUNTER_LABELS, OPERATION_TITLES
+from portal.domain.notices.notices import CHANNEL_LABELS, EVENTS, JOB_EVENTS
+from portal.domain.requests.user_requests import RequestState
+from portal.domain.scheduling.policy_settings import CHOICE_SETTINGS, NUMBER_SETTINGS
+from portal.domain.serving.model_servers import ACCESS_LABELS, ServiceSpec
 from portal.domain.states import DISK_FULL_REASON, FENCED_REASON, GpuHealth, JobKind, NodeState, Role
-from portal.domain.sweeps import SEARCHER_LABELS, SweepSpec
-from portal.domain.user_requests import RequestState
+from portal.domain.sweeps.sweeps import SEARCHER_LABELS, SweepSpec
 from portal.errors import NotFound
-from portal.selectors.projects.held_time import UsageGrouping
+from portal.selectors.reports.held_time import UsageGrouping
 from portal.services.accounts.tokens import Scope
 from portal.services.jobs.changes import CHANGE_LABELS
 from portal.services.projects.projects import QUOTA_LABELS

@@ -4,30 +4,12 @@ from __future__ import annotations
 
 from django.urls import include, path
 
-from portal.web import (
-    account,
-    approvals,
-    cluster,
-    data_sets,
-    documentation,
-    fair_share,
-    home,
-    inbox,
-    job_list,
-    node_page,
-    plan,
-    queue,
-    schedules,
-    search,
-    services,
-    sign_in,
-    sweeps,
-    templates,
-    translations,
-    usage,
-)
+from portal.web import documentation, home, search, translations
+from portal.web.accounts import account, sign_in
+from portal.web.cluster import cluster
 from portal.web.experiments import experiments, models
-from portal.web.job import (
+from portal.web.jobs import job_list, job_templates, pipeline_plans, schedules
+from portal.web.jobs.job import (
     actions,
     change,
     checkpoints,
@@ -43,9 +25,17 @@ from portal.web.job import (
     shares,
     terminal,
 )
-from portal.web.job import files as job_files
-from portal.web.job import logs as job_logs
-from portal.web.launch import views
+from portal.web.jobs.job import files as job_files
+from portal.web.jobs.job import logs as job_logs
+from portal.web.jobs.launch import views
+from portal.web.nodes import node_page
+from portal.web.notices import inbox
+from portal.web.reports import usage
+from portal.web.requests import user_requests
+from portal.web.scheduling import fair_share, queue
+from portal.web.serving import model_servers
+from portal.web.storage import data_sets
+from portal.web.sweeps import sweeps
 
 urlpatterns = [
     path("translations.js", translations.script_translations, name="translations"),
@@ -174,27 +164,29 @@ urlpatterns = [
     path("shares/<slug:public_id>/revoke/", shares.revoke, name="revoke-share"),
     path("jobs/<slug:public_id>/help/", help_page.help_page, name="job-help"),
     path("jobs/<slug:public_id>/open/", actions.open_workspace, name="job-open"),
-    path("approvals/", approvals.approvals, name="approvals"),
-    path("approvals/request/", approvals.make_request, name="make-request"),
-    path("approvals/<slug:public_id>/answer/", approvals.answer_request, name="answer-request"),
-    path("approvals/<slug:public_id>/withdraw/", approvals.withdraw_request, name="withdraw-request"),
-    path("approvals/<slug:public_id>/effect/", approvals.request_effect, name="request-effect"),
-    path("approvals/<slug:public_id>/replay/", approvals.replay_request, name="replay-request"),
+    path("approvals/", user_requests.approvals, name="approvals"),
+    path("approvals/request/", user_requests.make_request, name="make-request"),
+    path("approvals/<slug:public_id>/answer/", user_requests.answer_request, name="answer-request"),
+    path("approvals/<slug:public_id>/withdraw/", user_requests.withdraw_request, name="withdraw-request"),
+    path("approvals/<slug:public_id>/effect/", user_requests.request_effect, name="request-effect"),
+    path("approvals/<slug:public_id>/replay/", user_requests.replay_request, name="replay-request"),
     path("approvals/exemptions/<slug:public_id>/revoke/", actions.revoke_exemption, name="revoke-exemption"),
-    path("plan/", plan.plans, name="plans"),
-    path("plan/new/", plan.create_plan, name="create-plan"),
-    path("plan/profiles/", plan.create_profile, name="create-profile"),
-    path("plan/profiles/<slug:public_id>/delete/", plan.delete_profile, name="delete-profile"),
-    path("plan/programs/<str:name>", plan.program, name="plan-program"),
-    path("plan/<slug:public_id>/", plan.plan, name="plan"),
-    path("plan/<slug:public_id>/plan.json", plan.plan_json, name="plan-json"),
-    path("services/", services.services, name="services"),
-    path("services/<slug:public_id>/", services.service, name="service"),
-    path("services/<slug:public_id>/open/", services.open_service, name="open-service"),
-    path("services/<slug:public_id>/change/", services.change, name="change-service"),
-    path("services/<slug:public_id>/stop/", services.stop, name="stop-service"),
-    path("services/<slug:public_id>/start/", services.start, name="start-service"),
-    path("services/<slug:public_id>/cancel-update/", services.cancel_update, name="cancel-service-update"),
+    path("plan/", pipeline_plans.plans, name="plans"),
+    path("plan/new/", pipeline_plans.create_plan, name="create-plan"),
+    path("plan/profiles/", pipeline_plans.create_profile, name="create-profile"),
+    path("plan/profiles/<slug:public_id>/delete/", pipeline_plans.delete_profile, name="delete-profile"),
+    path("plan/programs/<str:name>", pipeline_plans.program, name="plan-program"),
+    path("plan/<slug:public_id>/", pipeline_plans.plan, name="plan"),
+    path("plan/<slug:public_id>/plan.json", pipeline_plans.plan_json, name="plan-json"),
+    path("services/", model_servers.services, name="services"),
+    path("services/<slug:public_id>/", model_servers.service, name="service"),
+    path("services/<slug:public_id>/open/", model_servers.open_service, name="open-service"),
+    path("services/<slug:public_id>/change/", model_servers.change, name="change-service"),
+    path("services/<slug:public_id>/stop/", model_servers.stop, name="stop-service"),
+    path("services/<slug:public_id>/start/", model_servers.start, name="start-service"),
+    path(
+        "services/<slug:public_id>/cancel-update/", model_servers.cancel_update, name="cancel-service-update"
+    ),
     path("data-sets/", data_sets.data_sets, name="data-sets"),
     path("data-sets/new/", data_sets.new_data_set, name="new-data-set"),
     path("data-sets/<slug:public_id>/", data_sets.data_set, name="data-set"),
@@ -211,9 +203,9 @@ urlpatterns = [
         data_sets.delete_version,
         name="delete-data-set-version",
     ),
-    path("templates/", templates.templates, name="templates"),
-    path("templates/new/", templates.new_template, name="new-template"),
-    path("templates/<slug:public_id>/", templates.edit_template, name="edit-template"),
+    path("templates/", job_templates.templates, name="templates"),
+    path("templates/new/", job_templates.new_template, name="new-template"),
+    path("templates/<slug:public_id>/", job_templates.edit_template, name="edit-template"),
     path("launch/import/", views.import_yaml, name="import-job"),
     path("schedules/", schedules.schedules, name="schedules"),
     path("schedules/<slug:public_id>/", schedules.schedule, name="schedule"),
@@ -239,7 +231,7 @@ urlpatterns = [
     path("search/", search.search, name="search"),
     path("cluster/", cluster.cluster, name="cluster"),
     path("cluster/network/", cluster.network, name="network"),
-    path("", include("portal.web.admin.urls")),  # before the node page, since "add" is not a node id
+    path("", include("portal.web.admin_urls")),  # before the node page, since "add" is not a node id
     path("nodes/<slug:public_id>/", node_page.node, name="node"),
     path("nodes/<slug:public_id>/series/", metrics.node_series, name="node-series"),
 ]

@@ -14,10 +14,10 @@ from typing import TypeVar
 
 from django.db import DataError, IntegrityError, OperationalError, transaction
 
-from portal.domain.node_breaker import BreakerState
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
+from portal.domain.nodes.node_breaker import BreakerState
 from portal.domain.states import LIVE_ATTEMPT_STATES, DesiredState, JobKind, JobState
-from portal.domain.volumes import VolumeKind, VolumeScope
+from portal.domain.storage.volumes import VolumeKind, VolumeScope
 from portal.errors import Conflict
 from portal.failpoints import failpoint
 from portal.models import Attempt, Gpu, Job, Node, NodePool, Volume
@@ -27,7 +27,7 @@ from portal.services.lifecycle import elastic, job_control
 from portal.services.lifecycle.elastic import ScaleUpSession, TaskEviction
 from portal.services.lifecycle.job_control import AttemptStart, NewTasks, RankPlacement, StopRequest
 from portal.services.nodes import quarantine
-from portal.services.projects.volumes import declared_volumes
+from portal.services.storage.volumes import declared_volumes
 from scheduler import leases
 from scheduler.commit.start_checks import QuotaCheck, ReservationCheck
 from scheduler.core.model.plan import Eviction, JobPlacement

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from django.db.models import Sum
 
-from portal.domain.project_tree import path_to_root
+from portal.domain.projects.project_tree import path_to_root
 from portal.errors import Conflict
 from portal.models import Job, NodePool, Project, Quota, UsageInterval
 from portal.selectors.projects.quota_additions import with_effective_quota

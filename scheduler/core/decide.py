@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import replace
 from operator import attrgetter
 
-from portal.domain.reasons import VerdictCode
+from portal.domain.jobs.reasons import VerdictCode
 from scheduler.core.actions.allocate import AllocateAction
 from scheduler.core.actions.preemption import EVICTION_REASONS, EvictAction
 from scheduler.core.actions.scheduling_session import OrderedEviction, SchedulingSession

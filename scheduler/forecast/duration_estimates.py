@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, TypeVar
 from django.db.models import F
 
 from agents.launchers import launcher_label
+from portal.domain.scheduling.throughput import workload_fingerprint
 from portal.domain.states import TERMINAL_JOB_STATES
-from portal.domain.throughput import workload_fingerprint
 from portal.models import AttemptProgress, Job
-from portal.models.jobs import total_gpus, total_milli
+from portal.models.jobs.jobs import total_gpus, total_milli
 from scheduler.core.capacity.throughput import ThroughputHistory
 from scheduler.core.forecast.durations import DurationHistory, DurationKey, QuantizedDurations
 from scheduler.core.model.policy import Policy

@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 from django.db.models import F
 
-from portal.domain.reasons import (
+from portal.domain.jobs.reasons import (
     FORECAST_BEYOND_HORIZON,
     FORECAST_FINDS_NO_START,
     FORECAST_WITHOUT_GPUS,
     NO_FORECAST_REASONS,
 )
 from portal.models import ClusterSettings, Forecast
-from portal.models.jobs import total_milli
+from portal.models.jobs.jobs import total_milli
 from scheduler.core.decide import decide
 from scheduler.core.forecast.calibration import MAX_RESIDUALS, WaitCalibration, WaitInterval
 from scheduler.core.forecast.queue_simulation import SIMULATION_RUNS

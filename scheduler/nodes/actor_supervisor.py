@@ -10,11 +10,11 @@ from django.db import Error as DatabaseError
 from django.db import close_old_connections, connection
 from django.db.models import Q
 
-from portal.domain.node_operations import CONNECT, OPERATIONS
+from portal.domain.nodes.node_operations import CONNECT, OPERATIONS
 from portal.domain.states import LIVE_ATTEMPT_STATES, AttemptState, NodeState
 from portal.models import Lease, Node, Task
 from portal.selectors.nodes.network_policy import DeniedAddressCache
-from portal.services.images.prefetch import PULL_IMAGE, nodes_with_images_to_pull
+from portal.services.environments.prefetch import PULL_IMAGE, nodes_with_images_to_pull
 from portal.services.jobs.signals import nodes_with_signals
 from portal.services.nodes.operations import nodes_with_due_operations
 from scheduler import leases

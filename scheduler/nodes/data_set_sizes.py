@@ -11,8 +11,8 @@ from agents.node.storage.files import encode_path
 from portal.database.pool_middleware import release_connection
 from portal.domain.stored_texts import stored_text
 from portal.models import DataSetVersion
-from portal.services.projects.data_set_sizes import record_measure_problem, record_size, version_to_measure
-from portal.services.projects.volumes import usable_volumes
+from portal.services.storage.data_set_sizes import record_measure_problem, record_size, version_to_measure
+from portal.services.storage.volumes import usable_volumes
 from scheduler.nodes.node_connection import NodeConnection
 from scheduler.nodes.node_queue import KeyedPool
 from scheduler.nodes.task_spec import build_volume_mount

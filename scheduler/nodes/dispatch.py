@@ -17,9 +17,9 @@ from agents.engines.interface import AgentError, Container, OutcomeUnknownError,
 from agents.node.spec.egress import OPEN
 from agents.node.spec.task_spec import CAN_EXPAND_DEVICE_PATTERNS, CAN_MOUNT_VOLUMES
 from portal.domain.formatting import format_distinct_memories, format_memory
-from portal.domain.node_breaker import STUCK_AFTER_KILL_S, IncidentKind
-from portal.domain.policy_settings import TASK_DISK_LIMIT
-from portal.domain.reasons import EndReason, end_message
+from portal.domain.jobs.reasons import EndReason, end_message
+from portal.domain.nodes.node_breaker import STUCK_AFTER_KILL_S, IncidentKind
+from portal.domain.scheduling.policy_settings import TASK_DISK_LIMIT
 from portal.domain.states import LIVE_ATTEMPT_STATES, JobKind, RuntimeKind
 from portal.domain.stored_texts import stored_text
 from portal.errors import FairwayError
@@ -28,7 +28,7 @@ from portal.models import Attempt, ClusterSettings, EnvironmentRecord, Job, Node
 from portal.selectors.jobs.rights import Denial, denials_by_key, usage_of_job
 from portal.selectors.nodes.network_policy import container_policy, tracking_exceptions
 from portal.selectors.scheduling.settings import pool_settings
-from portal.services.images.pins import pin_job
+from portal.services.environments.pins import pin_job
 from portal.services.jobs.attempt_secrets import decrypt_attempt_secret
 from portal.services.jobs.code import attempt_code, record_code_commit
 from portal.services.jobs.code_archives import read_archive, stored_size

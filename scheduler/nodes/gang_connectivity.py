@@ -6,8 +6,8 @@ from __future__ import annotations
 import logging
 
 from agents.engines.interface import AgentError, RendezvousCheck, TaskKey
-from portal.domain.gang_fabric import format_endpoint
-from portal.domain.reasons import EndReason, end_message
+from portal.domain.jobs.reasons import EndReason, end_message
+from portal.domain.nodes.gang_fabric import format_endpoint
 from portal.domain.stored_texts import stored_text
 from portal.failpoints import failpoint
 from portal.models import Job, Node, Task

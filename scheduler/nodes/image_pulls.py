@@ -22,10 +22,10 @@ from portal.domain.states import CONTAINER_RUNTIMES
 from portal.domain.stored_texts import stored_text
 from portal.models import Attempt, Environment, ImagePresence, Node, Task
 from portal.services.encryption import DecryptionError as DecryptionError
-from portal.services.images.environments import record_image_cuda
-from portal.services.images.pins import has_pin, pin_of, record_claim, tagged_images
-from portal.services.images.prefetch import images_to_pull
-from portal.services.images.registries import login_for_image
+from portal.services.environments.environments import record_image_cuda
+from portal.services.environments.pins import has_pin, pin_of, record_claim, tagged_images
+from portal.services.environments.prefetch import images_to_pull
+from portal.services.environments.registries import login_for_image
 from portal.services.jobs.task_reports import record_image_pull
 from portal.services.lifecycle import job_control
 from portal.services.nodes.operations import request_gc_if_full

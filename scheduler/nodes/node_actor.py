@@ -36,18 +36,18 @@ from agents.engines.interface import (
 from agents.link import TokenBucket
 from agents.node.errors import DISK_FULL
 from portal.database.pool_middleware import release_connection
-from portal.domain.node_breaker import IncidentKind
-from portal.domain.node_operations import CONNECT, OPERATIONS
+from portal.domain.nodes.node_breaker import IncidentKind
+from portal.domain.nodes.node_operations import CONNECT, OPERATIONS
 from portal.domain.states import GpuHealth
 from portal.domain.stored_texts import stored_text
 from portal.models import Gpu, Node, Task
 from portal.services.cluster.recovery import RECONCILE
-from portal.services.images.prefetch import PULL_IMAGE
+from portal.services.environments.prefetch import PULL_IMAGE
 from portal.services.jobs.files import READ_FILES_HINT
 from portal.services.nodes import nodes, quarantine
 from portal.services.nodes.alerts import record_xid
 from portal.services.nodes.gpus import record_gpu_health
-from portal.services.projects.data_set_sizes import MEASURE_HINT
+from portal.services.storage.data_set_sizes import MEASURE_HINT
 from scheduler.leases import HeldLease, LeaseLostError
 from scheduler.nodes import dispatch
 from scheduler.nodes.data_set_sizes import submit_measurement

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from agents.engines.interface import AgentError
-from portal.domain.gang_fabric import GangFabric
-from portal.domain.node_operations import (
+from portal.domain.nodes.gang_fabric import GangFabric
+from portal.domain.nodes.node_operations import (
     GC_COUNTER_LABELS,
     IMAGE_STORE_STEP,
     IMAGES_STEP,
@@ -22,14 +22,14 @@ from portal.domain.node_operations import (
     OperationKind,
     images_removed_message,
 )
-from portal.domain.policy_settings import SettingValue
+from portal.domain.scheduling.policy_settings import SettingValue
 from portal.domain.states import NodeTransport
 from portal.errors import FairwayError
 from portal.failpoints import failpoint
 from portal.models import NodeOperation, NodePool
 from portal.selectors.nodes.agent_version import bundled_agent
 from portal.selectors.scheduling.settings import effective_pool_settings
-from portal.services.images.prefetch import protected_images
+from portal.services.environments.prefetch import protected_images
 from portal.services.jobs.signals import claim_signals, record_signal_delivery
 from portal.services.nodes import nodes
 from portal.services.nodes.nodes import record_preflight_finished

@@ -13,7 +13,7 @@ from django.db import Error as DatabaseError
 from django.db import connection
 
 from agents.engines.interface import AgentError, OutcomeUnknownError, TaskKey
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
 from portal.domain.states import AttemptState, JobKind, RuntimeKind
 from portal.models import ClusterSettings, Task
 from portal.selectors.jobs.rights import Denial
@@ -21,7 +21,7 @@ from portal.services.jobs.checkpoints import listing_is_due
 from portal.services.jobs.notebooks import LIST_NOTEBOOKS_HINT, listings_to_make
 from portal.services.lifecycle import job_control, readiness
 from portal.services.lifecycle.rendezvous_check import should_check_rendezvous
-from portal.services.saved_images import SAVE_IMAGE_HINT, images_to_save
+from portal.services.workspaces.saved_images import SAVE_IMAGE_HINT, images_to_save
 from portal.services.workspaces.secret_replacement import (
     REPLACE_SECRET_HINT,
     Replacement,

@@ -11,8 +11,8 @@ from collections.abc import Collection, Sequence
 from django.utils import timezone
 
 from agents.engines.interface import Container, TaskKey
-from portal.domain.node_breaker import IncidentKind
-from portal.domain.policy_settings import STALL_TIMEOUT
+from portal.domain.nodes.node_breaker import IncidentKind
+from portal.domain.scheduling.policy_settings import STALL_TIMEOUT
 from portal.domain.states import LIVE_ATTEMPT_STATES, AttemptState
 from portal.domain.stored_texts import stored_text
 from portal.failpoints import failpoint

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from agents.engines.interface import AgentError, OutcomeUnknownError, TaskKey
 from portal.models import SavedImage
-from portal.services.images.pins import DIGEST
-from portal.services.saved_images import record_not_saved, record_saved, save_limit_mib
+from portal.services.environments.pins import DIGEST
+from portal.services.workspaces.saved_images import record_not_saved, record_saved, save_limit_mib
 from scheduler.nodes.node_connection import NodeConnection
 
 _TOO_OLD = "The agent on this node is too old to save images; an administrator can upgrade it."

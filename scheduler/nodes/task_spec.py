@@ -14,12 +14,12 @@ from agents.launchers import GangShape, LaunchFile, LaunchSpec
 from agents.launchers.checkout import CODE_DIR, KEY_FILE, Code, CodeFolder, with_code
 from agents.launchers.preflight import with_all_reduce
 from agents.node.spec.task_spec import CAN_NAME_HOST_ADDRESS, LAUNCH_PLACEHOLDER_PREFIX
-from portal.domain.roles import role_at
+from portal.domain.jobs.roles import role_at
+from portal.domain.jobs.tensorboard import TENSORBOARD_PROGRAM, TENSORBOARD_TOOL
 from portal.domain.states import JobKind, RuntimeKind
-from portal.domain.tensorboard import TENSORBOARD_PROGRAM, TENSORBOARD_TOOL
-from portal.domain.volumes import FIRST_PROJECT_GID, VolumeKind, VolumeScope, home_mount_path
+from portal.domain.storage.volumes import FIRST_PROJECT_GID, VolumeKind, VolumeScope, home_mount_path
 from portal.models import Environment, Job, Node, Project, Rendezvous, Volume
-from portal.services.images.process_environment import (
+from portal.services.environments.process_environment import (
     JUPYTERLAB_TOOL,
     SECRET_FILE,
     gateway_identity,
@@ -28,7 +28,7 @@ from portal.services.images.process_environment import (
 from portal.services.jobs.launching import launch_task, rank_network, training_program
 from portal.services.jobs.tracking import TRACKING_TOKEN, tracking_variables
 from portal.services.projects.secrets import SecretValues
-from portal.services.projects.volumes import usable_volumes
+from portal.services.storage.volumes import usable_volumes
 
 SECRET_NAME = SECRET_FILE
 PIDS = 8192

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from portal.domain.layer_profiles import ProfileTextError, decode_profile
+from portal.domain.jobs.layer_profiles import ProfileTextError, decode_profile
 from scheduler.planner.antichains import Amounts, antichain_states, bits
 from scheduler.planner.cut_points import Bools, CutPoints
 

@@ -16,7 +16,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from portal.domain.policy_settings import NUMBER_SETTINGS
+from portal.domain.scheduling.policy_settings import NUMBER_SETTINGS
 from scheduler.core.decide import decide
 from scheduler.core.model.policy import Policy, PolicyError
 from scheduler.core.session.cache import DecisionCache

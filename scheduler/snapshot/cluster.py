@@ -15,8 +15,8 @@ from django.db import connection
 from django.db.models import Exists, OuterRef, Q, Value
 from django.db.models.functions import NullIf
 
-from portal.domain.node_breaker import accepts_another_job
-from portal.domain.policy_settings import affects_decisions
+from portal.domain.nodes.node_breaker import accepts_another_job
+from portal.domain.scheduling.policy_settings import affects_decisions
 from portal.domain.states import GpuHealth, NodeState
 from portal.models import (
     Allocation,

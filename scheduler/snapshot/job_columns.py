@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from agents.launchers import REQUIRES_RENDEZVOUS
-from portal.domain.job_spec import JobSpec, job_fields, placement_fields
+from portal.domain.jobs.job_spec import JobSpec, job_fields, placement_fields
 from portal.domain.states import JobKind
 from scheduler.core.model.snapshot import (
     WHOLE_MILLI,

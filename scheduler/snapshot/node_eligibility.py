@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from django.db.models import F
 
-from portal.domain.driver_versions import (
+from portal.domain.nodes.driver_versions import (
     CUDA_VERSION,
     DRIVER_VERSION,
     is_cuda_sufficient,
@@ -20,7 +20,7 @@ from portal.domain.driver_versions import (
 from portal.domain.states import compatible_runtimes
 from portal.models import Environment, ImagePresence, Node
 from portal.selectors.nodes.network_policy import restricted_pools
-from portal.services.projects.volumes import node_restricted_volumes, nodes_by_volume
+from portal.services.storage.volumes import node_restricted_volumes, nodes_by_volume
 from scheduler.core.model.snapshot import WHOLE_MILLI, NodeId
 from scheduler.core.model.validation import Fault, RowKind
 from scheduler.snapshot.job_columns import gang_launcher, spans_nodes

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from portal.domain.end_states import BACKOFF_REASONS, backoff_s
+from portal.domain.jobs.end_states import BACKOFF_REASONS, backoff_s
 from portal.domain.states import DesiredState, JobState
 from portal.models import Job
 from portal.services.jobs.failures import LOG_WAIT

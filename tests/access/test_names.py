@@ -21,11 +21,11 @@ from django.urls import reverse
 from django.utils import timezone
 
 from portal import models
-from portal.domain.job_spec import JobRole, roles_as_json
+from portal.domain.jobs.job_spec import JobRole, roles_as_json
 from portal.errors import FairwayError
 from portal.live.websocket.topics import check_topic_access, initial_frame, parse_topic
+from portal.services.jobs.job_templates import build_version
 from portal.services.jobs.logs import write_log_bytes
-from portal.services.jobs.templates import build_version
 from scheduler.cycle import run_cycle
 from tests import factories
 from tests.access.conftest import with_more

@@ -11,7 +11,7 @@ from django.urls import URLPattern, URLResolver
 
 from agents.node.storage.files import CHANGES
 from portal.api import urls
-from portal.domain.job_spec import job_fields
+from portal.domain.jobs.job_spec import job_fields
 from portal.domain.states import RuntimeKind
 from portal.errors import Forbidden
 from portal.models import (
@@ -28,13 +28,18 @@ from portal.models import (
     User,
     Volume,
 )
-from portal.services.images.environments import COLUMNS, RUN_COLUMNS, EnvironmentInput, do_save_environment
+from portal.services.environments.environments import (
+    COLUMNS,
+    RUN_COLUMNS,
+    EnvironmentInput,
+    do_save_environment,
+)
 from portal.services.jobs.bulk import BULK_ACTIONS
 from portal.services.jobs.changes import CHANGEABLE_FIELDS, do_change_job
-from portal.services.jobs.templates import TemplateInput, do_save_template
-from portal.services.schedules import submit_due_job
+from portal.services.jobs.job_templates import TemplateInput, do_save_template
+from portal.services.jobs.schedules import submit_due_job
 from portal.services.serving.advance import advance_service
-from portal.services.serving.services import do_update_service, next_deployment
+from portal.services.serving.model_servers import do_update_service, next_deployment
 from tests import factories
 from tests.access.pages import PAGES, Page
 from tests.access.test_pages import ask

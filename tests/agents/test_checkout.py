@@ -16,7 +16,7 @@ import pytest
 from agents.launchers.checkout import KEY_FILE, TOKEN_FILE, Checkout, with_code
 from agents.launchers.gang import LaunchSpec
 from agents.node.spec.task_spec import SECRETS_PLACEHOLDER
-from portal.domain.code import HOST_KEYS, parse_repository
+from portal.domain.jobs.code import HOST_KEYS, parse_repository
 from tests.git_servers import Repository, https_server, make_key, silent_server, ssh_server
 
 TOKEN = "t0ken-of-the-project"

@@ -14,7 +14,7 @@ import pytest
 from agents.enrolment import EnrolmentOptions
 from agents.link import AgentError, Link
 from agents.node.runtimes import arguments
-from portal.selectors.logs.files import TIMESTAMP_PREFIX
+from portal.selectors.jobs.logs.files import TIMESTAMP_PREFIX
 from tests.agents.node.conftest import wait_for
 from tests.agents.node.loadable import load
 from tests.agents.ranks import MEETS

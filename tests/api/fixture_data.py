@@ -12,7 +12,7 @@ from django.db import transaction
 from django.test import Client
 from django.utils import timezone
 
-from portal.domain.notices import Channel
+from portal.domain.notices.notices import Channel
 from portal.models import (
     AgentRollout,
     AttemptObservation,
@@ -59,17 +59,17 @@ from portal.models import (
 )
 from portal.services.accounts.tokens import Scope, do_create_token
 from portal.services.accounts.users import do_change_user
-from portal.services.cluster.announcements import do_announce
-from portal.services.cluster.reservations import ReservationInput, do_save_reservation
-from portal.services.images.registries import do_save_login
+from portal.services.environments.registries import do_save_login
 from portal.services.jobs.attempt_secrets import create_attempt_secret
 from portal.services.jobs.logs import write_log_bytes
 from portal.services.jobs.submission import do_cancel_job
 from portal.services.lifecycle.job_control import RankPlacement, start_attempt
+from portal.services.notices.announcements import do_announce
 from portal.services.notices.webhooks import do_save_webhook, do_subscribe_browser
 from portal.services.projects.projects import QuotaValues, do_change_quota, do_remove_member
 from portal.services.projects.quota_additions import do_add_quota
 from portal.services.projects.secrets import do_save_secret
+from portal.services.scheduling.reservations import ReservationInput, do_save_reservation
 from tests import factories
 
 FIRST = ("stranger", "viewer", "member", "colleague", "manager", "admin")

@@ -7,7 +7,7 @@ from django.db import OperationalError
 from django.test import Client
 from redis.exceptions import ConnectionError as RedisAway
 
-from portal.api.monitoring import health
+from portal.api.cluster import health
 from portal.selectors.scheduling.cycles import CycleWatch
 
 pytestmark = pytest.mark.django_db

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from portal.models import Attempt, AttemptGpuDay, Job
-from portal.selectors.projects import idle_jobs
-from portal.selectors.projects.idle_jobs import most_idle_jobs
+from portal.selectors.reports import idle_jobs
+from portal.selectors.reports.idle_jobs import most_idle_jobs
 from portal.services.nodes.metrics_rollup import save_node_metrics
 from tests import factories
 from tests.api.fixture_data import FixtureData, running

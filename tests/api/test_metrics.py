@@ -12,10 +12,10 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from prometheus_client.parser import text_string_to_metric_families
 
-from portal.domain.portal_health import CertificateStatus
+from portal.domain.cluster.portal_health import CertificateStatus
 from portal.domain.states import GpuHealth
 from portal.models import ClusterSettings, Forecast, JobVerdict, Node, NodePool, SchedulerCounters
-from portal.selectors import metrics
+from portal.selectors.cluster import metrics
 from portal.services.accounts.tokens import Scope, do_create_token
 from portal.services.cluster.portal_health import measure_portal
 from portal.services.nodes.gpus import record_foreign_processes, record_gpu_health

@@ -9,9 +9,9 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from portal.models import AuditEntry, ClusterSettings, Gpu, Job, Node, OrphanContainer
-from portal.selectors.nodes.recovery import recovery_status
+from portal.selectors.cluster.recovery import recovery_status
 from portal.services.accounts.tokens import Scope
-from portal.services.images.pins import record_claim
+from portal.services.environments.pins import record_claim
 from tests import factories
 
 ROOT = "/api/v1/"

@@ -13,9 +13,9 @@ from django.urls import reverse
 from django.utils import timezone
 
 from portal.models import Attempt, ClusterSettings, Job, NodePool, UsageInterval
-from portal.selectors.projects.held_time import UsageGrouping
-from portal.selectors.projects.report import read_report
-from portal.selectors.projects.usage import gpu_hours_by
+from portal.selectors.reports.held_time import UsageGrouping
+from portal.selectors.reports.report import read_report
+from portal.selectors.reports.usage import gpu_hours_by
 from portal.services.nodes.metrics_rollup import save_node_metrics
 from tests import factories
 from tests.api.fixture_data import FixtureData

@@ -12,7 +12,7 @@ from django.utils import timezone
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from portal.domain.lost_work import LossCause
+from portal.domain.jobs.lost_work import LossCause
 from portal.models import (
     Attempt,
     AttemptGpuDay,
@@ -23,13 +23,13 @@ from portal.models import (
     UsageInterval,
     User,
 )
-from portal.selectors.projects import report_figures
-from portal.selectors.projects.held_time import UsageGrouping
-from portal.selectors.projects.report import Report, read_report
-from portal.selectors.projects.report_figures import LOST_COLUMNS, Figures
-from portal.services import report_days
+from portal.selectors.reports import report_figures
+from portal.selectors.reports.held_time import UsageGrouping
+from portal.selectors.reports.report import Report, read_report
+from portal.selectors.reports.report_figures import LOST_COLUMNS, Figures
 from portal.services.nodes.metrics_rollup import save_node_metrics
-from portal.services.report_days import forget_report_days, store_report_days
+from portal.services.reports import report_days
+from portal.services.reports.report_days import forget_report_days, store_report_days
 from tests import factories
 from tests.api.fixture_data import FixtureData, running
 from tests.table_owner import execute_as_owner

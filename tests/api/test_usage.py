@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from portal.models import Allocation, UsageInterval, User
-from portal.selectors.projects.held_time import UsageGrouping
-from portal.selectors.projects.usage import gpu_hours_by
+from portal.selectors.reports.held_time import UsageGrouping
+from portal.selectors.reports.usage import gpu_hours_by
 from tests import factories
 from tests.api.fixture_data import FixtureData, running
 

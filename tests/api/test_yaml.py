@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from portal.domain.job_spec import job_fields
+from portal.domain.jobs.job_spec import job_fields
 from portal.models import Job
 from portal.services.accounts.tokens import Scope
 

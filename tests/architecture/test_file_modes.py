@@ -24,8 +24,9 @@ OTHER_MODULES = {
     "portal/bootstrap/frontend.py": "writes in the checkout",
     "portal/downloads.py": "writes entries of an archive",
     "portal/management/commands/policy_docs.py": "writes in the checkout",
-    "portal/services/images/code_server.py": "sets the modes of the folders that it copies",
-    "portal/services/images/code_server_start.py": "writes in the home of a user with its account",
+    "portal/management/commands/subject_docs.py": "writes in the checkout",
+    "portal/services/environments/code_server.py": "sets the modes of the folders that it copies",
+    "portal/services/environments/code_server_start.py": "writes in the home of a user with its account",
     "portal/standalone/servers/server.py": "sets the modes of the programs that it copies",
     "portal/standalone/temporary_servers.py": "serves tests",
 }

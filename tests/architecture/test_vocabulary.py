@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from portal.api.schema import openapi_document
-from portal.domain.policy_settings import CHOICE_SETTINGS, NUMBER_SETTINGS
+from portal.domain.scheduling.policy_settings import CHOICE_SETTINGS, NUMBER_SETTINGS
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("agents", "portal", "scheduler", "bench", "deploy")

@@ -9,8 +9,8 @@ import pytest
 from django.db import transaction
 from django.utils import timezone
 
-from portal.domain.services import ServiceSpec
-from portal.domain.volumes import VolumeKind
+from portal.domain.serving.model_servers import ServiceSpec
+from portal.domain.storage.volumes import VolumeKind
 from portal.models import (
     ClusterSettings,
     Environment,
@@ -22,13 +22,17 @@ from portal.models import (
     Template,
 )
 from portal.services.audit import record_action
-from portal.services.cluster.reservations import ReservationInput, do_cancel_reservation, do_save_reservation
 from portal.services.jobs.submission import JobRequest
 from portal.services.nodes.topologies import do_save_topology, do_set_labels
 from portal.services.projects.projects import QuotaValues, do_change_quota
-from portal.services.projects.volumes import VolumeInput, do_save_volume
+from portal.services.scheduling.reservations import (
+    ReservationInput,
+    do_cancel_reservation,
+    do_save_reservation,
+)
 from portal.services.serving.advance import advance_service
-from portal.services.serving.services import Deployment, do_deploy_service
+from portal.services.serving.model_servers import Deployment, do_deploy_service
+from portal.services.storage.volumes import VolumeInput, do_save_volume
 
 pytestmark = [pytest.mark.browser, pytest.mark.early, pytest.mark.django_db(transaction=True)]
 

@@ -6,11 +6,11 @@ import pytest
 from django.utils import timezone
 from playwright.sync_api import expect
 
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
 from portal.models import AttemptActivity, Job
-from portal.services.cluster.policy_settings import do_change_policy
 from portal.services.jobs.idle import do_exempt_from_idle
 from portal.services.lifecycle import job_control
+from portal.services.scheduling.policy_settings import do_change_policy
 from scheduler.idle_pass import run_idle_pass
 from tests.browser.conftest import elsewhere
 from tests.browser.test_accessibility import look_at

@@ -6,7 +6,7 @@ import pytest
 from django.db import transaction
 from playwright.sync_api import Page, expect
 
-from portal.domain.notices import NoticeKind
+from portal.domain.notices.notices import NoticeKind
 from portal.models import NoticeDelivery, NoticeWebhook
 from portal.services.notices.messages import build_webhook_body
 from portal.services.notices.write import NoticeDraft, write_notices

@@ -8,7 +8,7 @@ import pytest
 from django.db import transaction
 from playwright.sync_api import expect
 
-from portal.domain.job_spec import JobRole
+from portal.domain.jobs.job_spec import JobRole
 from portal.models import Job
 from portal.services.jobs.logs import write_log_bytes
 from tests import factories

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from portal.domain.tracking import JOB_TAG, USER_TAG
+from portal.domain.experiments.tracking import JOB_TAG, USER_TAG
 from portal.models import (
     Attempt,
     Job,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from django.db import transaction
 
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
 from portal.models import Job
 from portal.services.lifecycle import job_control
 from tests.cached_environment import cached_environment

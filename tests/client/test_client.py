@@ -23,7 +23,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from client import Fairway, FairwayError, Refused, TimedOut, api, cli
-from portal.domain.job_spec import job_fields
+from portal.domain.jobs.job_spec import job_fields
 from portal.models import Attempt, BulkOperation, CodeArchive, Job, Task
 from portal.services.accounts.tokens import Scope, do_create_token
 from portal.services.jobs.bulk import advance_bulk

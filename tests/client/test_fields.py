@@ -6,7 +6,7 @@ from client.cli import build_parser
 from client.cli import job_fields as fields_of
 from client.fields import FLAGS, OTHERS, REFERENCES
 from portal.api.jobs.job_requests import JobBody
-from portal.domain.job_spec import job_fields
+from portal.domain.jobs.job_spec import job_fields
 
 
 def test_flags_have_every_field_of_a_job_with_its_type() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from portal.domain.throughput import Layout, LayoutSpeed
+from portal.domain.scheduling.throughput import Layout, LayoutSpeed
 from scheduler.core.model.plan import Plan
 from scheduler.core.model.snapshot import (
     GpuRow,

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from portal.domain.reasons import VerdictCode
+from portal.domain.jobs.reasons import VerdictCode
 from scheduler.core.model.plan import EvictionReason, JobPlacement, Plan, TaskPlacement
 from scheduler.core.model.project_tree import ProjectTree
 from scheduler.core.model.snapshot import (

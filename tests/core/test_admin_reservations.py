@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from portal.domain.reasons import VerdictCode
+from portal.domain.jobs.reasons import VerdictCode
 from scheduler.core.decide import decide, preview_request
 from scheduler.core.model.plan import Plan
 from scheduler.core.model.policy import Policy

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from portal.domain.reasons import VerdictCode
+from portal.domain.jobs.reasons import VerdictCode
 from scheduler.core.decide import decide, preview_request
 from scheduler.core.model.plan import Alternative, AlternativeKind, Verdict
 from scheduler.core.model.policy import Policy

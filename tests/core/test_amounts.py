@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from portal.domain.job_spec import JobRole, job_fields
+from portal.domain.jobs.job_spec import JobRole, job_fields
 from portal.services.jobs.amounts import amount_unit, read_amount
 
 

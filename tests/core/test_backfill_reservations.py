@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from portal.domain.reasons import VerdictCode
+from portal.domain.jobs.reasons import VerdictCode
 from scheduler.core.decide import decide
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.snapshot import PendingRow, Snapshot

@@ -7,10 +7,16 @@ from dataclasses import dataclass
 
 import pytest
 
-from portal.domain.checkpoints import CheckpointPlace, MountedVolume, checkpoint_place, newest_valid, surplus
-from portal.domain.end_states import FAILURE_CLASSES, FailureClass, backoff_s, is_retried
-from portal.domain.lost_work import HeldGpu, LossCause, loss_cause, split_work
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.checkpoints import (
+    CheckpointPlace,
+    MountedVolume,
+    checkpoint_place,
+    newest_valid,
+    surplus,
+)
+from portal.domain.jobs.end_states import FAILURE_CLASSES, FailureClass, backoff_s, is_retried
+from portal.domain.jobs.lost_work import HeldGpu, LossCause, loss_cause, split_work
+from portal.domain.jobs.reasons import EndReason
 
 START = dt.datetime(2026, 11, 24, tzinfo=dt.UTC)
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from portal.domain.reasons import VerdictCode
-from portal.domain.throughput import Layout, LayoutSpeed
+from portal.domain.jobs.reasons import VerdictCode
+from portal.domain.scheduling.throughput import Layout, LayoutSpeed
 from scheduler.core.decide import decide, preview_request
 from scheduler.core.model.apply_plan import apply_plan
 from scheduler.core.model.plan import AlternativeKind, Plan, Verdict

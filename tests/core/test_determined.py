@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from portal.domain.parameters import fill_command, parameter_use_error, read_parameters
-from portal.domain.sweeps import SweepSpec, sweep_errors
+from portal.domain.jobs.parameters import fill_command, parameter_use_error, read_parameters
+from portal.domain.sweeps.sweeps import SweepSpec, sweep_errors
 from portal.errors import InvalidRequest
 from portal.services.sweeps.determined import read_experiment, read_keys
 

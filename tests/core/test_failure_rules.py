@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agents.xid_catalog import XID_MEANINGS
-from portal.domain.failure_rules import (
+from portal.domain.jobs.failure_rules import (
     PYTHON_EXCEPTION,
     Evidence,
     FailureAction,
@@ -17,8 +17,8 @@ from portal.domain.failure_rules import (
     FailureRule,
     pattern_error,
 )
-from portal.domain.reasons import EndReason
-from portal.domain.shipped_failure_rules import ALL_RULES, SHIPPED_RULES
+from portal.domain.jobs.reasons import EndReason
+from portal.domain.jobs.shipped_failure_rules import ALL_RULES, SHIPPED_RULES
 
 DATA = Path(__file__).parent.parent / "data"
 ENDS = {

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from portal.domain.feasibility import GpuKind, gpu_constraints, milli_by_memory
+from portal.domain.jobs.feasibility import GpuKind, gpu_constraints, milli_by_memory
 from scheduler.core.capacity.fragmentation import (
     GROUP_WEIGHT,
     MAX_LEVELS,

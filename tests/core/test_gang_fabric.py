@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from portal.domain.gang_fabric import (
+from portal.domain.nodes.gang_fabric import (
     GangFabric,
     InterfaceAddress,
     allocatable_addresses,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from portal.domain.reasons import VerdictCode
+from portal.domain.jobs.reasons import VerdictCode
 from scheduler.core.decide import decide, preview_request
 from scheduler.core.forecast.durations import DurationHistory
 from scheduler.core.forecast.start_times import QueueForecast

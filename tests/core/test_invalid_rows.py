@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from portal.domain.reasons import VerdictCode
+from portal.domain.jobs.reasons import VerdictCode
 from scheduler.core.decide import decide
 from scheduler.core.model.invalid_rows import isolate_faults
 from scheduler.core.model.policy import Policy

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from portal.domain.reasons import VerdictCode
+from portal.domain.jobs.reasons import VerdictCode
 from scheduler.core.decide import decide
 from scheduler.core.model.apply_plan import apply_plan
 from scheduler.core.model.policy import Policy

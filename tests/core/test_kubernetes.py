@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from agents.launchers import LAUNCHERS
-from portal.domain.job_spec import JobRole, JobSpec, job_fields
-from portal.domain.kubernetes import (
+from portal.domain.jobs.job_spec import JobRole, JobSpec, job_fields
+from portal.domain.jobs.kubernetes import (
     EXPORT_KINDS,
     TRAINJOB,
     NotExportable,

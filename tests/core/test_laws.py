@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from portal.domain.reasons import VerdictCode
+from portal.domain.jobs.reasons import VerdictCode
 from scheduler.core.decide import _Decision, decide, preview_request
 from scheduler.core.model.apply_plan import apply_plan
 from scheduler.core.model.policy import Policy

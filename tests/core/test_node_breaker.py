@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from portal.domain import node_breaker
-from portal.domain.node_breaker import BreakerState, Incident, IncidentKind, NodeBreaker, evaluate
+from portal.domain.nodes import node_breaker
+from portal.domain.nodes.node_breaker import BreakerState, Incident, IncidentKind, NodeBreaker, evaluate
 
 NOW_S = 1_000_000.0
 REFUSED, SOON = IncidentKind.START_REFUSED, IncidentKind.EARLY_FAILURES

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from portal.domain.node_links import LinkBandwidth, slow_below_mib_per_s, slow_nodes
+from portal.domain.nodes.node_links import LinkBandwidth, slow_below_mib_per_s, slow_nodes
 from scheduler.core.decide import decide
 from scheduler.core.model.policy import Policy
 from tests.core.cluster_builder import cluster, node, places, project, waits

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from portal.domain.notebooks import (
+from portal.domain.jobs.notebooks import (
     executed_notebook,
     notebook_command,
     notebook_program,
     read_notebook_parameters,
 )
-from portal.domain.template_parameters import template_errors
+from portal.domain.jobs.template_parameters import template_errors
 
 SOURCE = """
 import os  # is no parameter

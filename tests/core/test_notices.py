@@ -7,7 +7,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from portal.domain.notices import Channel, NoticeKind, QuietHours, delivery_time, subscribed_channels
+from portal.domain.notices.notices import Channel, NoticeKind, QuietHours, delivery_time, subscribed_channels
 
 BERLIN = ZoneInfo("Europe/Berlin")
 NIGHT = QuietHours(dt.time(22), dt.time(7))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from portal.domain.phases import PhaseTimes, phase_spans
+from portal.domain.jobs.phases import PhaseTimes, phase_spans
 
 ZERO = dt.datetime(2026, 5, 12, 13, 0, tzinfo=dt.UTC)
 KNOWN = (

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from portal.domain.pipeline_plans import bubble_fraction
-from portal.domain.pipeline_timeline import (
+from portal.domain.jobs.pipeline_plans import bubble_fraction
+from portal.domain.jobs.pipeline_timeline import (
     PassTime,
     has_timeline,
     link_bytes,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from portal.domain.throughput import Layout, LayoutSpeed
+from portal.domain.scheduling.throughput import Layout, LayoutSpeed
 from scheduler.core.capacity.placement import NodePlacer
 from scheduler.core.model.snapshot import (
     WHOLE_MILLI,

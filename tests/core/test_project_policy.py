@@ -5,13 +5,18 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from portal.domain.policy_settings import CHOICE_SETTINGS, NUMBER_SETTINGS, default_value, setting_names
-from portal.domain.project_policy import (
+from portal.domain.projects.project_policy import (
     MAX_FACTOR_SETTING,
     effective_setting,
     loosest_allowed,
     loosest_effective,
     strictness,
+)
+from portal.domain.scheduling.policy_settings import (
+    CHOICE_SETTINGS,
+    NUMBER_SETTINGS,
+    default_value,
+    setting_names,
 )
 
 NAMES = setting_names(per_project=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from portal.domain.reasons import VerdictCode
+from portal.domain.jobs.reasons import VerdictCode
 from scheduler.core.decide import decide
 from scheduler.core.model.policy import Policy, SchedulingSemantics
 from scheduler.core.model.snapshot import NodeId, ProjectId, ReservationRow, Snapshot

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from portal.domain.python_exceptions import last_exception
+from portal.domain.jobs.python_exceptions import last_exception
 
 HEAD = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n    f()\n    ~^^\n'
 CAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"

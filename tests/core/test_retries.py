@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from portal.domain.end_states import FREE_RENDEZVOUS_FAILURES, counted_attempts
+from portal.domain.jobs.end_states import FREE_RENDEZVOUS_FAILURES, counted_attempts
 
 APART = ("NODE_FAIL", "rendezvous_unreachable")
 

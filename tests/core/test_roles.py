@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from portal.domain.job_spec import JobRole, JobSpec, roles_as_json
-from portal.domain.reasons import VerdictCode
-from portal.domain.roles import (
+from portal.domain.jobs.job_spec import JobRole, JobSpec, roles_as_json
+from portal.domain.jobs.reasons import VerdictCode
+from portal.domain.jobs.roles import (
     CompletionPolicy,
     earlier_ranks,
     port_variable,

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from portal.domain.services import Replica, RolloutStep, plan_rollout
+from portal.domain.serving.model_servers import Replica, RolloutStep, plan_rollout
 
 
 def ready(id_: int, version: int) -> Replica:

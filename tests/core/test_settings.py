@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from portal.domain.policy_settings import setting_names
+from portal.domain.scheduling.policy_settings import setting_names
 from scheduler.core.decide import decide
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.snapshot import Snapshot, UserId

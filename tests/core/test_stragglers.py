@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from portal.domain.stragglers import GpuState, RankReport, StepTime, find_straggler, likely_cause, step_times
+from portal.domain.jobs.stragglers import (
+    GpuState,
+    RankReport,
+    StepTime,
+    find_straggler,
+    likely_cause,
+    step_times,
+)
 
 
 def reports(*rows: tuple[float, float, float | None]) -> list[RankReport]:

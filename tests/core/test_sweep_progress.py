@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from portal.domain.parameters import read_parameters
-from portal.domain.sweep_progress import (
+from portal.domain.jobs.parameters import read_parameters
+from portal.domain.sweeps.sweep_progress import (
     SweepProgress,
     TrialUse,
     best_region,
@@ -16,7 +16,7 @@ from portal.domain.sweep_progress import (
     rung_steps,
     sweep_progress,
 )
-from portal.domain.sweeps import SweepSpec, TrialState
+from portal.domain.sweeps.sweeps import SweepSpec, TrialState
 
 ASHA = SweepSpec(
     searcher="asha", metric="loss", max_trials=20, max_parallel=2, max_steps=27, reduction_factor=3, seed=1

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from portal.domain.parameters import read_parameters
-from portal.domain.sweep_progress import TrialUse, sweep_progress
-from portal.domain.sweeps import Direction, SweepSpec, TrialRecord, TrialState
+from portal.domain.jobs.parameters import read_parameters
+from portal.domain.sweeps.sweep_progress import TrialUse, sweep_progress
+from portal.domain.sweeps.sweeps import Direction, SweepSpec, TrialRecord, TrialState
 from portal.services.sweeps.optuna_search import OptunaSearch
 from portal.services.sweeps.search import decide
 from tests.sweep_simulation import EPOCHS, SPACE, simulate

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from portal.domain.parameters import (
+from portal.domain.jobs.parameters import (
     describe_parameter,
     fill_command,
     grid_points,
@@ -17,7 +17,7 @@ from portal.domain.parameters import (
     read_points,
     trial_variables,
 )
-from portal.domain.sweeps import SweepSpec, sweep_errors
+from portal.domain.sweeps.sweeps import SweepSpec, sweep_errors
 
 
 @pytest.mark.parametrize(

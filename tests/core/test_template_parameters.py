@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from portal.domain.template_parameters import (
+from portal.domain.jobs.template_parameters import (
     changed_parameters,
     fill_fields,
     parameter_values,

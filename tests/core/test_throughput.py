@@ -7,7 +7,7 @@ from statistics import median
 from hypothesis import given
 from hypothesis import strategies as st
 
-from portal.domain.throughput import (
+from portal.domain.scheduling.throughput import (
     MAX_SAMPLES,
     MIN_SAMPLES,
     ROUNDING_PERCENT,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from portal.domain.throughput import Layout, LayoutSpeed, levels_crossed
+from portal.domain.scheduling.throughput import Layout, LayoutSpeed, levels_crossed
 from scheduler.core.capacity.placement import NodePlacer
 from scheduler.core.capacity.topology import TopologyIndex
 from scheduler.core.decide import decide

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
 from portal.domain.states import JobState
 from portal.models import Attempt, Job
 from portal.services.lifecycle import job_control

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
 from portal.models import Attempt, Job, UsageInterval
 from portal.services.lifecycle import job_control
 from portal.services.lifecycle.elastic import TaskEviction, request_task_evictions

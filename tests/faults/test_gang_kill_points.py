@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
 from portal.models import Job, Node, NodePool, Rendezvous, UsageInterval
 from portal.services.lifecycle import job_control
 from tests.engine_harness import InProcessEngine, held_milli

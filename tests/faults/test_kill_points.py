@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from django.db import connection
 
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
 from portal.domain.states import TERMINAL_JOB_STATES, JobState
 from portal.models import Attempt, Job, UsageInterval
 from portal.services.lifecycle import job_control

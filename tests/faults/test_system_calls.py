@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
 from portal.domain.states import TERMINAL_JOB_STATES, JobState
 from portal.models import Attempt, Job, Lease, Node, Task
 from portal.services.lifecycle import job_control

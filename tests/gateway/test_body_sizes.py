@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from portal.domain.uploads import is_upload_path
+from portal.domain.storage.uploads import is_upload_path
 from portal.gateway.apps.portal_app import MAX_BODY_BYTES
 from portal.gateway.proxy import http_proxy
 from portal.services.workspaces.access import do_open_workspace

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from portal.models import Environment, Job, User
-from portal.services.images.process_environment import code_server_command
+from portal.services.environments.process_environment import code_server_command
 from portal.services.jobs.attempt_secrets import decrypt_attempt_secret
 from portal.services.workspaces.access import digest, do_open_workspace
 from tests.chromium import chromium

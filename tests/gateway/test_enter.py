@@ -11,7 +11,7 @@ import threading
 import pytest
 from django.utils import timezone
 
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
 from portal.errors import Conflict, NotFound
 from portal.models import Attempt, AuditEntry, BrowserSession, WorkspaceSession, WorkspaceTicket
 from portal.services.jobs.attempt_secrets import decrypt_attempt_secret

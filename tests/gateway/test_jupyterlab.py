@@ -24,7 +24,7 @@ from portal.gateway.access.authorization_monitor import AuthorizationMonitor
 from portal.gateway.activity import ActivityTracker
 from portal.gateway.proxy.upstreams import Upstreams
 from portal.models import AttemptActivity, Job, User, WorkspaceSession, WorkspaceShare
-from portal.services.images.process_environment import (
+from portal.services.environments.process_environment import (
     ensure_process_jupyterlab,
     gateway_identity,
     jupyterlab_command,
@@ -33,7 +33,7 @@ from portal.services.images.process_environment import (
 from portal.services.jobs.attempt_secrets import decrypt_attempt_secret
 from portal.services.workspaces.access import digest, do_open_workspace
 from portal.services.workspaces.secret_replacement import due_replacements
-from portal.services.workspaces.shares import do_revoke_share, do_share_workspace
+from portal.services.workspaces.sharing import do_revoke_share, do_share_workspace
 from scheduler.nodes.secret_replacements import replace_secret
 from tests import factories
 from tests.gateway.gateway_harness import attempt_of, running_workspace, sign_in

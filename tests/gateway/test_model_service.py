@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from django.conf import settings
 
-from portal.domain.services import ServiceSpec
+from portal.domain.serving.model_servers import ServiceSpec
 from portal.models import Service
 from portal.services.accounts.tokens import Scope, do_create_token
-from portal.services.images.process_environment import world_readable_python
+from portal.services.environments.process_environment import world_readable_python
 from portal.services.jobs.submission import JobRequest
 from portal.services.jobs.tracking import tracking_url
-from portal.services.serving.services import Deployment, ModelReference, do_deploy_service
+from portal.services.serving.model_servers import Deployment, ModelReference, do_deploy_service
 from tests import factories
 from tests.engine_harness import engine_harness, wait_for
 from tests.gateway.gateway_harness import Testbed

@@ -19,7 +19,7 @@ from django.test import Client
 from portal.errors import Conflict, NotFound
 from portal.models import Attempt, Environment, Job, NotebookListing, Template, User
 from portal.services.accounts.tokens import Scope, do_create_token
-from portal.services.images.process_environment import ensure_process_jupyterlab
+from portal.services.environments.process_environment import ensure_process_jupyterlab
 from portal.services.jobs.notebooks import do_create_notebook_template, do_request_notebooks, get_listing
 from tests import factories
 from tests.engine_harness import EngineHarness, InProcessEngine, wait_for

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from portal.domain.services import ServiceSpec
+from portal.domain.serving.model_servers import ServiceSpec
 from portal.services.accounts.tokens import Scope, do_create_token
 from portal.services.serving.advance import advance_active_services
-from portal.services.serving.services import do_stop_service
+from portal.services.serving.model_servers import do_stop_service
 from tests.engine_harness import held_milli
 from tests.gateway.gateway_harness import Testbed
 from tests.gateway.test_services import Cluster, echo, ready_replicas, serve

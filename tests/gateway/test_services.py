@@ -23,7 +23,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from portal.domain.services import ServiceSpec
+from portal.domain.serving.model_servers import ServiceSpec
 from portal.errors import Conflict, InvalidRequest
 from portal.models import (
     Attempt,
@@ -37,10 +37,10 @@ from portal.models import (
     User,
     WorkspaceSession,
 )
-from portal.selectors.services import get_service, service_status
+from portal.selectors.serving.model_servers import get_service, service_status
 from portal.services.accounts.tokens import Scope, do_create_token
 from portal.services.jobs.submission import JobRequest
-from portal.services.serving.services import (
+from portal.services.serving.model_servers import (
     Deployment,
     do_change_service,
     do_deploy_service,

@@ -15,7 +15,7 @@ from portal.errors import Conflict, Forbidden, InvalidRequest, NotFound
 from portal.models import AuditEntry, Environment, Job, Node, User, WorkspaceShare
 from portal.services.workspaces.access import do_open_workspace
 from portal.services.workspaces.secret_replacement import due_replacements, unreplaced_secret
-from portal.services.workspaces.shares import (
+from portal.services.workspaces.sharing import (
     do_revoke_share,
     do_share_workspace,
     get_share,

@@ -19,12 +19,12 @@ from django.test import Client
 from portal.errors import Conflict, Forbidden, InvalidRequest, NotFound
 from portal.models import Attempt, AttemptObservation, Environment, Job, Project, User
 from portal.selectors.jobs.jobs import get_job
-from portal.services.images.process_environment import world_readable_python
+from portal.services.environments.process_environment import world_readable_python
 from portal.services.jobs.attempt_secrets import decrypt_attempt_secret
 from portal.services.jobs.submission import do_cancel_job
 from portal.services.jobs.tensorboard import do_open_tensorboard
 from portal.services.workspaces.access import do_open_workspace
-from portal.services.workspaces.shares import do_revoke_share, do_share_workspace
+from portal.services.workspaces.sharing import do_revoke_share, do_share_workspace
 from tests import factories
 from tests.engine_harness import EngineHarness, InProcessEngine, wait_for
 from tests.gateway.gateway_harness import Testbed, attempt_of, sign_in

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from yarl import URL
 
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
 from portal.gateway.protocol.redaction import Redaction, base64_forms
 from portal.models import Environment, Membership
 from portal.services.jobs.attempt_secrets import decrypt_attempt_secret
 from portal.services.lifecycle import job_control
 from portal.services.workspaces.access import digest, do_open_workspace
-from portal.services.workspaces.shares import do_share_workspace
+from portal.services.workspaces.sharing import do_share_workspace
 from tests import factories
 from tests.gateway.gateway_harness import attempt_of, sign_in
 from tests.time_budget import budget_s

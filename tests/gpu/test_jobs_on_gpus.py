@@ -19,11 +19,11 @@ import pytest
 
 from agents.bundle import build_archive
 from agents.local import open_local
+from portal.domain.jobs.template_parameters import fill_fields, read_template_parameters
 from portal.domain.states import JobState, NodeState
-from portal.domain.template_parameters import fill_fields, read_template_parameters
 from portal.models import Gpu, Job, LayerProfile, Node
-from portal.services.cluster.starter_templates import shipped_templates
 from portal.services.jobs.failures import identify_failures
+from portal.services.jobs.starter_templates import shipped_templates
 from scheduler.pipeline_plans import store_measured_profiles
 from scheduler.planner.comparison import compare_plans
 from scheduler.planner.partition import BandwidthLevel, CostModel

@@ -12,11 +12,11 @@ from channels.layers import get_channel_layer
 from portal.live.websocket import hub as hubs
 from portal.live.websocket.hub import Hub, SendBuffer
 from portal.live_events import publish
-from portal.valkey import announcements
+from portal.valkey import topic_times
 from tests import factories
 from tests.live.testbed import LiveTestbed, browser_of
 
-LONG_MS = (announcements.TTL_S + 5) * 1000
+LONG_MS = (topic_times.TTL_S + 5) * 1000
 
 
 async def _tell(topic: str) -> None:
@@ -38,7 +38,7 @@ def _first_words(testbed: LiveTestbed, person: Any, *topics: str, since: int | N
 def test_messages_before_the_subscription_are_reported_as_missed(testbed):
     person = factories.user()
     topic = f"user.{person.public_id}"
-    made = announcements.now_ms()
+    made = topic_times.now_ms()
     publish([(topic, {"kind": "job_state"})])
     missed = [{"topic": topic, "data": {"kind": "missed"}}]
     assert _first_words(testbed, person, "user.me", since=made) == missed
@@ -52,12 +52,12 @@ def test_news_from_before_the_page_are_not_missed(testbed):
     publish([(topic, {"kind": "job_state"})])
     assert (
         _first_words(
-            testbed, person, "user.me", since=announcements.now_ms() + announcements.CLOCK_TOLERANCE_MS + 1
+            testbed, person, "user.me", since=topic_times.now_ms() + topic_times.CLOCK_TOLERANCE_MS + 1
         )
         == []
     )
     assert (
-        len(_first_words(testbed, person, "user.me", since=announcements.now_ms() - 10)) == 1
+        len(_first_words(testbed, person, "user.me", since=topic_times.now_ms() - 10)) == 1
     )  # within the slack
 
 
@@ -69,7 +69,7 @@ def test_a_page_older_than_the_notes_has_missed_everything_that_announces(testbe
         testbed,
         person,
         *("user.me", f"job.{job.public_id}", f"logs.{job.public_id}.0"),
-        since=announcements.now_ms() - LONG_MS,
+        since=topic_times.now_ms() - LONG_MS,
     )
     missed = {each["topic"] for each in heard if each["data"]["kind"] == "missed"}
     assert missed == {f"user.{person.public_id}", f"job.{job.public_id}"}  # a log brings its tail
@@ -78,7 +78,7 @@ def test_a_page_older_than_the_notes_has_missed_everything_that_announces(testbe
 def test_a_refused_topic_is_not_disclosed(testbed):
     person = factories.user()
     publish([("job.unknown", {"kind": "job_state"})])
-    (refusal,) = _first_words(testbed, person, "job.unknown", since=announcements.now_ms() - 500)
+    (refusal,) = _first_words(testbed, person, "job.unknown", since=topic_times.now_ms() - 500)
     assert refusal["error"]["code"] == "not_found"
 
 
@@ -88,7 +88,7 @@ def test_a_topic_already_watched_has_missed_nothing(testbed):
 
     async def run() -> None:
         async with browser_of(testbed, person) as browser:
-            made = announcements.now_ms()
+            made = topic_times.now_ms()
             await browser.subscribe("user.me")
             await _tell(topic)
             assert (await browser.hear())["data"] == {"kind": "moved"}
@@ -100,10 +100,10 @@ def test_a_topic_already_watched_has_missed_nothing(testbed):
 
 def test_without_valkey_everything_counts_as_missed(monkeypatch):
     away = redis.Redis(port=1, socket_connect_timeout=0.5)
-    monkeypatch.setattr(announcements, "valkey_client", lambda within_s: away)
-    announcements.mark_announced(["user.a"])
-    assert announcements.announced_since({"user.a": announcements.now_ms()}) == {"user.a"}
-    assert announcements.announced_since({}) == set()
+    monkeypatch.setattr(topic_times, "valkey_client", lambda within_s: away)
+    topic_times.mark_announced(["user.a"])
+    assert topic_times.announced_since({"user.a": topic_times.now_ms()}) == {"user.a"}
+    assert topic_times.announced_since({}) == set()
 
 
 class _LateLayer:

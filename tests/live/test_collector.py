@@ -16,13 +16,13 @@ from channels.layers import get_channel_layer
 from django.db import connections, transaction
 from django.utils import timezone
 
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
 from portal.live.collector.collector import Collector
 from portal.live.collector.node_stream import WatchError, open_stream
 from portal.live_events import channel_group
 from portal.models import Attempt, AttemptSeconds, Gpu, NodeMetricsMinute, Task
-from portal.selectors.logs.files import log_path
-from portal.selectors.logs.lines import log_file, read_lines
+from portal.selectors.jobs.logs.files import log_path
+from portal.selectors.jobs.logs.lines import log_file, read_lines
 from portal.selectors.nodes.metric_series import read_job_series
 from portal.services.lifecycle import job_control
 from portal.valkey import sample_cache

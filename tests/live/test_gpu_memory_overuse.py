@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agents.wire.messages import GpuProcess, GpuSample, NodeSample
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
 from portal.live.collector import gpu_memory_overuse
 from portal.live.collector.gpu_memory_overuse import TOLERANCE_MIB, OveruseTracker, find_overuse
 from portal.models import Job

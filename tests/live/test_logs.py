@@ -18,11 +18,11 @@ from agents.node.task_log import STDERR, STDOUT, to_log_lines
 from portal.downloads import log_download_response
 from portal.errors import Forbidden, InvalidRequest, NotFound
 from portal.models import Job
-from portal.selectors.logs import line_assembly, lines, pieces, search, text
-from portal.selectors.logs.files import log_path
-from portal.selectors.logs.line_assembly import LogLine
-from portal.selectors.logs.lines import displayed_text
-from portal.selectors.logs.search import LogSearchQuery
+from portal.selectors.jobs.logs import line_assembly, lines, pieces, search, text
+from portal.selectors.jobs.logs.files import log_path
+from portal.selectors.jobs.logs.line_assembly import LogLine
+from portal.selectors.jobs.logs.lines import displayed_text
+from portal.selectors.jobs.logs.search import LogSearchQuery
 from portal.services.jobs.logs import delete_expired_logs, write_log_bytes
 from tests import factories
 from tests.time_budget import budget_s
@@ -268,7 +268,7 @@ def test_removal_of_old_logs_is_reported(db, settings):
 
 
 def test_bytes_beyond_the_limit_are_counted(monkeypatch):
-    monkeypatch.setattr("portal.selectors.logs.lines.MAX_LOG_BYTES", 10)
+    monkeypatch.setattr("portal.selectors.jobs.logs.lines.MAX_LOG_BYTES", 10)
     log = replace(_write(b"0123456789", "raw"), reported_bytes=25)
     assert log.truncated_bytes == 15
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from portal.domain.parameters import fill_command
-from portal.domain.template_parameters import read_template_parameters
-from portal.services.cluster.starter_templates import PROGRAM_PATH, shipped_templates
-from portal.services.jobs.templates import TemplateInput, input_errors
+from portal.domain.jobs.parameters import fill_command
+from portal.domain.jobs.template_parameters import read_template_parameters
+from portal.services.jobs.job_templates import TemplateInput, input_errors
+from portal.services.jobs.starter_templates import PROGRAM_PATH, shipped_templates
 
 SHIPPED = {each.name: each for each in shipped_templates()}
 WITH_PROGRAM = [name for name, each in SHIPPED.items() if "program" in each.fields]

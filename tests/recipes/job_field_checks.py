@@ -9,7 +9,7 @@ import pytest
 from django.test import Client
 
 from portal.api.jobs.job_requests import JobBody
-from portal.domain.job_spec import placement_fields
+from portal.domain.jobs.job_spec import placement_fields
 from portal.errors import InvalidRequest
 from portal.models import ClusterSettings, Gpu, Job
 from portal.services.jobs.job_document import request_body, to_yaml
@@ -20,8 +20,8 @@ from portal.services.jobs.submission import (
     request_from_job,
     validate_request,
 )
-from portal.web.launch.form import LaunchForm
-from portal.web.launch.initial_values import initial_from_job
+from portal.web.jobs.launch.form import LaunchForm
+from portal.web.jobs.launch.initial_values import initial_from_job
 from scheduler.core.decide import decide
 from scheduler.core.model.apply_plan import apply_plan
 from scheduler.snapshot.decision_input import take_snapshot

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from portal.domain.job_spec import job_fields
+from portal.domain.jobs.job_spec import job_fields
 from portal.models import Job
 from tests.process_environment import without_servers
 
@@ -101,13 +101,15 @@ def sources(tmp_path: Path) -> Iterator[Sources]:
 
 def add_placement_field(sources: Sources) -> None:
     like, field = "min_compute_capability", "max_compute_capability"
-    sources.insert_before("portal/domain/job_spec.py", "    topology_constraint: ", PLACEMENT_FIELD)
+    sources.insert_before("portal/domain/jobs/job_spec.py", "    topology_constraint: ", PLACEMENT_FIELD)
     sources.insert_before(
-        "portal/domain/feasibility.py", '            and (self.mig_profile or "") == gpu.mig_profile', RULE
+        "portal/domain/jobs/feasibility.py",
+        '            and (self.mig_profile or "") == gpu.mig_profile',
+        RULE,
     )
     for file in (
-        "portal/domain/feasibility.py",
-        "portal/models/jobs.py",
+        "portal/domain/jobs/feasibility.py",
+        "portal/models/jobs/jobs.py",
         "portal/api/serializers/jobs.py",
         "scheduler/core/model/snapshot.py",
     ):
@@ -115,13 +117,13 @@ def add_placement_field(sources: Sources) -> None:
 
 
 def add_display_field(sources: Sources) -> None:
-    sources.insert_before("portal/domain/job_spec.py", "    env: ", DISPLAY_FIELD)
+    sources.insert_before("portal/domain/jobs/job_spec.py", "    env: ", DISPLAY_FIELD)
     sources.declare_like("portal/api/serializers/jobs.py", "shm_mib", "ticket_number")
     default = (
         "default=JobSpec.ticket_number",
         "default=JobSpec.ticket_number, db_default=JobSpec.ticket_number",
     )
-    sources.declare_like("portal/models/jobs.py", "shm_mib", "ticket_number", default)
+    sources.declare_like("portal/models/jobs/jobs.py", "shm_mib", "ticket_number", default)
 
 
 def listed_files(heading: str) -> set[str]:

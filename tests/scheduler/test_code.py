@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
 from portal.domain.states import JobState
 from portal.errors import Conflict, InvalidRequest, NotFound
 from portal.models import Attempt, ClusterSettings, CodeArchive, EnvironmentRecord, Job, Node

@@ -10,7 +10,7 @@ import pytest
 from django.db import OperationalError, connection
 from django.test import Client
 
-from portal.api.monitoring import health
+from portal.api.cluster import health
 from portal.models import Cycle
 from portal.selectors.scheduling import cycles
 from portal.selectors.scheduling.cycles import CycleWatch

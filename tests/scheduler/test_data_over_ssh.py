@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from django.db import connection
 
-from portal.domain.reasons import VerdictCode
+from portal.domain.jobs.reasons import VerdictCode
 from portal.domain.states import JobState
-from portal.domain.volumes import VolumeKind
+from portal.domain.storage.volumes import VolumeKind
 from portal.models import JobVerdict, Secret
 from portal.services.jobs.logs import log_path
 from portal.services.projects.secrets import do_save_secret
-from portal.services.projects.volumes import VolumeInput, do_save_volume
+from portal.services.storage.volumes import VolumeInput, do_save_volume
 from tests import factories
 from tests.rig.cluster import RigCluster
 from tests.rig.images import RigImage

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from portal.models import DataSetVersion, Node, Volume
-from portal.services.projects import data_set_sizes
-from portal.services.projects.data_sets import (
+from portal.services.storage import data_set_sizes
+from portal.services.storage.data_sets import (
     VersionInput,
     do_add_version,
     do_create_data_set,

@@ -7,7 +7,7 @@ import threading
 import pytest
 from django.db import connection
 
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
 from portal.domain.states import LIVE_ATTEMPT_STATES, JobState
 from portal.errors import InvalidRequest
 from portal.models import EngineQuery, Job

@@ -13,7 +13,7 @@ from pytest_django.live_server_helper import LiveServer
 
 from portal.domain.states import JobState
 from portal.models import Node, Project
-from portal.selectors.experiments import list_job_runs
+from portal.selectors.experiments.experiments import list_job_runs
 from portal.selectors.nodes.network_policy import denied_addresses
 from portal.services.jobs.logs import log_path
 from tests import factories

@@ -7,7 +7,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
 from portal.models import Allocation, Attempt, Gpu, Job, JobVerdict, Quota, Task, UsageInterval
 from portal.services.jobs.submission import do_cancel_job, do_hold_job
 from portal.services.lifecycle import job_control

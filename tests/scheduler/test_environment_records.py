@@ -12,7 +12,7 @@ import pytest
 
 from portal.domain.states import JobState
 from portal.models import EnvironmentRecord, Job
-from portal.services.images.process_environment import world_readable_python
+from portal.services.environments.process_environment import world_readable_python
 from tests import factories
 from tests.engine_harness import EngineHarness, InProcessEngine, harness, shared_harness
 from tests.rig.cluster import RigCluster

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
 from portal.domain.states import JobState
 from portal.models import Job, UsageInterval
-from portal.selectors.logs.lines import log_file, read_lines
+from portal.selectors.jobs.logs.lines import log_file, read_lines
 from portal.services.lifecycle import job_control
 from tests import factories
 from tests.engine_harness import EngineHarness, containers_alive, engine_harness, held_milli, wait_for

@@ -11,7 +11,7 @@ from django.utils.translation import override
 
 from portal.models import Forecast, Job, JobVerdict
 from portal.selectors.scheduling.forecasts import forecast_accuracy, forecast_revisions
-from portal.web.job.forecast_display import revision_reasons
+from portal.web.jobs.job.forecast_display import revision_reasons
 from scheduler import periodic
 from scheduler.core.decide import decide
 from scheduler.core.model.plan import StartInterval

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from portal.domain.job_spec import JobRole
-from portal.domain.template_parameters import fill_fields, read_template_parameters
+from portal.domain.jobs.job_spec import JobRole
+from portal.domain.jobs.template_parameters import fill_fields, read_template_parameters
 from portal.models import Job, NodePool
 from portal.selectors.nodes.network_links import slowest_link_bandwidth
-from portal.services.cluster.starter_templates import shipped_templates
+from portal.services.jobs.starter_templates import shipped_templates
 from portal.services.jobs.submission import do_cancel_job
 from scheduler.planner.comparison import parameter_server_s, ring_all_reduce_s
 from tests.engine_harness import wait_for

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from portal.domain.gang_fabric import GangFabric
+from portal.domain.nodes.gang_fabric import GangFabric
 from portal.models import Job, Node, NodeIncident, NodePool, Rendezvous
 from portal.services.jobs.logs import log_path
 from portal.services.jobs.submission import do_cancel_job

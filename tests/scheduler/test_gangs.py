@@ -13,7 +13,7 @@ import pytest
 from agents.engines.agent_engine import AgentEngine
 from portal.domain.states import JobState
 from portal.models import Allocation, Job, Node, NodeIncident, NodeLink, NodePool, Rendezvous
-from portal.selectors.logs.lines import log_file, read_lines
+from portal.selectors.jobs.logs.lines import log_file, read_lines
 from tests.engine_harness import held_milli, wait_for
 from tests.two_local_nodes import TwoLocalNodes
 

@@ -36,7 +36,7 @@ from portal.models import (
     NodePool,
     Task,
 )
-from portal.services.images.pins import record_claim
+from portal.services.environments.pins import record_claim
 from portal.services.lifecycle import job_control
 from portal.valkey import sample_cache
 from scheduler import leases, periodic

@@ -7,7 +7,7 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
 from portal.errors import Conflict, Forbidden, InvalidRequest, NotFound
 from portal.models import (
     Attempt,
@@ -23,12 +23,12 @@ from portal.models import (
     ServiceVersion,
 )
 from portal.selectors.jobs.idle import idle_status
-from portal.services.cluster.policy_settings import do_change_policy
 from portal.services.jobs import idle
 from portal.services.jobs.idle import do_exempt_from_idle, do_revoke_exemption, do_snooze
 from portal.services.jobs.submission import do_resume_job
 from portal.services.lifecycle import job_control, readiness
 from portal.services.lifecycle.job_control import RankPlacement
+from portal.services.scheduling.policy_settings import do_change_policy
 from scheduler.idle_pass import run_idle_pass
 from tests import factories
 from tests.workspace_activity import MINUTE, expire_countdown, record_gpu_minutes, simulate_tool_activity

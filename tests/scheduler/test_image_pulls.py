@@ -9,10 +9,10 @@ from django.test import Client
 from django.utils import timezone
 
 from agents.engines.interface import AgentError, StartResult
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
 from portal.models import Attempt, Environment, ImagePresence, Job, NodeOperation, Task
-from portal.services.images.pins import do_check_tag, pin_job
-from portal.services.images.prefetch import do_prefetch_image
+from portal.services.environments.pins import do_check_tag, pin_job
+from portal.services.environments.prefetch import do_prefetch_image
 from portal.services.lifecycle import job_control
 from scheduler import leases
 from scheduler.nodes import image_pulls

@@ -13,7 +13,7 @@ from django.apps import apps
 from django.db import connection, models, transaction
 from django.utils import timezone
 
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
 from portal.models import (
     Allocation,
     Attempt,
@@ -26,10 +26,10 @@ from portal.models import (
     Topology,
     UsageInterval,
 )
-from portal.services.cluster.reservations import ReservationInput, do_save_reservation
 from portal.services.jobs.submission import preview_query_body, request_from_job
 from portal.services.lifecycle import job_control
 from portal.services.lifecycle.job_control import RankPlacement
+from portal.services.scheduling.reservations import ReservationInput, do_save_reservation
 from scheduler import what_if
 from scheduler.cycle import CycleState, run_cycle
 from scheduler.forecast.forecast_pass import run_forecast_pass

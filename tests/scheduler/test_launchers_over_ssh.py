@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
 from portal.models import Job, NodePool
 from portal.services.jobs.logs import log_path
 from tests.rig.images import RigImage, rig_image

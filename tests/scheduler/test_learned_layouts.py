@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from portal.domain.throughput import Layout, LayoutSpeed
+from portal.domain.scheduling.throughput import Layout, LayoutSpeed
 from portal.models import Attempt, AttemptProgress, FailedCycle, Gpu, Job, Task
 from portal.selectors.jobs.progress import job_workload_fingerprint
 from portal.services.jobs.submission import do_cancel_job

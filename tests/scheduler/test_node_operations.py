@@ -8,7 +8,7 @@ import time
 import pytest
 
 from agents.keys import make_keys, sign_agent
-from portal.domain.node_operations import OperationKind
+from portal.domain.nodes.node_operations import OperationKind
 from portal.domain.states import JobState
 from portal.errors import Conflict, InvalidRequest
 from portal.models import AuditEntry, Job, JobEvent, JobSignal, NodeOperation

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from django.utils import timezone
 
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
 from portal.domain.states import NodeState
 from portal.models import Attempt, Job, Membership, Node
-from portal.selectors.metrics import collect_metrics
-from portal.selectors.nodes.cluster_map import clock_skew_message
+from portal.selectors.cluster.cluster_map import clock_skew_message
+from portal.selectors.cluster.metrics import collect_metrics
 from portal.services.lifecycle import job_control
 from scheduler.nodes import dispatch
 from tests import factories

@@ -8,7 +8,7 @@ import pytest
 
 from agents import link
 from agents.engines.agent_engine import AgentEngine
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
 from portal.domain.states import GpuHealth, JobState, NodeState
 from portal.models import AuditEntry, ClusterSettings, Gpu, Job, JobVerdict, Node, Project
 from portal.services.jobs.submission import do_resume_job, do_suspend_job

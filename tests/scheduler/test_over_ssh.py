@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
 from portal.domain.states import JobState, NodeState
 from portal.models import ImagePresence, Job, Node
-from portal.services.images.archives import archive_config_digest
-from portal.services.images.pins import do_update_image
-from portal.services.images.prefetch import do_prefetch_image
+from portal.services.environments.archives import archive_config_digest
+from portal.services.environments.pins import do_update_image
+from portal.services.environments.prefetch import do_prefetch_image
 from portal.services.jobs.logs import log_path
 from portal.services.lifecycle import job_control
 from tests import factories

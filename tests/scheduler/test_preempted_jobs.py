@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
 from portal.models import Attempt, Job, Quota
 from portal.services.jobs.submission import do_cancel_job, do_hold_job
 from portal.services.lifecycle import job_control

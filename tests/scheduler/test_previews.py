@@ -12,9 +12,9 @@ from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
 from portal.models import Attempt, EngineQuery, Job, JobVerdict, Membership, Quota
-from portal.selectors.jobs.preemption_preview import preemption_candidates, total_lost_gpu_seconds
+from portal.selectors.scheduling.preemption_preview import preemption_candidates, total_lost_gpu_seconds
 from portal.services.jobs.submission import JobRequest, do_submit_job, preview_query_body
-from portal.web.launch import preview
+from portal.web.jobs.launch import preview
 from scheduler import what_if
 from scheduler.cycle import run_cycle
 from scheduler.forecast import forecast_pass

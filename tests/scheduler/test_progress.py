@@ -10,7 +10,7 @@ from django.db.models import F
 from django.utils import timezone
 
 from agents.engines.interface import PollResult
-from portal.domain.throughput import Layout
+from portal.domain.scheduling.throughput import Layout
 from portal.models import Attempt, AttemptProgress, Job
 from portal.services.jobs import task_reports
 from tests import factories

@@ -10,7 +10,7 @@ from django.urls import reverse
 
 from portal.models import EngineQuery, Job, Quota
 from portal.services.projects import quota_effect
-from portal.services.user_requests import do_request_quota, prepare_quota_request
+from portal.services.requests.user_requests import do_request_quota, prepare_quota_request
 from scheduler import what_if
 from scheduler.cycle import run_cycle
 from scheduler.forecast import forecast_pass

@@ -9,14 +9,14 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
 from portal.errors import Conflict, Forbidden
 from portal.models import Attempt, AttemptWork, Job, OutboxMessage, Quota, QuotaReplay
 from portal.services.lifecycle import job_control
 from portal.services.projects.projects import QuotaValues
 from portal.services.projects.quota_effect import QuotaEdit
 from portal.services.projects.quota_replays import do_replay_quotas
-from portal.services.user_requests import do_request_quota, prepare_quota_request
+from portal.services.requests.user_requests import do_request_quota, prepare_quota_request
 from scheduler import quota_replay
 from scheduler.quota_replay import run_next_replay
 from tests import factories

@@ -8,8 +8,12 @@ import pytest
 from django.utils import timezone
 
 from portal.models import Cycle, Job, JobVerdict
-from portal.services.cluster.reservations import ReservationInput, do_cancel_reservation, do_save_reservation
 from portal.services.nodes.topologies import do_save_topology, do_set_labels
+from portal.services.scheduling.reservations import (
+    ReservationInput,
+    do_cancel_reservation,
+    do_save_reservation,
+)
 from scheduler.core.decide import decide
 from scheduler.core.model.plan import Plan
 from scheduler.core.model.policy import Policy

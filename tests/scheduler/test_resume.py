@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
 from portal.domain.states import AttemptState
 from portal.models import Attempt, AttemptWork, Checkpoint, Job, JobEvent
 from portal.services.jobs.checkpoints import do_pin_checkpoint

@@ -31,7 +31,7 @@ from portal.models import (
     Sweep,
     UsageInterval,
 )
-from portal.selectors.logs.files import log_path
+from portal.selectors.jobs.logs.files import log_path
 from portal.services.jobs.logs import write_log_bytes
 from scheduler import retention
 from scheduler.cycle import run_cycle

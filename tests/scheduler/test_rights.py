@@ -10,7 +10,7 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
 from portal.domain.states import JobState
 from portal.errors import Conflict
 from portal.models import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from portal.domain.job_spec import JobRole
+from portal.domain.jobs.job_spec import JobRole
 from portal.models import Allocation, Job, NodePool, Task
 from portal.services.jobs.logs import log_path
 from tests.engine_harness import held_milli

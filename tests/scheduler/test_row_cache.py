@@ -12,7 +12,7 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
 from portal.errors import Conflict, Unsatisfiable
 from portal.models import Attempt, ClusterSettings, Environment, Gpu, Job, Node, Quota, Volume
 from portal.services.jobs.task_reports import record_checkpoint

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from portal.models import ImagePresence, SavedImage, Task
-from portal.services.saved_images import do_save_environment_of
+from portal.services.workspaces.saved_images import do_save_environment_of
 from tests import factories
 from tests.rig.cluster import RigCluster
 from tests.rig.images import RigImage

@@ -11,18 +11,18 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from agents.engines.interface import TaskExited, parse_event
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
 from portal.errors import Conflict
 from portal.models import Environment, Job, Node, Quota, Reservation, Topology, UsageInterval, Volume
-from portal.services.cluster.reservations import (
-    ReservationInput,
-    do_cancel_reservation,
-    do_save_reservation,
-)
 from portal.services.lifecycle import job_control
 from portal.services.lifecycle.allocations import allocate_gpus
 from portal.services.lifecycle.job_control import RankPlacement
 from portal.services.nodes.gpus import record_foreign_processes
+from portal.services.scheduling.reservations import (
+    ReservationInput,
+    do_cancel_reservation,
+    do_save_reservation,
+)
 from scheduler.core.model.policy import PolicyError
 from scheduler.core.model.serialization import snapshot_from_json, snapshot_to_json
 from scheduler.core.model.snapshot import ReservationRow, TopologyConstraint, TopologyRow

@@ -16,7 +16,7 @@ from agents.engines.interface import AgentError, FolderUsage, OutcomeUnknownErro
 from agents.node.spec.task_spec import CAN_MEASURE_STORAGE
 from portal.domain.states import NodeState
 from portal.models import ClusterSettings, Node, Notice, Project, User, Volume, VolumeUsage
-from portal.selectors.volumes import DISK_USES, node_disks, quota_enforcement_message
+from portal.selectors.storage.volumes import DISK_USES, node_disks, quota_enforcement_message
 from scheduler.nodes.engine_connect import open_engine
 from scheduler.nodes.node_connection import NodeConnection
 from scheduler.nodes.storage_usage import measure_storage

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from portal.domain.sweeps import SweepSpec
+from portal.domain.sweeps.sweeps import SweepSpec
 from portal.models import Job, Sweep
 from portal.services.jobs.submission import JobRequest
 from portal.services.sweeps.sweeps import do_create_sweep, do_pause_sweep, do_resume_sweep

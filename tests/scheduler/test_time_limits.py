@@ -11,19 +11,19 @@ from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
 
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
 from portal.engine_client import HEARTBEAT_KEY
 from portal.errors import Conflict, Forbidden, InvalidRequest, NotFound
 from portal.models import Attempt, AuditEntry, Job, JobEvent, UserRequest
 from portal.selectors.jobs.time_limits import ends_at
-from portal.services.cluster.policy_settings import do_change_policy
 from portal.services.jobs.time_limits import (
     do_request_extension,
     warn_before_ends,
 )
 from portal.services.lifecycle import job_control
 from portal.services.lifecycle.job_control import RankPlacement
-from portal.services.user_requests import do_answer_request, expire_requests
+from portal.services.requests.user_requests import do_answer_request, expire_requests
+from portal.services.scheduling.policy_settings import do_change_policy
 from scheduler.periodic import stop_overdue_attempts
 from tests import factories
 from tests.engine_harness import engine_harness, wait_for

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agents.keys import make_keys, sign_agent
-from portal.domain.node_operations import OperationKind
+from portal.domain.nodes.node_operations import OperationKind
 from portal.domain.states import JobState
 from portal.models import AgentRollout, AuditEntry, NodeOperation
 from portal.services.jobs.logs import log_path

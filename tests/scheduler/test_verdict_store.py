@@ -8,7 +8,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from portal.domain.reasons import VerdictCode
+from portal.domain.jobs.reasons import VerdictCode
 from portal.models import ClusterSettings, Job, JobEvent, JobVerdict
 from scheduler import leases
 from scheduler.commit import verdict_store

@@ -17,7 +17,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from agents.engines.interface import ListedCheckpoint
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
 from portal.errors import Conflict
 from portal.models import Attempt, Checkpoint, Job, JobEvent
 from portal.selectors.jobs.checkpoints import next_checkpoint_at, resume_choice

@@ -14,7 +14,7 @@ import pytest
 
 from portal.models import Environment
 from portal.services.cluster import initial_data
-from portal.services.images.code_server import ensure_process_code_server
+from portal.services.environments.code_server import ensure_process_code_server
 from tests.standalone.waiting import eventually
 
 EDITOR = """

@@ -11,10 +11,10 @@ from django.utils import timezone
 from agents.node.spec.task_spec import CAN_MEASURE_FOLDERS
 from portal.errors import Conflict, Forbidden, InvalidRequest, NotFound
 from portal.models import AuditEntry, DataSet, DataSetVersion, Node, OutboxMessage, Project, User, Volume
-from portal.selectors.data_sets import get_data_set, get_version, list_data_sets
-from portal.services.projects import data_set_sizes, data_sets
-from portal.services.projects.data_sets import VersionInput
-from portal.services.projects.volumes import do_delete_volume
+from portal.selectors.storage.data_sets import get_data_set, get_version, list_data_sets
+from portal.services.storage import data_set_sizes, data_sets
+from portal.services.storage.data_sets import VersionInput
+from portal.services.storage.volumes import do_delete_volume
 from tests import factories
 
 pytestmark = pytest.mark.django_db

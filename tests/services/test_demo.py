@@ -6,7 +6,7 @@ import pytest
 from django.db import transaction
 
 from agents.launchers import REQUIRES_RENDEZVOUS
-from portal.domain.gang_fabric import GangFabric
+from portal.domain.nodes.gang_fabric import GangFabric
 from portal.models import Environment, Job, Node, NodePool, Rendezvous, User
 from portal.services.cluster.demo import ENVIRONMENT, POOL, ensure_demo
 from portal.services.lifecycle import job_control

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from django.db import IntegrityError, transaction
 
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
 from portal.domain.states import JobState
 from portal.errors import InvalidRequest
 from portal.models import Dependency, Job, JobEvent, OutboxMessage

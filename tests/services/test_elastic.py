@@ -7,8 +7,8 @@ from django.db import IntegrityError, transaction
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from portal.domain.end_states import backoff_s
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.end_states import backoff_s
+from portal.domain.jobs.reasons import EndReason
 from portal.domain.states import LIVE_ATTEMPT_STATES, TERMINAL_JOB_STATES
 from portal.errors import Conflict, InvalidRequest, Unsatisfiable
 from portal.models import Allocation, Attempt, Gpu, Job, Quota, Task, UsageInterval

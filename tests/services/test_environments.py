@@ -8,8 +8,8 @@ from portal.access import visible_environments
 from portal.domain.states import JobState, RuntimeKind
 from portal.errors import Conflict, Forbidden, InvalidRequest
 from portal.models import Attempt, AuditEntry, ImagePresence, OutboxMessage, Task
-from portal.services.images.environments import EnvironmentInput, do_save_environment
-from portal.services.images.prefetch import (
+from portal.services.environments.environments import EnvironmentInput, do_save_environment
+from portal.services.environments.prefetch import (
     do_cancel_prefetch,
     do_prefetch_image,
     images_to_pull,

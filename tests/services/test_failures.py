@@ -8,11 +8,11 @@ import pytest
 from django.db import transaction
 from django.utils import timezone
 
-from portal.domain.failure_rules import FailureAction, FailureRule
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.failure_rules import FailureAction, FailureRule
+from portal.domain.jobs.reasons import EndReason
 from portal.errors import Conflict, Forbidden, InvalidRequest, NotFound
 from portal.models import Attempt, AuditEntry, GpuAlert, Job, JobEvent, Node, Notice, Task
-from portal.selectors.failure_rules import (
+from portal.selectors.jobs.failure_rules import (
     get_failure_rule,
     identified_failure,
     list_failure_rules,
@@ -31,7 +31,7 @@ from portal.services.jobs.signals import claim_signals, do_send_signal
 from portal.services.lifecycle import job_control
 from portal.services.lifecycle.job_control import RankPlacement
 from portal.web.display.job_rows import job_rows
-from portal.web.job.failure import build_failure_summary
+from portal.web.jobs.job.failure import build_failure_summary
 from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -8,8 +8,8 @@ import pytest
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from portal.domain.gang_fabric import GangFabric
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
+from portal.domain.nodes.gang_fabric import GangFabric
 from portal.domain.states import JobState
 from portal.errors import Conflict, Forbidden, InvalidRequest, Unsatisfiable
 from portal.models import Allocation, Attempt, AuditEntry, Job, Node, NodePool, Rendezvous, Task

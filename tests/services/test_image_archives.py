@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from portal.services.images.archives import archive_config_digest
+from portal.services.environments.archives import archive_config_digest
 
 CONFIGS = {"a.json": b'{"config": "a"}', "b.json": b'{"config": "b"}'}
 

@@ -7,11 +7,11 @@ import pytest
 from portal.domain.states import RuntimeKind
 from portal.errors import Conflict, Forbidden, InvalidRequest
 from portal.models import Attempt, AuditEntry, Environment, ImagePresence, Job, Node, Task
-from portal.selectors.environments import nodes_by_pin, tag_claims
-from portal.services.images.archives import archive_config_digest
-from portal.services.images.environments import EnvironmentInput, do_save_environment
-from portal.services.images.pins import do_check_tag, do_update_image, pin_job, pin_of, record_claim
-from portal.services.images.prefetch import protected_images
+from portal.selectors.environments.environments import nodes_by_pin, tag_claims
+from portal.services.environments.archives import archive_config_digest
+from portal.services.environments.environments import EnvironmentInput, do_save_environment
+from portal.services.environments.pins import do_check_tag, do_update_image, pin_job, pin_of, record_claim
+from portal.services.environments.prefetch import protected_images
 from tests import factories
 from tests.agents.node.loadable import archive
 from tests.services.test_lifecycle import place

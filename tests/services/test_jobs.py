@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from portal.domain.feasibility import matching_gpu_models
+from portal.domain.jobs.feasibility import matching_gpu_models
 from portal.errors import Conflict, Forbidden, InvalidRequest, NotFound, Unsatisfiable
 from portal.models import Node, NodePool, OutboxMessage, Quota
 from portal.services.jobs.submission import do_cancel_job, do_resubmit_job

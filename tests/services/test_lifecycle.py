@@ -8,7 +8,7 @@ import pytest
 from django.db import IntegrityError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
 from portal.domain.states import ATTEMPT_TRANSITIONS, JOB_TRANSITIONS, AttemptState, JobState
 from portal.errors import Conflict
 from portal.models import Allocation, Attempt, AttemptWork, Gpu, Job, JobEvent, UsageInterval

@@ -15,8 +15,8 @@ from django.utils import timezone
 from agents import ssh
 from agents.keys import PURPOSES, fingerprint, make_keys, read_public_key
 from agents.ssh import HostKey, SshTarget
-from portal.domain.job_spec import JobKind
-from portal.domain.node_operations import OWN_CONNECTION_TIMEOUT_S, OperationKind
+from portal.domain.jobs.job_spec import JobKind
+from portal.domain.nodes.node_operations import OWN_CONNECTION_TIMEOUT_S, OperationKind
 from portal.errors import Conflict, Forbidden, InvalidRequest
 from portal.models import AuditEntry, HostKeyChange, Job, Node, OutboxMessage, Schedule, Template, User
 from portal.services.nodes import (

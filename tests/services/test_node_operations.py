@@ -9,7 +9,7 @@ import pytest
 from django.utils import timezone
 from hypothesis import given
 
-from portal.domain.node_operations import (
+from portal.domain.nodes.node_operations import (
     MAX_PARALLEL_UPGRADES,
     OPERATION_TIMEOUT_S,
     OperationKind,

@@ -6,7 +6,7 @@ import pytest
 from django.core.management.base import CommandError
 from django.db import IntegrityError, transaction
 
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
 from portal.domain.states import GpuHealth, NodeState, NodeTransport
 from portal.errors import Conflict, Forbidden, InvalidRequest
 from portal.management.commands.node_setup import Command

@@ -20,8 +20,8 @@ from aiosmtpd.controller import Controller
 from django.db import connection, transaction
 from django.utils import timezone
 
-from portal.domain.notices import Channel, NoticeKind
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
+from portal.domain.notices.notices import Channel, NoticeKind
 from portal.domain.states import JobState, NodeState
 from portal.errors import Conflict, InvalidRequest, NotFound
 from portal.models import (
@@ -34,9 +34,7 @@ from portal.models import (
     Task,
     User,
 )
-from portal.selectors.notices import list_notices
-from portal.services.cluster.policy_settings import do_change_policy
-from portal.services.cluster.reservations import do_cancel_reservation, do_save_reservation
+from portal.selectors.notices.notices import list_notices
 from portal.services.jobs.failures import identify_failures
 from portal.services.jobs.logs import write_log_bytes
 from portal.services.lifecycle import job_control
@@ -55,6 +53,8 @@ from portal.services.notices.inbox import (
 from portal.services.notices.webhooks import do_remove_webhook, do_save_webhook
 from portal.services.notices.write import NoticeDraft, write_notices
 from portal.services.projects.projects import QuotaValues, do_change_quota
+from portal.services.scheduling.policy_settings import do_change_policy
+from portal.services.scheduling.reservations import do_cancel_reservation, do_save_reservation
 from tests import factories
 from tests.failpoint_crash import crashes_at
 from tests.services.test_lifecycle import place, run, submit

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from portal.domain.policy_settings import (
+from portal.domain.scheduling.policy_settings import (
     CHOICE_SETTINGS,
     NUMBER_SETTINGS,
     default_value,
@@ -18,7 +18,7 @@ from portal.management.commands.policy_docs import policy_text
 from portal.models import AuditEntry, ClusterSettings, NodePool, OutboxMessage
 from portal.selectors.scheduling.project_settings import effective_rules
 from portal.selectors.scheduling.settings import settings_sheet
-from portal.services.cluster.policy_settings import do_change_policy
+from portal.services.scheduling.policy_settings import do_change_policy
 from tests import factories
 
 pytestmark = pytest.mark.django_db

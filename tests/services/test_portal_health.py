@@ -16,14 +16,14 @@ from redis.exceptions import ConnectionError as RedisAway
 
 from portal.config import last_backup
 from portal.config.last_backup import last_backup_s, record_backup
-from portal.domain.portal_health import (
+from portal.domain.cluster.portal_health import (
     CertificateStatus,
     DiskUsage,
     PortalAlertKind,
     PortalMeasurement,
     portal_alerts,
 )
-from portal.selectors import portal_alerts as views
+from portal.selectors.cluster import portal_alerts as views
 from portal.services.cluster import portal_health
 from portal.services.cluster.portal_health import FolderSize, measure_portal
 from portal.valkey import portal_health as stored

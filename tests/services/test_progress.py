@@ -11,9 +11,9 @@ from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from portal.domain.reasons import EndReason
-from portal.domain.scaling import cheaper_size, point_of, scale_points
-from portal.domain.throughput import (
+from portal.domain.jobs.reasons import EndReason
+from portal.domain.jobs.scaling import cheaper_size, point_of, scale_points
+from portal.domain.scheduling.throughput import (
     GpuPosition,
     Layout,
     layout_of,

@@ -8,8 +8,8 @@ import pytest
 from django.db import transaction
 from django.utils import timezone
 
-from portal.domain.node_breaker import BreakerState, IncidentKind
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
+from portal.domain.nodes.node_breaker import BreakerState, IncidentKind
 from portal.errors import Forbidden
 from portal.models import Attempt, AuditEntry, Membership, Node, NodeIncident, Task
 from portal.services.lifecycle import job_control

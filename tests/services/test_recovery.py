@@ -6,11 +6,11 @@ import pytest
 from django.db import transaction
 
 from agents.engines.interface import Container, TaskKey
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
 from portal.domain.states import NodeState
 from portal.errors import Conflict, Forbidden, InvalidRequest, NotFound
 from portal.models import AuditEntry, ClusterSettings, Gpu, Job, Node, OrphanContainer, Task
-from portal.selectors.nodes.recovery import recovery_status
+from portal.selectors.cluster.recovery import recovery_status
 from portal.services.cluster.recovery import (
     begin_recovery,
     do_adopt_orphan,

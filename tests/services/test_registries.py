@@ -10,7 +10,7 @@ from agents.node.runtimes.arguments import pull
 from agents.node.spec.image_names import registry_host
 from portal.errors import Forbidden, InvalidRequest
 from portal.models import AuditEntry, RegistryLogin
-from portal.services.images.registries import do_delete_login, do_save_login, login_for_image
+from portal.services.environments.registries import do_delete_login, do_save_login, login_for_image
 from tests import factories
 
 

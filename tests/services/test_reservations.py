@@ -10,11 +10,12 @@ import pytest
 from django.db import IntegrityError, connection, transaction
 from django.utils import timezone
 
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
 from portal.errors import Conflict, Forbidden, InvalidRequest, PreconditionFailed
 from portal.models import AuditEntry, OutboxMessage, Reservation, ReservationNode
 from portal.selectors.scheduling.reservations import node_reservations
-from portal.services.cluster.reservations import (
+from portal.services.lifecycle import job_control
+from portal.services.scheduling.reservations import (
     ReservationInput,
     choose_nodes,
     do_cancel_reservation,
@@ -24,7 +25,6 @@ from portal.services.cluster.reservations import (
     get_nodes,
     get_projects,
 )
-from portal.services.lifecycle import job_control
 from scheduler.cycle import run_cycle
 from tests import factories
 from tests.services.test_lifecycle import place, run

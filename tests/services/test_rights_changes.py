@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 from django.db import transaction
 
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
 from portal.domain.states import DesiredState, JobState, Role, RuntimeKind
-from portal.domain.volumes import VolumeKind
+from portal.domain.storage.volumes import VolumeKind
 from portal.models import AuditEntry, Gpu, Job, Membership
 from portal.services.accounts.users import do_change_user
-from portal.services.images.environments import EnvironmentInput, do_save_environment
+from portal.services.environments.environments import EnvironmentInput, do_save_environment
 from portal.services.lifecycle import job_control
 from portal.services.lifecycle.job_control import RankPlacement
 from portal.services.lifecycle.rights_changes import ChoiceRequired, JobChoice, QueuedJobs, RunningJobs
 from portal.services.projects.projects import do_change_project, do_remove_member, do_set_member
-from portal.services.projects.volumes import VolumeInput, do_save_volume
+from portal.services.storage.volumes import VolumeInput, do_save_volume
 from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from django.db import IntegrityError, transaction
 
-from portal.domain.job_spec import JobRole
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.job_spec import JobRole
+from portal.domain.jobs.reasons import EndReason
 from portal.errors import InvalidRequest, Unsatisfiable
 from portal.models import Allocation, Attempt, Job, Node, Quota, Task
-from portal.models.jobs import total_gpus, total_milli
+from portal.models.jobs.jobs import total_gpus, total_milli
 from portal.selectors.jobs.progress import job_workload_fingerprint
 from portal.services.jobs.launching import attempt_gang
 from portal.services.jobs.submission import do_resubmit_job

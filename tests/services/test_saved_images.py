@@ -10,8 +10,9 @@ from django.utils import timezone
 from portal.domain.states import AttemptState, JobState
 from portal.errors import Conflict, Forbidden, InvalidRequest
 from portal.models import AuditEntry, Environment, Job, NodePool, SavedImage, Task, UserRequest
-from portal.services.images.prefetch import protected_images
-from portal.services.saved_images import (
+from portal.services.environments.prefetch import protected_images
+from portal.services.requests.user_requests import do_answer_request
+from portal.services.workspaces.saved_images import (
     do_delete_saved_environment,
     do_save_environment_of,
     images_to_save,
@@ -20,7 +21,6 @@ from portal.services.saved_images import (
     record_not_saved,
     record_saved,
 )
-from portal.services.user_requests import do_answer_request
 from scheduler.snapshot.decision_input import take_snapshot
 from tests import factories
 from tests.api.fixture_data import running

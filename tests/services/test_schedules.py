@@ -12,17 +12,17 @@ import pytest
 from django.db import close_old_connections, connection
 from django.utils import timezone
 
-from portal.domain.schedules import ScheduleSpec, next_due, schedule_errors
+from portal.domain.jobs.schedules import ScheduleSpec, next_due, schedule_errors
 from portal.errors import FairwayError, InvalidRequest
 from portal.models import AuditEntry, Job, Membership, Schedule, ScheduleRun
-from portal.services.jobs.submission import JobRequest
-from portal.services.schedules import (
+from portal.services.jobs.schedules import (
     do_change_schedule,
     do_create_schedule,
     do_delete_schedule,
     submit_due_job,
     submit_due_jobs,
 )
+from portal.services.jobs.submission import JobRequest
 from tests import factories
 from tests.process_environment import service_environment
 

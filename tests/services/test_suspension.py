@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
 from portal.domain.states import AttemptState, JobState
 from portal.errors import Conflict
 from portal.models import AuditEntry, Job

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
 from portal.domain.states import JobState
-from portal.domain.sweeps import MAX_REPORTS, SweepSpec
+from portal.domain.sweeps.sweeps import MAX_REPORTS, SweepSpec
 from portal.errors import Conflict, Forbidden, InvalidRequest, NotFound
 from portal.models import AuditEntry, Checkpoint, Job, Membership, OutboxMessage, Sweep, Trial, TrialReport
-from portal.selectors.sweeps import (
+from portal.selectors.sweeps.sweeps import (
     best_so_far,
     best_value,
     get_sweep,

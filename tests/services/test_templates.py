@@ -10,10 +10,10 @@ import pytest
 from portal.api.jobs.job_requests import JobBody, build_job_request
 from portal.errors import Conflict, Forbidden, InvalidRequest, NotFound
 from portal.models import AuditEntry, Job, Template
-from portal.selectors.templates import gallery_templates, get_template, list_templates
-from portal.services.cluster.starter_templates import ensure_starter_templates, shipped_templates
+from portal.selectors.jobs.job_templates import gallery_templates, get_template, list_templates
+from portal.services.jobs.job_templates import TemplateInput, do_save_template
+from portal.services.jobs.starter_templates import ensure_starter_templates, shipped_templates
 from portal.services.jobs.submission import do_cancel_job, do_resubmit_job, do_submit_job
-from portal.services.jobs.templates import TemplateInput, do_save_template
 from portal.services.sweeps.advance import advance_sweep
 from portal.services.sweeps.sweeps import SweepSpec, do_create_sweep
 from tests import factories

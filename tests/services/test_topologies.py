@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from portal.domain.labels import MAX_LABELS
+from portal.domain.jobs.labels import MAX_LABELS
 from portal.errors import Conflict, Forbidden, InvalidRequest
 from portal.models import AuditEntry, Node, OutboxMessage, Topology
 from portal.services.jobs.submission import do_cancel_job

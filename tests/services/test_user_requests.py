@@ -15,9 +15,8 @@ from portal.errors import Conflict, FairwayError, Forbidden, InvalidRequest, Not
 from portal.models import AuditEntry, Membership, Quota, QuotaAddition, UserRequest
 from portal.selectors.projects.quota_additions import with_effective_quota
 from portal.selectors.projects.quota_usage import project_quota_usage
-from portal.services import user_requests
 from portal.services.accounts.users import do_change_user
-from portal.services.images.environments import is_available_to
+from portal.services.environments.environments import is_available_to
 from portal.services.projects.projects import (
     QuotaValues,
     do_change_project,
@@ -29,7 +28,8 @@ from portal.services.projects.quota_additions import (
     do_end_quota_addition,
     record_ended_additions,
 )
-from portal.services.user_requests import (
+from portal.services.requests import user_requests
+from portal.services.requests.user_requests import (
     MAX_OPEN_REQUESTS,
     do_answer_request,
     do_request_environment,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from portal.domain.volumes import FIRST_PROJECT_GID, VolumeKind, VolumeScope
+from portal.domain.storage.volumes import FIRST_PROJECT_GID, VolumeKind, VolumeScope
 from portal.errors import Conflict, Forbidden, InvalidRequest
 from portal.models import AuditEntry, Volume
 from portal.services.jobs.submission import (
@@ -14,7 +14,7 @@ from portal.services.jobs.submission import (
     request_from_job,
     validate_request,
 )
-from portal.services.projects.volumes import VolumeInput, do_delete_volume, do_save_volume
+from portal.services.storage.volumes import VolumeInput, do_delete_volume, do_save_volume
 from scheduler.cycle import run_cycle
 from scheduler.nodes.task_spec import VolumeNotAllowedError, build_mounts, is_basic_mount, read_job_volumes
 from scheduler.snapshot.decision_input import take_snapshot

@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from portal.domain.notices import Channel
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
+from portal.domain.notices.notices import Channel
 from portal.errors import Forbidden, InvalidRequest, NotFound
 from portal.models import Membership, Notice, NoticeDelivery, NoticeWebhook, User
 from portal.services.lifecycle import job_control

@@ -10,7 +10,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
 from portal.models import Allocation, Attempt, AttemptWork, Checkpoint, Job
 from portal.services.lifecycle import job_control
 from tests import factories

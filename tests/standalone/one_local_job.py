@@ -10,7 +10,7 @@ from django.conf import settings
 from portal.domain.states import RuntimeKind
 from portal.errors import Unsatisfiable
 from portal.models import Environment, Node, NodePool, Project, User
-from portal.services.images.environments import EnvironmentInput, do_save_environment
+from portal.services.environments.environments import EnvironmentInput, do_save_environment
 from portal.services.jobs.submission import JobRequest, do_submit_job
 from portal.services.nodes.enrolment import do_create_local_node, simulated_gpu_provider
 

@@ -18,7 +18,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
-from portal.services.images.process_environment import TOOL_PORT, jupyterlab_command
+from portal.services.environments.process_environment import TOOL_PORT, jupyterlab_command
 from tests.rig.images import RigImage
 from tests.rig.node import RigNode
 from tests.rig.rig import Rig

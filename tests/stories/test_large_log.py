@@ -14,7 +14,10 @@ from tests.stories.users import eventually
 
 pytestmark = [pytest.mark.rig, pytest.mark.heavy, pytest.mark.long, pytest.mark.timeout(1800)]
 
-PRINT_2_GIB = "import sys; lines = ('0123456789' * 6 + '123\\n') * 2**14\nfor _ in range(2**11): sys.stdout.write(lines)"
+PRINT_2_GIB = (
+    "import sys; lines = ('0123456789' * 6 + '123\\n') * 2**14\n"
+    "for _ in range(2**11): sys.stdout.write(lines)"
+)
 """2,048 times 16,384 lines of 64 bytes."""
 ANSWER_LIMIT_S = 8.0
 """Of a request meanwhile; the portal itself answers within it or says why not."""

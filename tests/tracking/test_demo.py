@@ -10,7 +10,7 @@ from django.test import Client
 from portal.models import Gpu, Job, Node, Notice, Project, Sweep, User, UserRequest
 from portal.services.cluster import demo, demo_content
 from portal.services.cluster.demo import ensure_demo, maintain_demo
-from portal.services.cluster.starter_templates import ensure_starter_templates
+from portal.services.jobs.starter_templates import ensure_starter_templates
 from portal.services.jobs.submission import do_cancel_job
 from portal.web.display.navigation import NAVIGATION
 from scheduler.cycle import run_cycle

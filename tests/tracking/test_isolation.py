@@ -11,7 +11,7 @@ import pytest
 import requests
 from mlflow.entities import Metric
 
-from portal.domain.tracking import CONTINUE_ENDPOINT, MODEL_LIST_ENDPOINT
+from portal.domain.experiments.tracking import CONTINUE_ENDPOINT, MODEL_LIST_ENDPOINT
 from portal.services.jobs.tracking import tracking_url
 from portal.tracking.endpoints import NOT_OFFERED, find_endpoint
 from portal.tracking.metric_writes import read_points

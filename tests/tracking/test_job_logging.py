@@ -12,10 +12,10 @@ import pytest
 from django.test import Client
 from mlflow import MlflowException
 
+from portal.domain.experiments.tracking import JOB_TAG
 from portal.domain.states import JobState
-from portal.domain.tracking import JOB_TAG
 from portal.models import Attempt, Job
-from portal.services.images.process_environment import world_readable_python
+from portal.services.environments.process_environment import world_readable_python
 from portal.services.jobs.tracking import TRACKING_TOKEN, job_token, tracking_variables
 from portal.tracking import client
 from tests import factories

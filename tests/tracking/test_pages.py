@@ -13,10 +13,10 @@ from django.db import connection
 from django.test import Client
 from mlflow.entities import Metric
 
-from portal.domain.tracking import JOB_TAG, NOTE_TAG
+from portal.domain.experiments.tracking import JOB_TAG, NOTE_TAG
 from portal.errors import NotFound
 from portal.models import AuditEntry, Project, Service, ServiceVersion, Sweep, User
-from portal.services import experiments
+from portal.services.experiments import experiments
 from portal.services.jobs.tracking import tracking_url
 from portal.tracking import client as tracking_client
 from tests import factories

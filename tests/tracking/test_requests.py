@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from portal.api.experiments.mlflow_bodies import checked_body, write_body
-from portal.domain.tracking import JOB_TAG, RESERVED_TAG_PREFIX, USER_TAG
+from portal.domain.experiments.tracking import JOB_TAG, RESERVED_TAG_PREFIX, USER_TAG
 from portal.errors import FairwayError, Forbidden, InvalidRequest
 from portal.models import User
 from portal.services.jobs.tracking import tracking_url

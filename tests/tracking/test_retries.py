@@ -10,7 +10,7 @@ import pytest
 
 from portal.domain.states import JobState
 from portal.models import Attempt, Job
-from portal.services.images.process_environment import world_readable_python
+from portal.services.environments.process_environment import world_readable_python
 from portal.services.jobs.tracking import job_token
 from portal.tracking import client as tracking_client
 from tests import factories

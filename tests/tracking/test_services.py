@@ -6,11 +6,16 @@ import html
 
 import pytest
 
-from portal.domain.services import ServiceSpec
+from portal.domain.serving.model_servers import ServiceSpec
 from portal.errors import InvalidRequest
 from portal.models import Service
 from portal.services.jobs.submission import JobRequest
-from portal.services.serving.services import Deployment, ModelReference, do_deploy_service, do_update_service
+from portal.services.serving.model_servers import (
+    Deployment,
+    ModelReference,
+    do_deploy_service,
+    do_update_service,
+)
 from tests import factories
 from tests.tracking.conftest import TrackingWorld
 from tests.tracking.test_pages import browser

@@ -11,8 +11,8 @@ from django.conf import settings
 from django.test import Client
 from mlflow.entities import Metric
 
-from portal.domain.sweeps import Direction
-from portal.selectors import experiments as selectors
+from portal.domain.sweeps.sweeps import Direction
+from portal.selectors.experiments import experiments as selectors
 from portal.web.display.formatting import metric_value
 from portal.web.experiments.comparison import best_values
 from tests.chromium import PATIENCE_MS, chromium

@@ -14,13 +14,13 @@ import pytest
 
 from agents.bundle import build_archive
 from agents.engines.agent_engine import AgentEngine
-from portal.domain.schedules import ScheduleSpec
-from portal.domain.volumes import VolumeKind
+from portal.domain.jobs.schedules import ScheduleSpec
+from portal.domain.storage.volumes import VolumeKind
+from portal.services.jobs.schedules import do_create_schedule
 from portal.services.jobs.submission import JobRequest, do_cancel_job, do_hold_job
 from portal.services.projects.projects import QuotaValues, do_change_quota
 from portal.services.projects.secrets import do_save_secret
-from portal.services.projects.volumes import VolumeInput, do_save_volume
-from portal.services.schedules import do_create_schedule
+from portal.services.storage.volumes import VolumeInput, do_save_volume
 from portal.version import VERSION
 from tests import factories
 from tests.engine_harness import InProcessEngine, engine_harness

@@ -10,7 +10,7 @@ from django.urls import reverse
 
 from portal.models import ApiToken, User
 from portal.valkey import rate_limits
-from portal.web import account
+from portal.web.accounts import account
 from tests import factories
 
 pytestmark = pytest.mark.django_db

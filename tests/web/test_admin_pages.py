@@ -10,9 +10,9 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from portal.models import AuditEntry, Environment, Invitation, Membership, Node, Project, Quota
-from portal.services.images.pins import record_claim
+from portal.services.environments.pins import record_claim
 from portal.services.nodes.nodes import record_preflight_finished
-from portal.web.admin.audit import changed_fields
+from portal.web.cluster.audit import changed_fields
 from tests import factories
 
 SEEN_BY_ALL = ["quotas", "projects", "environments", "cluster", "volumes"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from django.urls import reverse
 
-from portal.domain.job_spec import job_fields
+from portal.domain.jobs.job_spec import job_fields
 from portal.models import Gpu, Job
 from portal.services.jobs.changes import CHANGEABLE_FIELDS, change_refusal
 from tests import factories

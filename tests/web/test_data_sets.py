@@ -11,7 +11,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from portal.models import DataSet, DataSetVersion, Job, Node, Volume
-from portal.services.projects.data_sets import (
+from portal.services.storage.data_sets import (
     VersionInput,
     do_add_version,
     do_change_data_set,

@@ -8,13 +8,13 @@ import pytest
 from django.urls import reverse
 from django.utils import timezone
 
-from portal.domain.drains import SAVE_WAIT_S, DrainChoice
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
+from portal.domain.nodes.drains import SAVE_WAIT_S, DrainChoice
 from portal.errors import InvalidRequest
 from portal.models import Attempt, AuditEntry, Job, JobSignal, Node
 from portal.selectors.nodes.drains import drained_jobs
-from portal.services.cluster import drains
-from portal.services.cluster.drains import do_drain_node, move_saved_jobs
+from portal.services.nodes import drains
+from portal.services.nodes.drains import do_drain_node, move_saved_jobs
 from scheduler.periodic import run_periodic_pass
 
 

@@ -8,7 +8,7 @@ from django.urls import reverse
 
 from portal.models import Cycle, Job, Membership, Quota
 from portal.selectors.scheduling.fair_share_breakdown import list_breakdowns
-from portal.web.job.fair_share_breakdown import fair_share_texts
+from portal.web.jobs.job.fair_share_breakdown import fair_share_texts
 from scheduler.cycle import run_cycle
 from tests import factories
 

@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from portal.models import Allocation, Attempt, Checkpoint, Gpu, Job, Node, NodeMetricsMinute, Task
 from portal.selectors.nodes.metric_series import read_job_series, recent_gpu_use
-from portal.selectors.projects.report import ReportRow
+from portal.selectors.reports.report import ReportRow
 from portal.web.display.formatting import gpu_hours
 from portal.web.display.navigation import NAVIGATION
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from django.urls import reverse
 
 from portal.models import Job, Node, NodePool
-from portal.web.launch.form import LaunchForm
-from portal.web.launch.initial_values import initial_from_job
+from portal.web.jobs.launch.form import LaunchForm
+from portal.web.jobs.launch.initial_values import initial_from_job
 from tests.web.test_nonsense import NONSENSE
 
 TWO = {

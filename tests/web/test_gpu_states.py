@@ -18,19 +18,19 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from client import cli
 from portal.domain.states import GpuState, JobState
+from portal.hidden_fields import visibility_of
 from portal.models import Gpu, Job, Node
-from portal.selectors.gpu_states import GpuCounts
-from portal.selectors.nodes import cluster_overview
-from portal.selectors.nodes.cluster_map import cluster_totals, node_boxes
+from portal.selectors.cluster import cluster_overview
+from portal.selectors.cluster.cluster_map import cluster_totals, node_boxes
 from portal.selectors.nodes.free_nodes import free_nodes, pool_gpu_memory_mib
-from portal.selectors.scheduling.timeline import node_lanes
-from portal.services.cluster.reservations import ReservationInput, do_save_reservation
+from portal.selectors.nodes.gpu_states import GpuCounts
+from portal.selectors.nodes.timeline import node_lanes
 from portal.services.jobs.feasibility import known_gpu_models
 from portal.services.jobs.start_alternatives import _other_models
 from portal.services.jobs.submission import request_from_job
 from portal.services.lifecycle import job_control
 from portal.services.lifecycle.job_control import RankPlacement
-from portal.visibility import visibility_of
+from portal.services.scheduling.reservations import ReservationInput, do_save_reservation
 from scheduler.cycle import run_cycle
 from tests import factories
 

@@ -11,7 +11,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from portal.models import Allocation, Attempt, Gpu, Job, NodeMetricsMinute, Quota, UsageInterval
-from portal.services.cluster.reservations import ReservationInput, do_save_reservation
+from portal.services.scheduling.reservations import ReservationInput, do_save_reservation
 from scheduler.cycle import run_cycle
 from tests import factories
 
@@ -118,7 +118,7 @@ def test_a_reservation_for_the_project_of_the_user_counts(lab):
 
 
 def test_many_gpus_are_counted_by_the_same_rules(lab, monkeypatch):
-    monkeypatch.setattr("portal.selectors.nodes.cluster_overview.MAX_DRAWN_GPUS", 4)
+    monkeypatch.setattr("portal.selectors.cluster.cluster_overview.MAX_DRAWN_GPUS", 4)
     Quota.objects.create(project=lab["project"], pool=lab["pool"], guaranteed_milli=0, user_limit_milli=2000)
     Gpu.objects.filter(node=lab["nodes"][0], index=0).update(used_milli=1000)
     (model,) = capacity(lab["user"])["gpu_models"]
@@ -128,7 +128,7 @@ def test_many_gpus_are_counted_by_the_same_rules(lab, monkeypatch):
 
 @pytest.mark.parametrize("most_drawn", [256, 4])
 def test_slices_of_a_model_are_no_whole_gpus(lab, monkeypatch, most_drawn):
-    monkeypatch.setattr("portal.selectors.nodes.cluster_overview.MAX_DRAWN_GPUS", most_drawn)
+    monkeypatch.setattr("portal.selectors.cluster.cluster_overview.MAX_DRAWN_GPUS", most_drawn)
     Gpu.objects.filter(node=lab["nodes"][0]).update(mig_profile="1g.10gb", memory_mib=10240)
     client = client_of(lab["user"])
     found = {row["mig_profile"]: row for row in capacity(lab["user"])["gpu_models"]}

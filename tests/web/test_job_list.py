@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from portal.models import BulkOperation, Job, JobAnnotation, JobVerdict, SavedJobView, Sweep, Trial
 from portal.services.jobs.bulk import advance_bulk
-from portal.web import job_list
+from portal.web.jobs import job_list
 from tests import factories
 
 
@@ -157,7 +157,7 @@ def test_an_action_that_goes_on_shows_its_progress_until_it_is_complete(dataset,
     client = client_of("member")
     with monkeypatch.context() as patched:
         patched.setattr(
-            "portal.web.job_list.advance_in_request", lambda act: act
+            "portal.web.jobs.job_list.advance_in_request", lambda act: act
         )  # the request's time is over
         answer = client.post(
             reverse("jobs-bulk"), {"job": chosen, "action": "priority", "confirmed": "1", "priority": "-5"}

@@ -12,11 +12,11 @@ from django.urls import reverse
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from portal.domain.job_spec import JobField, job_fields
+from portal.domain.jobs.job_spec import JobField, job_fields
 from portal.models import Job
 from portal.services.jobs.job_document import request_body, to_yaml
-from portal.web.launch.form import LaunchForm
-from portal.web.launch.import_yaml import initial_from_yaml
+from portal.web.jobs.launch.form import LaunchForm
+from portal.web.jobs.launch.import_yaml import initial_from_yaml
 
 WORDS = st.text("abcXYZ019 -_.:=#'\"{}ü😀\\$&", min_size=1, max_size=12).map(str.strip).filter(bool)
 SAMPLES: dict[str, Any] = {

@@ -18,19 +18,19 @@ from django.urls import reverse
 from django.utils import timezone
 
 from portal.access import Permission, can, permitted_job_ids
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
 from portal.domain.states import JobKind
 from portal.models import Attempt, AttemptProgress, Forecast, Job, JobEvent, JobVerdict
+from portal.selectors.jobs.logs.line_assembly import LogLine
+from portal.selectors.jobs.logs.lines import displayed_text
 from portal.selectors.jobs.progress import job_workload_fingerprint
-from portal.selectors.logs.line_assembly import LogLine
-from portal.selectors.logs.lines import displayed_text
 from portal.services.jobs.task_reports import record_checkpoint, record_progress
 from portal.services.lifecycle import job_control
-from portal.web import job_list as job_list
 from portal.web.display.formatting import NBSP, rate
 from portal.web.display.job_rows import job_rows, verdict_label
-from portal.web.job.failure import exit_name
-from portal.web.job.overview import dedupe_events
+from portal.web.jobs import job_list as job_list
+from portal.web.jobs.job.failure import exit_name
+from portal.web.jobs.job.overview import dedupe_events
 from tests import factories
 from tests.web.dataset import start
 

@@ -9,11 +9,11 @@ import tarfile
 import pytest
 from django.urls import reverse
 
-from portal.domain.job_spec import JobSpec
+from portal.domain.jobs.job_spec import JobSpec
 from portal.models import CodeArchive, Job, JobVerdict, Quota
-from portal.web.launch.form import LaunchForm
-from portal.web.launch.initial_values import initial_from_api_fields, initial_from_job
-from portal.web.launch.spec_fields import form_values
+from portal.web.jobs.launch.form import LaunchForm
+from portal.web.jobs.launch.initial_values import initial_from_api_fields, initial_from_job
+from portal.web.jobs.launch.spec_fields import form_values
 from tests import factories
 
 
@@ -125,7 +125,7 @@ def test_the_summary_shows_the_answer_of_the_engine(client_of, typed, monkeypatc
         asked.update(body)
         return answer
 
-    monkeypatch.setattr("portal.web.launch.preview.query_would_start", engine)
+    monkeypatch.setattr("portal.web.jobs.launch.preview.query_would_start", engine)
     page = client_of("member").post(reverse("launch-check"), typed).content.decode()
     assert title in page
     assert asked["gpus_per_task"] == 2
@@ -157,7 +157,7 @@ def test_the_quotas_shown_are_those_of_the_pools_that_fit(dataset, client_of, ty
 
 def test_the_quota_of_a_job_that_starts_now_is_that_of_its_pool(dataset, client_of, typed, monkeypatch):
     answer = {"starts_now": True, "where": ["a100-2"], "verdict": None, "alternatives": []}
-    monkeypatch.setattr("portal.web.launch.preview.query_would_start", lambda body, wait_s: answer)
+    monkeypatch.setattr("portal.web.jobs.launch.preview.query_would_start", lambda body, wait_s: answer)
     page = client_of("member").post(reverse("launch-check"), typed)
     assert [bar.share.pool.name for bar in page.context["quota_bars"]] == ["a100"]
 

@@ -8,8 +8,8 @@ from django.urls import reverse
 from portal.models import Job, Node, NodePool
 from portal.services.jobs.attempt_secrets import create_attempt_secret
 from portal.services.lifecycle.job_control import RankPlacement, start_attempt
-from portal.web.launch.form import LaunchForm
-from portal.web.launch.initial_values import initial_from_job
+from portal.web.jobs.launch.form import LaunchForm
+from portal.web.jobs.launch.initial_values import initial_from_job
 
 pytestmark = pytest.mark.django_db
 

@@ -152,7 +152,7 @@ def test_the_cluster_is_searched_by_node_pool_model_and_jobs_that_may_be_named(d
 
 
 def test_a_node_of_another_page_that_needs_attention_is_listed(dataset, client_of, monkeypatch) -> None:
-    monkeypatch.setattr("portal.web.cluster.NODES_PER_PAGE", 1)
+    monkeypatch.setattr("portal.web.cluster.cluster.NODES_PER_PAGE", 1)
     Node.objects.update(reachable=True, status_message="", breaker_message="", clock_skew_s=None)
     Gpu.objects.update(health="ok", health_reason="", foreign_process_owner="")
     last = Node.objects.exclude(state="retired").order_by("pool__name", "name").last()

@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from portal.models import Job
-from portal.valkey.announcements import now_ms
+from portal.valkey.topic_times import now_ms
 from portal.web.display.navigation import NAVIGATION
 from portal.web.middleware import error_pages
 from portal.web.middleware.security_headers import STATIC_HEADERS
@@ -252,7 +252,7 @@ def test_the_list_of_keys_is_on_every_page_and_opened_by_its_key(client_of):
 
 
 def test_the_cluster_is_shown_by_pages_and_counted_whole(dataset, client_of, monkeypatch):
-    monkeypatch.setattr("portal.web.cluster.NODES_PER_PAGE", 2)
+    monkeypatch.setattr("portal.web.cluster.cluster.NODES_PER_PAGE", 2)
     client = client_of("member")
     first, last = (client.get(reverse("cluster"), {"page": number}).content.decode() for number in ("1", "9"))
     assert "page 1 of 3" in first and "page 3 of 3" in last

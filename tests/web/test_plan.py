@@ -28,7 +28,7 @@ from portal.selectors.nodes.free_nodes import plan_nodes
 from portal.services.jobs.launching import preview_ranks
 from portal.services.jobs.logs import write_log_bytes
 from portal.services.lifecycle.job_control import RankPlacement, start_attempt
-from portal.web.launch.initial_values import initial_from_job
+from portal.web.jobs.launch.initial_values import initial_from_job
 from scheduler.pipeline_plans import answer_plan_query, store_measured_profiles
 from tests import factories
 from tests.factories import LAYERS, layer_profile, pipeline_plan

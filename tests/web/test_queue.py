@@ -9,10 +9,10 @@ import pytest
 from django.urls import reverse
 from django.utils import timezone
 
+from portal.hidden_fields import visibility_of
 from portal.models import Allocation, Cycle, Job, JobVerdict, Node, User
+from portal.selectors.nodes.timeline import node_lanes
 from portal.selectors.scheduling.queue import PendingJobs, QueueFilter
-from portal.selectors.scheduling.timeline import node_lanes
-from portal.visibility import visibility_of
 from tests import factories
 
 

@@ -8,12 +8,12 @@ import re
 import pytest
 from django.urls import reverse
 
-from portal.domain.job_spec import JobRole
+from portal.domain.jobs.job_spec import JobRole
 from portal.models import Job
 from portal.services.jobs.job_document import request_body, to_yaml
 from portal.services.jobs.logs import write_log_bytes
-from portal.web.launch.form import LaunchForm
-from portal.web.launch.initial_values import initial_from_job
+from portal.web.jobs.launch.form import LaunchForm
+from portal.web.jobs.launch.initial_values import initial_from_job
 from tests import factories
 from tests.web.dataset import start
 

@@ -10,8 +10,8 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from portal.domain.sweeps import Direction
-from portal.selectors.experiments import Run
+from portal.domain.sweeps.sweeps import Direction
+from portal.selectors.experiments.experiments import Run
 from portal.web.display.formatting import fraction
 from portal.web.experiments.comparison import best_values, cautions, compare_runs
 from portal.web.experiments.parallel import build_parallel_coordinates

@@ -6,7 +6,7 @@ import pytest
 
 from portal.models import SavedImage
 from portal.services.accounts.tokens import Scope, do_create_token
-from portal.services.saved_images import images_to_save, record_not_saved, record_saved
+from portal.services.workspaces.saved_images import images_to_save, record_not_saved, record_saved
 from tests import factories
 from tests.services.test_saved_images import IMAGE, up
 

@@ -9,7 +9,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from portal.models import Job, Schedule
-from portal.services.schedules import submit_due_jobs
+from portal.services.jobs.schedules import submit_due_jobs
 
 SCHEDULE = {"cron": "0 6 * * MON-FRI", "time_zone": "Europe/Berlin", "overlap": "skip"}
 

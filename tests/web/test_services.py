@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.urls import reverse
 
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
 from portal.models import Job, Service
 from portal.services.lifecycle import job_control
 from portal.services.serving.advance import advance_service

@@ -26,7 +26,7 @@ from portal.models import AuditEntry, BrowserSession, Membership, User
 from portal.services.accounts import sessions, users
 from portal.services.accounts.sessions import session_id
 from portal.valkey import rate_limits
-from portal.web import sign_in
+from portal.web.accounts import sign_in
 from tests import factories
 
 pytestmark = pytest.mark.django_db

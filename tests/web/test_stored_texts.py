@@ -11,7 +11,7 @@ from django.utils import timezone
 from django.utils.translation import gettext, override
 
 from portal.catalogues import stored_translations
-from portal.domain.shipped_failure_rules import SHIPPED_RULES
+from portal.domain.jobs.shipped_failure_rules import SHIPPED_RULES
 from portal.management.stored_templates import stored_templates
 from portal.models import Cycle, JobEvent, JobVerdict, Notice
 from portal.stored_texts import StoredTemplates, StoredTranslation, translate_stored

@@ -9,7 +9,7 @@ import pytest
 from django.urls import reverse
 
 from portal.models import Job, Sweep, Template
-from portal.services.cluster.starter_templates import ensure_starter_templates
+from portal.services.jobs.starter_templates import ensure_starter_templates
 
 DEFINITION = {
     "title": "Train it",

@@ -19,7 +19,7 @@ from portal.api.serializers.references import Reference, UserReference
 from portal.errors import NotFound
 from portal.models import OrphanContainer as Row
 from portal.models import User
-from portal.selectors.nodes.recovery import UnreconciledNode, open_orphans, orphan_views, recovery_status
+from portal.selectors.cluster.recovery import UnreconciledNode, open_orphans, orphan_views, recovery_status
 from portal.services.accounts.tokens import Scope
 from portal.services.cluster.recovery import do_adopt_orphan, do_stop_orphan
 

@@ -24,8 +24,13 @@ from portal.access import AccessPolicy, Permission, access_policy, can, require_
 from portal.api.experiments.mlflow_bodies import checked_body, run_name, write_body
 from portal.api.framework.authentication import BearerTokenAuthentication, client_key
 from portal.database.pool_middleware import release_connection
+from portal.domain.experiments.tracking import (
+    CONTINUE_ENDPOINT,
+    FIRST_NAME_TAG,
+    REPLACE_PARAMS_HEADER,
+    RUN_NAME_TAG,
+)
 from portal.domain.states import JobKind
-from portal.domain.tracking import CONTINUE_ENDPOINT, FIRST_NAME_TAG, REPLACE_PARAMS_HEADER, RUN_NAME_TAG
 from portal.downloads import ARTIFACT_STATUSES, artifact_response, range_headers
 from portal.errors import FairwayError, Forbidden, InvalidRequest, NotFound, TooLarge, Unauthenticated
 from portal.models import ApiToken, Attempt, Project, User

@@ -9,7 +9,7 @@ import json
 import re
 from typing import Any
 
-from portal.domain.tracking import (
+from portal.domain.experiments.tracking import (
     ATTEMPT_TAG,
     FIRST_NAME_TAG,
     JOB_TAG,

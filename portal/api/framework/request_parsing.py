@@ -13,7 +13,7 @@ from django.http import QueryDict
 from rest_framework import exceptions, serializers
 from rest_framework.parsers import BaseParser
 
-from portal.domain.job_spec import time_error
+from portal.domain.jobs.job_spec import time_error
 from portal.errors import InvalidRequest
 from portal.models.public_id import MAX_NAME_LENGTH, NAME_PATTERN, slug_validator
 from portal.services.unknown_names import unknown_field_message

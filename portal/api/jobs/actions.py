@@ -20,7 +20,7 @@ from portal.api.jobs.preview import JobPreview, represent_preview
 from portal.api.serializers.idle import IdleExemption
 from portal.api.serializers.jobs import JobDetail
 from portal.api.serializers.workspaces import Workspace, get_workspace, represent_workspace
-from portal.domain.signals import SIGNALS
+from portal.domain.jobs.signals import SIGNALS
 from portal.models import IdleExemption as IdleExemptionRow
 from portal.models import Job, NodePool, User
 from portal.selectors.jobs.idle import active_exemptions, get_exemption

@@ -20,15 +20,15 @@ from portal.api.framework.request_parsing import (
 from portal.api.framework.responses import ResponseSerializer
 from portal.api.framework.views import AdminView, SignedInView, operation
 from portal.api.serializers.references import Reference
-from portal.domain.failure_rules import (
+from portal.domain.jobs.failure_rules import (
     DEFAULT_PRIORITY,
     MAX_PATTERN_LENGTH,
     MAX_PRIORITY,
     FailureAction,
     FailureRule,
 )
-from portal.domain.reasons import EndReason
-from portal.selectors.failure_rules import RuleSetting, get_failure_rule, list_failure_rules
+from portal.domain.jobs.reasons import EndReason
+from portal.selectors.jobs.failure_rules import RuleSetting, get_failure_rule, list_failure_rules
 from portal.selectors.jobs.jobs import get_job
 from portal.selectors.jobs.support_text import support_text
 from portal.services.accounts.tokens import Scope

@@ -21,7 +21,7 @@ from portal.api.framework.responses import ResponseSerializer
 from portal.api.framework.views import SignedInView, operation
 from portal.api.jobs.job_requests import ID_OR_NAME, build_body_field, get_referenced_row
 from portal.api.serializers.references import Reference, UserReference
-from portal.domain.job_spec import job_fields
+from portal.domain.jobs.job_spec import job_fields
 from portal.errors import InvalidRequest
 from portal.models import BulkOperation, Job, SavedJobView, User
 from portal.selectors.jobs.jobs import get_jobs

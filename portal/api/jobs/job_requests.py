@@ -23,18 +23,18 @@ from portal.api.framework.request_parsing import (
     read_body,
 )
 from portal.api.framework.views import ApiView
-from portal.domain.job_spec import JobField, JobRole, JobSpec, job_fields
-from portal.domain.roles import MAX_PORTS, MAX_ROLES
-from portal.domain.secrets import PROJECT_SCOPE, USER_SCOPE
+from portal.domain.jobs.job_spec import JobField, JobRole, JobSpec, job_fields
+from portal.domain.jobs.roles import MAX_PORTS, MAX_ROLES
+from portal.domain.projects.secrets import PROJECT_SCOPE, USER_SCOPE
 from portal.domain.states import JobKind
 from portal.errors import InvalidRequest
 from portal.models import Job, NodePool, Template, User
 from portal.models.public_id import MAX_NAME_LENGTH
-from portal.selectors.templates import list_templates
+from portal.selectors.jobs.job_templates import list_templates
 from portal.services.jobs.dependencies import MAX_DEPENDENCIES, unknown_job_message
 from portal.services.jobs.feasibility import known_gpu_models
+from portal.services.jobs.job_templates import fill_template
 from portal.services.jobs.submission import JobRequest, do_submit_job, preview_start, validate_request
-from portal.services.jobs.templates import fill_template
 
 ID_OR_NAME = "Id or name."
 MAX_LIST_ITEMS = 64

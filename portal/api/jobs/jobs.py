@@ -23,11 +23,12 @@ from portal.api.framework.request_parsing import (
 from portal.api.framework.views import ListQuery, SignedInView, operation
 from portal.api.jobs.job_requests import JobBody, JobChangeBody, resolve_changes, submit_response
 from portal.api.serializers import jobs as representations
-from portal.domain.kubernetes import DEFAULT, EXPORT_KINDS, NotExportable
+from portal.domain.jobs.kubernetes import DEFAULT, EXPORT_KINDS, NotExportable
 from portal.domain.states import JobKind, JobState
 from portal.errors import Conflict
+from portal.hidden_fields import private_fields
 from portal.models import Job, User
-from portal.selectors.failure_rules import identified_failure
+from portal.selectors.jobs.failure_rules import identified_failure
 from portal.selectors.jobs.idle import idle_status
 from portal.selectors.jobs.jobs import (
     JobFilter,
@@ -50,7 +51,6 @@ from portal.services.jobs.changes import do_change_job
 from portal.services.jobs.job_document import kubernetes_yaml, read_job_yaml, request_body, to_yaml
 from portal.services.jobs.submission import JobRequest, request_from_job
 from portal.valkey import rate_limits
-from portal.visibility import private_fields
 
 _read = partial(operation, tag="jobs", scope=Scope.READ)
 

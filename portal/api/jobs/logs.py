@@ -17,9 +17,9 @@ from portal.downloads import log_download_response
 from portal.errors import InvalidRequest
 from portal.models import User
 from portal.selectors.jobs.jobs import get_job
-from portal.selectors.logs import text
-from portal.selectors.logs.lines import LogFile, get_log, list_logs, role_ranks
-from portal.selectors.logs.search import (
+from portal.selectors.jobs.logs import text
+from portal.selectors.jobs.logs.lines import LogFile, get_log, list_logs, role_ranks
+from portal.selectors.jobs.logs.search import (
     MAX_MATCHES,
     MAX_QUERY_LENGTH,
     LogSearchQuery,
@@ -27,7 +27,7 @@ from portal.selectors.logs.search import (
     SearchResult,
     search,
 )
-from portal.selectors.logs.text import LogChunk
+from portal.selectors.jobs.logs.text import LogChunk
 from portal.services.accounts.tokens import Scope
 
 _read = partial(operation, tag="jobs", scope=Scope.READ)

@@ -15,11 +15,11 @@ from portal.api.framework.request_parsing import EmptyBody, StrictCharField, Str
 from portal.api.framework.responses import ResponseSerializer
 from portal.api.framework.row_actions import action_route
 from portal.api.framework.views import SignedInView, operation
-from portal.api.jobs.templates import Template
+from portal.api.jobs.job_templates import Template
 from portal.api.serializers.workspaces import get_workspace
-from portal.domain.template_parameters import ParameterType
+from portal.domain.jobs.template_parameters import ParameterType
 from portal.models import NotebookListing
-from portal.selectors.templates import get_template
+from portal.selectors.jobs.job_templates import get_template
 from portal.services.accounts.tokens import Scope
 from portal.services.jobs.notebooks import (
     do_create_notebook_template,

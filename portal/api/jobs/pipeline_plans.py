@@ -21,7 +21,7 @@ from portal.api.framework.request_parsing import (
 from portal.api.framework.responses import ResponseSerializer
 from portal.api.framework.views import SignedInView, operation
 from portal.api.serializers.references import Reference, UserReference
-from portal.domain.layer_profiles import MAX_PROFILE_BYTES, ProfileTextError, read_graph_text
+from portal.domain.jobs.layer_profiles import MAX_PROFILE_BYTES, ProfileTextError, read_graph_text
 from portal.errors import InvalidRequest
 from portal.models import NodePool, PipelinePlan
 from portal.selectors.jobs.pipeline_plans import (

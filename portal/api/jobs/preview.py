@@ -15,14 +15,11 @@ from portal.api.jobs.job_requests import JobPreviewBody, build_job_request
 from portal.api.jobs.launchers import PAGE_RANKS, RankLaunchDetail
 from portal.api.serializers.effects import PreviewVictim
 from portal.api.serializers.progress import CheaperSize, LauncherRate, ScalePoint
-from portal.domain.scaling import cheaper_size
+from portal.domain.jobs.scaling import cheaper_size
 from portal.models import User
 from portal.selectors.jobs.jobs import get_job, visible_job_ids
-from portal.selectors.jobs.preemption_preview import (
-    preemption_candidates,
-    total_lost_gpu_seconds,
-)
 from portal.selectors.jobs.progress import measure_program
+from portal.selectors.scheduling.preemption_preview import preemption_candidates, total_lost_gpu_seconds
 from portal.services.accounts.tokens import Scope
 from portal.services.jobs.changes import job_start_alternatives
 from portal.services.jobs.launching import preview_ranks

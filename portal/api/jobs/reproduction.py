@@ -17,7 +17,7 @@ from portal.api.framework.row_actions import action_route
 from portal.api.framework.views import SignedInView, operation
 from portal.api.jobs.jobs import represent_current_job
 from portal.api.serializers.jobs import JobDetail
-from portal.domain.tensorboard import MAX_JOBS
+from portal.domain.jobs.tensorboard import MAX_JOBS
 from portal.models import EnvironmentRecord, Job, User
 from portal.selectors.jobs.jobs import get_job
 from portal.services.accounts.tokens import Scope

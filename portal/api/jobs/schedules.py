@@ -17,14 +17,14 @@ from portal.api.framework.responses import ResponseSerializer
 from portal.api.framework.views import SignedInView, operation
 from portal.api.jobs.job_requests import JobBody, build_body_field, build_job_request
 from portal.api.serializers.references import Reference, UserReference
-from portal.domain.job_spec import job_fields
-from portal.domain.schedules import Overlap, ScheduleSpec
+from portal.domain.jobs.job_spec import job_fields
+from portal.domain.jobs.schedules import Overlap, ScheduleSpec
 from portal.domain.states import JobState
 from portal.models import Schedule as ScheduleRow
 from portal.models import User
-from portal.selectors.schedules import get_schedule, list_runs, list_schedules, newest_runs
+from portal.selectors.jobs.schedules import get_schedule, list_runs, list_schedules, newest_runs
 from portal.services.accounts.tokens import Scope
-from portal.services.schedules import (
+from portal.services.jobs.schedules import (
     SPEC_FIELDS,
     check_schedule,
     do_change_schedule,

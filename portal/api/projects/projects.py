@@ -26,7 +26,7 @@ from portal.api.framework.request_parsing import (
     StrictSerializer,
 )
 from portal.api.framework.views import ListQuery, SignedInView, operation
-from portal.api.projects.affected_jobs import AffectedJobsFields, parse_job_choice
+from portal.api.jobs.affected_jobs import AffectedJobsFields, parse_job_choice
 from portal.api.serializers import projects as representations
 from portal.api.serializers.users import ROLES
 from portal.domain.states import Role

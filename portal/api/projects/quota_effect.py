@@ -20,12 +20,12 @@ from portal.models import QuotaReplay, User
 from portal.selectors.projects.projects import get_pool, get_project
 from portal.selectors.projects.quota_effect import read_quota_effect
 from portal.selectors.projects.quota_replays import get_quota_replay, read_quota_replay
-from portal.selectors.user_requests import get_request
+from portal.selectors.requests.user_requests import get_request
 from portal.services.accounts.tokens import Scope
 from portal.services.projects import quota_effect
 from portal.services.projects.quota_effect import present_values, simulate_quota_effect
 from portal.services.projects.quota_replays import do_replay_quotas
-from portal.services.user_requests import do_replay_request
+from portal.services.requests.user_requests import do_replay_request
 from portal.valkey import rate_limits
 
 

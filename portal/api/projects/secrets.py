@@ -15,7 +15,7 @@ from portal.api.framework.request_parsing import StrictCharField, StrictSerializ
 from portal.api.framework.responses import ResponseSerializer
 from portal.api.framework.views import SignedInView, operation
 from portal.api.serializers.references import Reference
-from portal.domain.secrets import MAX_VALUE_BYTES
+from portal.domain.projects.secrets import MAX_VALUE_BYTES
 from portal.models import Project, User
 from portal.selectors.projects.projects import get_project
 from portal.services.accounts.tokens import Scope

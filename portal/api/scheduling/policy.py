@@ -17,14 +17,14 @@ from portal.api.framework.responses import ResponseSerializer
 from portal.api.framework.views import ApiView, SignedInView, operation
 from portal.api.serializers.idle import IdleSettingDetail
 from portal.api.serializers.references import Reference
-from portal.domain.policy_settings import CHOICE_SETTINGS, NUMBER_SETTINGS, setting_names
+from portal.domain.scheduling.policy_settings import CHOICE_SETTINGS, NUMBER_SETTINGS, setting_names
 from portal.errors import PreconditionFailed
 from portal.models import NodePool, Project
 from portal.selectors.projects.projects import get_pool, get_project
 from portal.selectors.scheduling.project_settings import project_settings_sheet
 from portal.selectors.scheduling.settings import SettingView, settings_sheet
 from portal.services.accounts.tokens import Scope
-from portal.services.cluster.policy_settings import do_change_policy
+from portal.services.scheduling.policy_settings import do_change_policy
 
 
 def settings_field(names: Collection[str]) -> serializers.Field[Any, Any, Any, Any]:

@@ -16,7 +16,7 @@ from portal.models import User
 from portal.selectors.scheduling.cycles import SchedulerHealth, failed_cycles, scheduler_health
 from portal.selectors.scheduling.forecasts import forecast_accuracy
 from portal.services.accounts.tokens import Scope
-from portal.services.cluster.failed_cycles import do_export_failed_cycle
+from portal.services.scheduling.failed_cycles import do_export_failed_cycle
 
 _admin = partial(operation, tag="scheduler", scope=Scope.ADMIN)
 

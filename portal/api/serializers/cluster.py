@@ -16,8 +16,8 @@ from rest_framework import serializers
 
 from portal.api.framework.responses import ResponseSerializer
 from portal.api.serializers.references import Reference, UserReference
-from portal.domain.node_breaker import BreakerState, IncidentKind
-from portal.domain.node_operations import OperationKind, RolloutStatus
+from portal.domain.nodes.node_breaker import BreakerState, IncidentKind
+from portal.domain.nodes.node_operations import OperationKind, RolloutStatus
 from portal.domain.states import GpuHealth, GpuState, NodeState, RuntimeKind
 from portal.models import AgentRollout as AgentRolloutRow
 from portal.models import Gpu as GpuRow
@@ -25,9 +25,9 @@ from portal.models import Node as NodeRow
 from portal.models import NodeOperation as NodeOperationRow
 from portal.models import Project as ProjectRow
 from portal.models import Topology as TopologyRow
-from portal.selectors.environments import nodes_by_pin
-from portal.selectors.gpu_states import GpuCounts
+from portal.selectors.environments.environments import nodes_by_pin
 from portal.selectors.nodes.agent_version import has_newer_agent_for
+from portal.selectors.nodes.gpu_states import GpuCounts
 
 HEALTH = [word.value for word in GpuHealth]
 GPU_STATES = [word.value for word in GpuState]

@@ -18,24 +18,25 @@ from portal.api.serializers.job_inputs import JobSecret, JobVolume, Role, Topolo
 from portal.api.serializers.progress import JobPhase, LauncherRate, MeasuredLayout, ScalePoint, TaskProgress
 from portal.api.serializers.references import Reference, UserReference
 from portal.api.serializers.user_requests import RequestSummary
-from portal.domain.checkpoints import Validity
-from portal.domain.end_states import FailureClass
-from portal.domain.exit_codes import exit_signal
-from portal.domain.failure_rules import FailureAction
-from portal.domain.job_spec import JobRole
-from portal.domain.lost_work import LossCause
-from portal.domain.notices import JOB_EVENTS, NO_NOTICES
-from portal.domain.phases import PhaseSpan
-from portal.domain.roles import role_of_rank
+from portal.domain.jobs.checkpoints import Validity
+from portal.domain.jobs.end_states import FailureClass
+from portal.domain.jobs.exit_codes import exit_signal
+from portal.domain.jobs.failure_rules import FailureAction
+from portal.domain.jobs.job_spec import JobRole
+from portal.domain.jobs.lost_work import LossCause
+from portal.domain.jobs.phases import PhaseSpan
+from portal.domain.jobs.roles import role_of_rank
+from portal.domain.notices.notices import JOB_EVENTS, NO_NOTICES
 from portal.domain.states import AttemptState, DesiredState, JobKind, JobState
+from portal.hidden_fields import PrivateFields
 from portal.models import Attempt as AttemptRow
 from portal.models import AttemptProgress, JobEvent, JobVerdict, Project, UserRequest
 from portal.models import AttemptWork as AttemptWorkRow
 from portal.models import Job as JobRow
 from portal.models import Rendezvous as RendezvousRow
 from portal.models import Task as TaskRow
-from portal.selectors.failure_rules import IdentifiedFailure
 from portal.selectors.jobs.checkpoints import attempt_observation, attempt_work, stalled_since
+from portal.selectors.jobs.failure_rules import IdentifiedFailure
 from portal.selectors.jobs.idle import IdleStatus
 from portal.selectors.jobs.jobs import DependencyChain, attempt_energy_joules
 from portal.selectors.jobs.phases import attempt_phases
@@ -46,7 +47,6 @@ from portal.selectors.jobs.time_limits import ends_at
 from portal.selectors.scheduling.fair_share_breakdown import FairShareBreakdown
 from portal.selectors.scheduling.forecasts import ForecastRevision, no_forecast_reason
 from portal.services.jobs.annotations import job_note, job_tags
-from portal.visibility import PrivateFields
 
 STATES = [state.value for state in JobState]
 KINDS = [kind.value for kind in JobKind]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rest_framework import serializers
 
 from portal.api.framework.responses import ResponseSerializer
-from portal.domain.phases import Phase
+from portal.domain.jobs.phases import Phase
 
 
 class Layout(ResponseSerializer):

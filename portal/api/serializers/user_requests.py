@@ -11,10 +11,10 @@ from rest_framework import serializers
 from portal.api.framework.responses import ResponseSerializer
 from portal.api.serializers.effects import QuotaEffectDetail
 from portal.api.serializers.references import Reference, UserReference
-from portal.domain.user_requests import RequestKind, RequestState
+from portal.domain.requests.user_requests import RequestKind, RequestState
 from portal.models import UserRequest
 from portal.selectors.projects.quota_effect import QuotaEffect
-from portal.selectors.user_requests import RequestEfficiency
+from portal.selectors.requests.user_requests import RequestEfficiency
 
 
 class RequestSummary(ResponseSerializer):

@@ -20,19 +20,19 @@ from django.utils import timezone
 
 from agents.tunnel.pool import LocalTarget, TunnelTarget
 from portal.access import Permission, can, live_share
-from portal.domain.services import ServiceState
-from portal.domain.shares import ShareAccess
+from portal.domain.serving.model_servers import ServiceState
 from portal.domain.states import AttemptState, DesiredState, JobKind, NodeTransport
+from portal.domain.workspaces.sharing import ShareAccess
 from portal.errors import Unauthenticated
 from portal.models import Attempt, Node, Service, Task, User, WorkspaceSession
 from portal.selectors.nodes.host_keys import ssh_target
-from portal.selectors.services import serving_tasks
+from portal.selectors.serving.model_servers import serving_tasks
 from portal.services.accounts.sessions import RENEW_INTERVAL_S, renew_workspace_session, session_user
 from portal.services.accounts.tokens import TOKEN_PATTERN, Scope, get_token, has_scope
 from portal.services.encryption import DecryptionError
 from portal.services.jobs.attempt_secrets import decrypt_attempt_secret
 from portal.services.workspaces.access import digest, do_redeem_ticket
-from portal.services.workspaces.shares import record_visit
+from portal.services.workspaces.sharing import record_visit
 
 _T = TypeVar("_T")
 

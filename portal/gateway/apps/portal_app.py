@@ -9,7 +9,7 @@ from django.utils.translation import gettext_noop as _
 
 from portal.access import AccessPolicy, access_policy
 from portal.config import variables
-from portal.domain.uploads import UPLOAD_TIMEOUT_S, is_upload_path
+from portal.domain.storage.uploads import UPLOAD_TIMEOUT_S, is_upload_path
 from portal.gateway.addresses import public_scheme
 from portal.gateway.asgi_types import Headers, Receive, Scope, Send
 from portal.gateway.protocol import cookies

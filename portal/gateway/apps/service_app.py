@@ -40,7 +40,7 @@ from portal.gateway.proxy.http_proxy import PermissionEndedError, ProxiedRequest
 from portal.gateway.proxy.upstreams import Upstreams
 from portal.gateway.proxy.websocket_proxy import HandshakeRejectedError, proxy_websocket
 from portal.services.accounts.tokens import TOKEN_PATTERN
-from portal.services.serving.services import record_requests, wake_service
+from portal.services.serving.model_servers import record_requests, wake_service
 
 log = logging.getLogger(__name__)
 

@@ -37,7 +37,7 @@ from portal.live.collector.rollup import Minute, NodeRollup, minute_columns
 from portal.live.collector.sample_filter import keep_own_entries
 from portal.live.subscribed_topics import subscribed_topics
 from portal.live_events import send_frame
-from portal.models.usage import SHORT_RUN_S
+from portal.models.reports.usage import SHORT_RUN_S
 from portal.services.nodes.metrics_rollup import save_attempt_seconds
 from portal.valkey import sample_cache
 

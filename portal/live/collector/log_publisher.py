@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 from portal.live.collector.collector_state import FollowedLog
 from portal.live.log_frame import log_frame
 from portal.live_events import send_frame
-from portal.selectors.logs.lines import log_file, read_lines, tail
+from portal.selectors.jobs.logs.lines import log_file, read_lines, tail
 
 log = logging.getLogger(__name__)
 

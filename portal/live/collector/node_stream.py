@@ -26,7 +26,7 @@ from agents.wire.messages import NodeSample
 from portal.config import data_paths
 from portal.live.collector.collector_state import FollowedLog, StreamedNode
 from portal.live.collector.frames import ReceivedSample
-from portal.selectors.logs.files import MAX_LOG_BYTES
+from portal.selectors.jobs.logs.files import MAX_LOG_BYTES
 from portal.services.jobs.logs import write_log_bytes
 from portal.services.nodes.agent_settings import write_agent_settings
 

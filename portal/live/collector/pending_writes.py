@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from django.db import Error as DatabaseError
 from django.db import InterfaceError, OperationalError, transaction
 
-from portal.domain.node_breaker import IncidentKind
+from portal.domain.nodes.node_breaker import IncidentKind
 from portal.live.collector.gpu_memory_overuse import REPORT_AFTER_S, GpuMemoryOveruse
 from portal.live.collector.rollup import AttemptGpuUse
 from portal.models import Node

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agents.wire.messages import MAX_GPU_WATTS, GpuSample, NodeSample
-from portal.domain.policy_settings import NUMBER_SETTINGS
+from portal.domain.scheduling.policy_settings import NUMBER_SETTINGS
 from portal.live.collector.sample_filter import Holder
 
 MAX_SAMPLE_GAP_S = 5.0

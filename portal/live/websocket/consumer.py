@@ -36,7 +36,7 @@ from portal.live.websocket.permission_recheck import (
 from portal.live.websocket.topics import Topic, check_topic_access, initial_frame, parse_topic
 from portal.models import User
 from portal.services.accounts.sessions import session_id, session_user
-from portal.valkey import announcements
+from portal.valkey import topic_times
 
 log = logging.getLogger(__name__)
 
@@ -194,7 +194,7 @@ class LiveConsumer:
                 # the first frame of a log contains its tail
                 and (since := asked[topic.requested_name]) is not None
             }
-            missed = await asyncio.to_thread(announcements.announced_since, since_ms) if since_ms else set()
+            missed = await asyncio.to_thread(topic_times.announced_since, since_ms) if since_ms else set()
             here = self._still_subscribed(asked)
             for name in missed & {topic.name for topic in here}:
                 self._send_buffer.put(f'{{"topic":{json.dumps(name)},"data":{{"kind":"missed"}}}}')

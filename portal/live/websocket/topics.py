@@ -13,7 +13,7 @@ from portal.domain.states import NodeState
 from portal.errors import NotFound
 from portal.live.log_frame import log_frame
 from portal.models import Gpu, Job, Node, Project, User
-from portal.selectors.logs import lines
+from portal.selectors.jobs.logs import lines
 from portal.selectors.nodes import metric_series
 from portal.valkey.sample_cache import CLUSTER_KEY, latest_frames
 

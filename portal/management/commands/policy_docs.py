@@ -8,16 +8,12 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand
 
-from portal.domain.policy_settings import (
-    CHOICE_SETTINGS,
-    NUMBER_SETTINGS,
-    format_number,
-)
+from portal.domain.scheduling.policy_settings import CHOICE_SETTINGS, NUMBER_SETTINGS, format_number
 from portal.domain.setting_types import ChoiceSetting, NumberSetting
 
 HEADER = """# Scheduling policy: settings
 
-Written by `manage.py policy-docs` from `portal/domain/policy_settings.py`; a test fails when the two differ.
+Written by `manage.py policy-docs` from `portal/domain/scheduling/policy_settings.py`; a test fails when they differ.
 
 Administrators change settings on the page *Scheduling policy* (`g k`) or by REST (`policy/`,
 `pools/{pool}/policy/`), for the

@@ -14,7 +14,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from portal.access import Requester, visible_jobs
-from portal.domain.checkpoints import Validity, newest_valid
+from portal.domain.jobs.checkpoints import Validity, newest_valid
 from portal.domain.states import TERMINAL_JOB_STATES, AttemptState, JobState
 from portal.models import Attempt, AttemptObservation, AttemptProgress, AttemptWork, Checkpoint, Job
 from portal.selectors.lookup import get_first

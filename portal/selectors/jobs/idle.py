@@ -9,7 +9,7 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext as _
 
 from portal.access import Requester, visible_idle_exemptions
-from portal.domain.policy_settings import IDLE_SETTINGS, SettingValue
+from portal.domain.scheduling.policy_settings import IDLE_SETTINGS, SettingValue
 from portal.domain.states import AttemptState, JobKind
 from portal.models import Attempt, AttemptActivity, IdleExemption, Job
 from portal.selectors.lookup import get_first

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.utils import timezone
 
-from portal.domain.phases import PhaseSpan, PhaseTimes, phase_spans
+from portal.domain.jobs.phases import PhaseSpan, PhaseTimes, phase_spans
 from portal.domain.states import JobKind
 from portal.models import Attempt, Job
 

@@ -10,7 +10,13 @@ from django.utils.translation import gettext as _
 
 from agents.launchers import launcher_label
 from portal.access import Requester, visible_jobs, visible_plans, visible_profiles
-from portal.domain.pipeline_plans import PLAN_VARIABLE, SPLIT_VARIABLE, choice_of, predicted_rate, split_of
+from portal.domain.jobs.pipeline_plans import (
+    PLAN_VARIABLE,
+    SPLIT_VARIABLE,
+    choice_of,
+    predicted_rate,
+    split_of,
+)
 from portal.models import Attempt, AttemptProgress, Job, LayerProfile, PipelinePlan, ProfileRun
 from portal.selectors.jobs.progress import attempt_progress
 from portal.selectors.lookup import get_first

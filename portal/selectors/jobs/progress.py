@@ -9,8 +9,8 @@ from statistics import median
 from typing import Any, Protocol
 
 from agents.launchers import launcher_label
-from portal.domain.scaling import LauncherRate, ScalePoint, launcher_rates, scale_points
-from portal.domain.throughput import (
+from portal.domain.jobs.scaling import LauncherRate, ScalePoint, launcher_rates, scale_points
+from portal.domain.scheduling.throughput import (
     MAX_SAMPLES,
     Layout,
     compare_layouts,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from django.utils import timezone
 
-from portal.domain.stragglers import (
+from portal.domain.jobs.stragglers import (
     GpuState,
     RankReport,
     StepParts,

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 from django.db import connection
 from django.db.models import Q
 
-from portal.domain.project_tree import path_to_root
-from portal.domain.secrets import PROJECT_SCOPE
+from portal.domain.projects.project_tree import path_to_root
+from portal.domain.projects.secrets import PROJECT_SCOPE
 from portal.domain.states import ROLE_RANK, Role
+from portal.domain.storage.volumes import VolumeKind
 from portal.domain.stored_texts import stored_text
-from portal.domain.volumes import VolumeKind
 from portal.models import Environment, Job, Membership, Project, Secret, User, Volume
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from portal.domain.exit_codes import exit_signal
+from portal.domain.jobs.exit_codes import exit_signal
 from portal.models import Attempt, JobSignal
 
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from django.conf import settings
 
 from portal.access import Permission, Requester, can
-from portal.domain.exit_codes import describe_exit
-from portal.domain.job_spec import job_fields
+from portal.domain.jobs.exit_codes import describe_exit
+from portal.domain.jobs.job_spec import job_fields
 from portal.models import Attempt, Job
-from portal.selectors.failure_rules import IdentifiedFailure, identified_failure
+from portal.selectors.jobs.failure_rules import IdentifiedFailure, identified_failure
 from portal.selectors.jobs.jobs import list_attempts
-from portal.selectors.logs.lines import displayed_text, log_file, tail
+from portal.selectors.jobs.logs.lines import displayed_text, log_file, tail
 
 LOG_LINES = 40
 MAX_LINE_CHARACTERS = 500

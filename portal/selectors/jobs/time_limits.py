@@ -7,8 +7,8 @@ from typing import Any
 
 from django.db.models import DurationField, ExpressionWrapper, F, QuerySet, Sum
 
+from portal.domain.requests.user_requests import RequestState
 from portal.domain.states import LIVE_ATTEMPT_STATES, AttemptState
-from portal.domain.user_requests import RequestState
 from portal.models import Attempt, Job, UserRequest
 
 TIME_LIMIT = ExpressionWrapper(F("job__time_limit_s") * dt.timedelta(seconds=1), output_field=DurationField())

@@ -11,7 +11,7 @@ from django.utils.translation import gettext_noop
 from agents.node.gpus.health import APPLICATION_XIDS
 from agents.xid_catalog import XidSeverity, xid_meaning, xid_severity
 from portal.models import GpuAlert, InvalidRow, Node
-from portal.models.alerts import AlertKind
+from portal.models.nodes.alerts import AlertKind
 
 _KIND_NAMES = {
     AlertKind.FOREIGN: gettext_noop("Foreign process"),

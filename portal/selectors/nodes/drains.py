@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from django.db.models import QuerySet
 from django.db.models.functions import Now
 
-from portal.domain.checkpoints import Validity
-from portal.domain.drains import MOVE_CANCELLED_EVENT, MOVE_EVENT
+from portal.domain.jobs.checkpoints import Validity
+from portal.domain.nodes.drains import MOVE_CANCELLED_EVENT, MOVE_EVENT
 from portal.domain.states import LIVE_ATTEMPT_STATES, JobKind
 from portal.models import Attempt, Checkpoint, Job, JobEvent, Node, Task
 from portal.selectors.jobs.checkpoints import loss_now

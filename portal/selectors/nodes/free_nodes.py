@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from portal.access import Requester, visible_nodes
+from portal.domain.scheduling.throughput import joined_models
 from portal.domain.states import GpuState
-from portal.domain.throughput import joined_models
 from portal.models import Gpu, GpuLink, Node, NodePool, PipelinePlan, Topology
-from portal.selectors.gpu_states import COUNTED_GPU, with_state
+from portal.selectors.nodes.gpu_states import COUNTED_GPU, with_state
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from portal.access import Permission, Requester, require_permission
 from portal.models import Allocation, Attempt, AttemptSeconds, Job, Node, NodeMetricsMinute, Task
-from portal.models.usage import SHORT_RUN_S
+from portal.models.reports.usage import SHORT_RUN_S
 from portal.valkey.sample_cache import attempt_seconds
 
 MAX_SPAN = dt.timedelta(days=7)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from django.db.models import QuerySet
 
 from portal.access import visible_nodes
-from portal.domain.node_links import LinkBandwidth, slow_below_mib_per_s
+from portal.domain.nodes.node_links import LinkBandwidth, slow_below_mib_per_s
 from portal.models import Node, NodeLink, NodePool, User
 
 MAX_MATRIX_NODES = 64

@@ -16,10 +16,10 @@ from django.db.models import Exists, Q
 
 from agents.node.host.interfaces import host_addresses
 from agents.node.spec.egress import ALLOW_LIST, MAX_EXCEPTIONS, OPEN
-from portal.domain.policy_settings import ALLOW_USER_NAMESPACES, EGRESS, USER_NAMESPACES
-from portal.domain.project_tree import path_to_root
+from portal.domain.experiments.tracking import TRACKING_ENTRY
+from portal.domain.projects.project_tree import path_to_root
+from portal.domain.scheduling.policy_settings import ALLOW_USER_NAMESPACES, EGRESS, USER_NAMESPACES
 from portal.domain.states import NodeState
-from portal.domain.tracking import TRACKING_ENTRY
 from portal.models import Node, NodePool, Project
 from portal.selectors.scheduling.project_settings import effective_rules
 

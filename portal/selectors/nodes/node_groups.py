@@ -12,7 +12,7 @@ from portal.access import Requester, visible_nodes
 from portal.domain.states import GpuState
 from portal.models import Gpu
 from portal.request_cache import cached
-from portal.selectors.gpu_states import COUNTED_GPU, gpu_state
+from portal.selectors.nodes.gpu_states import COUNTED_GPU, gpu_state
 
 
 class NodeGroup(NamedTuple):

@@ -23,11 +23,11 @@ from django.db.models import (
 from django.db.models.functions import Coalesce, JSONObject
 
 from portal.access import Requester, nameable_projects, visible_environments, visible_jobs, visible_nodes
-from portal.domain.node_operations import OperationKind
+from portal.domain.nodes.node_operations import OperationKind
 from portal.domain.states import GpuHealth, GpuState, NodeState
 from portal.models import Allocation, Environment, Gpu, Node, NodeOperation, NodePool
-from portal.selectors.environments import tag_claims
-from portal.selectors.gpu_states import COUNTED_GPU, with_state
+from portal.selectors.environments.environments import tag_claims
+from portal.selectors.nodes.gpu_states import COUNTED_GPU, with_state
 
 IS_REPORTED_GPU = Q(present=True) | ~Q(health=GpuHealth.OK.value)
 """GPUs that nodes report, and lost GPUs that are not acknowledged yet."""

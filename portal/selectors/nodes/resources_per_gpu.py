@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from portal.access import Requester
-from portal.domain.feasibility import accepts_gpu_model
-from portal.domain.job_spec import PROPORTIONAL_AMOUNTS, job_fields
+from portal.domain.jobs.feasibility import accepts_gpu_model
+from portal.domain.jobs.job_spec import PROPORTIONAL_AMOUNTS, job_fields
 from portal.domain.states import NodeState
 from portal.models import Job
 from portal.selectors.nodes.node_groups import NodeGroup, node_groups

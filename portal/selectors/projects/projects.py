@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 from portal.access import Requester, visible_projects, visible_quotas
 from portal.domain.states import LIVE_JOB_STATES, JobState, Role
 from portal.models import Job, Membership, NodePool, Project, Quota, QuotaChange, User
-from portal.models.jobs import total_milli
+from portal.models.jobs.jobs import total_milli
 from portal.selectors.lookup import get_by_key, get_first, matches_key
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from portal.access import Requester, visible_jobs, visible_projects
 from portal.models import Job, NodePool, Project
-from portal.selectors.jobs.preemption_preview import PreemptionCandidate, preemption_candidates
+from portal.selectors.scheduling.preemption_preview import PreemptionCandidate, preemption_candidates
 
 
 @dataclass(frozen=True)

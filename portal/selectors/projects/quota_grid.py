@@ -10,8 +10,8 @@ from django.db.models import Q, Sum
 from portal.access import Requester, visible_projects
 from portal.domain.states import JobState
 from portal.models import Allocation, Cycle, Gpu, Job, NodePool, Quota
-from portal.models.jobs import total_milli
-from portal.selectors.gpu_states import GpuCounts, count_gpus, count_gpus_by
+from portal.models.jobs.jobs import total_milli
+from portal.selectors.nodes.gpu_states import GpuCounts, count_gpus, count_gpus_by
 from portal.selectors.projects.projects import (
     ProjectRow,
     in_tree_order,

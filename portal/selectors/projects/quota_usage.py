@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from django.db.models import Count, Sum
 
 from portal.access import Requester, project_parents, require_user
-from portal.domain.project_tree import path_to_root
+from portal.domain.projects.project_tree import path_to_root
 from portal.models import Gpu, NodePool, Project, Quota, UsageInterval, User
-from portal.selectors.gpu_states import COUNTED_GPU
+from portal.selectors.nodes.gpu_states import COUNTED_GPU
 from portal.selectors.projects.quota_additions import with_effective_quota
 
 

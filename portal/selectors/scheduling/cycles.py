@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from django.db import DatabaseError, connection
 from django.db.models import QuerySet
 
-from portal.domain.cycle_metrics import CYCLE_EVERY_S
+from portal.domain.scheduling.cycle_metrics import CYCLE_EVERY_S
 from portal.models import ClusterSettings, Cycle, FailedCycle
 
 MISSED_CYCLES = 6

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from django.db import connection
 
-from portal.domain.policy_settings import NUMBER_SETTINGS
+from portal.domain.scheduling.policy_settings import NUMBER_SETTINGS
 
 MAX_HALF_LIVES = 20
 """Older usage counts less than a millionth and is not read."""

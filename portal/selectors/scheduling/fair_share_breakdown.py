@@ -10,7 +10,7 @@ from typing import Any
 from django.db import connection
 
 from portal.access import Requester, visible_projects
-from portal.domain.project_tree import path_to_root
+from portal.domain.projects.project_tree import path_to_root
 from portal.models import Job, NodePool, Project
 
 

@@ -9,7 +9,7 @@ from itertools import zip_longest
 from django.db.models import Avg, Count, Q
 from django.utils import timezone
 
-from portal.domain.reasons import FORECAST_FINDS_NO_START, FORECAST_WITHOUT_GPUS, NO_FORECAST_REASONS
+from portal.domain.jobs.reasons import FORECAST_FINDS_NO_START, FORECAST_WITHOUT_GPUS, NO_FORECAST_REASONS
 from portal.models import Forecast, Job, JobVerdict
 
 ACCURACY_DAYS = 30

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from django.utils.translation import gettext as _
 
-from portal.domain.policy_settings import SettingValue, setting_names
-from portal.domain.project_policy import effective_setting, loosest_allowed, loosest_effective
-from portal.domain.project_tree import path_to_root
+from portal.domain.projects.project_policy import effective_setting, loosest_allowed, loosest_effective
+from portal.domain.projects.project_tree import path_to_root
+from portal.domain.scheduling.policy_settings import SettingValue, setting_names
 from portal.models import NodePool, Project
 from portal.selectors.scheduling.settings import cluster_settings, pool_settings
 

@@ -16,13 +16,13 @@ from django.db.models.fields.json import KeyTextTransform
 from django.db.models.functions import Cast, Coalesce
 from django.utils import timezone
 
-from portal.domain.reasons import VerdictCode
+from portal.domain.jobs.reasons import VerdictCode
 from portal.domain.states import DesiredState, JobState
+from portal.hidden_fields import NameVisibility
 from portal.models import Job
-from portal.models.jobs import total_milli
+from portal.models.jobs.jobs import total_milli
 from portal.selectors.scheduling.decayed_usage import decayed_usage
 from portal.selectors.scheduling.fair_share_breakdown import latest_breakdown_rows
-from portal.visibility import NameVisibility
 
 NO_POSITION = 1_000_000_000
 """Position of jobs that are not in the queue: held, delayed, or not examined yet."""

@@ -12,7 +12,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from portal.access import Requester, project_parents, require_user, visible_nodes, visible_projects
-from portal.domain.project_tree import path_to_root
+from portal.domain.projects.project_tree import path_to_root
 from portal.domain.states import LIVE_ATTEMPT_STATES
 from portal.models import Job, Node, Project, Reservation, ReservationNode, Task, User
 from portal.selectors.lookup import get_first

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from portal.domain.policy_settings import (
+from portal.domain.scheduling.policy_settings import (
     CHOICE_SETTINGS,
     NUMBER_SETTINGS,
     SettingValue,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from django.db import connection
 
-from portal.domain.phases import Phase
+from portal.domain.jobs.phases import Phase
 
 PERIOD_DAYS = 7
 # seconds of each phase as columns of an attempt; null where it has none

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from portal.domain.policy_settings import default_value
+from portal.domain.scheduling.policy_settings import default_value
 from portal.models import NodePool, Project, User
 from portal.selectors.scheduling.decayed_usage import decayed_usage
 from portal.selectors.scheduling.settings import cluster_settings, pool_settings

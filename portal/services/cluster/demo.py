@@ -15,7 +15,7 @@ from django.conf import settings
 from django.db import transaction
 from django.db.models import QuerySet
 
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
 from portal.domain.states import (
     LIVE_ATTEMPT_STATES,
     LIVE_JOB_STATES,
@@ -39,7 +39,7 @@ from portal.models import (
     User,
 )
 from portal.services.cluster.demo_content import DemoRows, add_demo_content
-from portal.services.images.environments import EnvironmentInput, do_save_environment
+from portal.services.environments.environments import EnvironmentInput, do_save_environment
 from portal.services.jobs.submission import JobRequest, do_submit_job
 from portal.services.lifecycle import job_control
 from portal.services.nodes.enrolment import do_create_local_node, simulated_gpu_provider

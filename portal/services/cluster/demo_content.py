@@ -19,12 +19,12 @@ from django.db import transaction
 from django.utils import timezone
 
 from agents.node.host.atomic_files import make_folder, write_atomic
-from portal.domain.parameters import parse_parameter_lines
-from portal.domain.schedules import ScheduleSpec
-from portal.domain.services import ServiceSpec
+from portal.domain.jobs.parameters import parse_parameter_lines
+from portal.domain.jobs.schedules import ScheduleSpec
+from portal.domain.serving.model_servers import ServiceSpec
 from portal.domain.states import JobKind, Role
-from portal.domain.sweeps import Searcher, SweepSpec
-from portal.domain.volumes import VolumeKind
+from portal.domain.storage.volumes import VolumeKind
+from portal.domain.sweeps.sweeps import Searcher, SweepSpec
 from portal.errors import FairwayError
 from portal.models import (
     AuditEntry,
@@ -38,10 +38,8 @@ from portal.models import (
     UserRequest,
 )
 from portal.services.audit import record_action
-from portal.services.cluster.announcements import do_announce
 from portal.services.cluster.demo_history import add_past_jobs
 from portal.services.cluster.demo_runs import add_runs, register_model
-from portal.services.cluster.reservations import ReservationInput, do_save_reservation
 from portal.services.jobs.pipeline_plans import (
     TopologyInput,
     check_profile,
@@ -49,14 +47,20 @@ from portal.services.jobs.pipeline_plans import (
     do_create_plan,
     do_create_profile,
 )
+from portal.services.jobs.schedules import do_create_schedule
 from portal.services.jobs.submission import JobRequest
 from portal.services.nodes.alerts import record_xid
-from portal.services.projects.data_sets import VersionInput, do_add_version, do_create_data_set
-from portal.services.projects.volumes import VolumeInput, do_save_volume
-from portal.services.schedules import do_create_schedule
-from portal.services.serving.services import Deployment, do_deploy_service
+from portal.services.notices.announcements import do_announce
+from portal.services.requests.user_requests import (
+    do_request_project_role,
+    do_request_quota,
+    prepare_quota_request,
+)
+from portal.services.scheduling.reservations import ReservationInput, do_save_reservation
+from portal.services.serving.model_servers import Deployment, do_deploy_service
+from portal.services.storage.data_sets import VersionInput, do_add_version, do_create_data_set
+from portal.services.storage.volumes import VolumeInput, do_save_volume
 from portal.services.sweeps.sweeps import do_create_sweep
-from portal.services.user_requests import do_request_project_role, do_request_quota, prepare_quota_request
 
 log = logging.getLogger(__name__)
 

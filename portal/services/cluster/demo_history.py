@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from django.db import transaction
 from django.utils import timezone
 
-from portal.domain.lost_work import LossCause
-from portal.domain.reasons import END_MESSAGES, EndReason
+from portal.domain.jobs.lost_work import LossCause
+from portal.domain.jobs.reasons import END_MESSAGES, EndReason
 from portal.domain.states import AttemptState, JobState
 from portal.models import (
     Allocation,
@@ -28,7 +28,7 @@ from portal.models import (
     UsageInterval,
     User,
 )
-from portal.services.report_days import forget_report_days
+from portal.services.reports.report_days import forget_report_days
 
 DAYS = 30
 SHIFTS = ((1, 9), (11, 20))

@@ -7,11 +7,11 @@ import json
 import math
 import random
 
+from portal.domain.experiments.tracking import JOB_TAG, RUN_NAME_TAG, USER_TAG
 from portal.domain.states import JobState
-from portal.domain.tracking import JOB_TAG, RUN_NAME_TAG, USER_TAG
 from portal.errors import NotFound
 from portal.models import Job, Project, User
-from portal.services.experiments import do_register_model, do_set_alias
+from portal.services.experiments.experiments import do_register_model, do_set_alias
 from portal.tracking.client import TrackingUnavailable, call, send
 
 RUNS = 6

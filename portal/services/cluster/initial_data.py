@@ -23,15 +23,15 @@ from portal.models.public_id import name_error
 from portal.services.accounts.users import do_create_magic_link
 from portal.services.audit import record_action
 from portal.services.cluster.demo import ensure_demo
-from portal.services.cluster.starter_templates import ensure_starter_templates
-from portal.services.images.code_server import ensure_process_code_server
-from portal.services.images.environments import EnvironmentInput, do_save_environment
-from portal.services.images.process_environment import (
+from portal.services.environments.code_server import ensure_process_code_server
+from portal.services.environments.environments import EnvironmentInput, do_save_environment
+from portal.services.environments.process_environment import (
     TOOL_PORT,
     code_server_command,
     ensure_process_jupyterlab,
     jupyterlab_command,
 )
+from portal.services.jobs.starter_templates import ensure_starter_templates
 from portal.services.nodes import enrolment
 from portal.services.nodes.nodes import do_create_pool
 

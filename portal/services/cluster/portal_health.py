@@ -16,7 +16,7 @@ from cryptography import x509
 from django.conf import settings
 
 from portal.config.last_backup import last_backup_s
-from portal.domain.portal_health import CertificateStatus, DiskUsage, PortalMeasurement
+from portal.domain.cluster.portal_health import CertificateStatus, DiskUsage, PortalMeasurement
 from portal.models import ClusterSettings
 from portal.valkey.portal_health import store_measurement
 

@@ -19,7 +19,7 @@ from django.utils.translation import gettext as _
 
 from agents.engines.interface import Container
 from portal.access import Permission, require_permission
-from portal.domain.node_breaker import BreakerState, IncidentKind
+from portal.domain.nodes.node_breaker import BreakerState, IncidentKind
 from portal.domain.states import FENCED_REASON, JobKind, RuntimeKind
 from portal.domain.stored_texts import stored_text
 from portal.errors import Conflict
@@ -27,7 +27,7 @@ from portal.live_events import publish_on_commit
 from portal.models import ClusterSettings, Environment, Gpu, Job, Lease, Node, OrphanContainer, Project, User
 from portal.models.public_id import MAX_ID_LENGTH
 from portal.outbox import notify_node, trigger_cycle
-from portal.selectors.nodes.recovery import nodes_to_reconcile
+from portal.selectors.cluster.recovery import nodes_to_reconcile
 from portal.services.audit import record_action
 from portal.services.lifecycle.adoption import adopt_attempt, advance_attempt_number
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from django.utils.translation import gettext as _
 
-from portal.domain.job_spec import JobField
+from portal.domain.jobs.job_spec import JobField
 
 _SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 _MIB = {"Ki": Fraction(1, 1024), "Mi": Fraction(1), "Gi": Fraction(1024), "Ti": Fraction(1024**2)}

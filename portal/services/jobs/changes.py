@@ -11,11 +11,11 @@ from django.utils.translation import gettext as _
 
 from portal.access import Permission, can, require_own_account, require_permission
 from portal.domain.formatting import format_duration
-from portal.domain.job_spec import PROPORTIONAL_AMOUNTS, job_fields
-from portal.domain.secrets import PROJECT_SCOPE
+from portal.domain.jobs.job_spec import PROPORTIONAL_AMOUNTS, job_fields
+from portal.domain.projects.secrets import PROJECT_SCOPE
 from portal.domain.states import DesiredState, JobKind, JobState
+from portal.domain.storage.volumes import VolumeKind
 from portal.domain.stored_texts import stored_text
-from portal.domain.volumes import VolumeKind
 from portal.errors import Conflict, InvalidRequest
 from portal.live_events import publish_all_on_commit
 from portal.models import Dependency, Job, JobEvent, JobVerdict, NodePool, User, Volume

@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 
 from agents.engines.interface import ListedCheckpoint
 from portal.access import Permission, can, require_permission
-from portal.domain.checkpoints import (
+from portal.domain.jobs.checkpoints import (
     PARENT_PREFIX,
     CheckpointPlace,
     MountedVolume,
@@ -23,8 +23,8 @@ from portal.domain.checkpoints import (
     surplus,
 )
 from portal.domain.states import LIVE_ATTEMPT_STATES, AttemptState, JobKind
+from portal.domain.storage.volumes import VolumeKind, home_mount_path
 from portal.domain.stored_texts import stored_text
-from portal.domain.volumes import VolumeKind, home_mount_path
 from portal.errors import Conflict
 from portal.live_events import publish_on_commit
 from portal.models import Attempt, AttemptObservation, Checkpoint, Job, User, Volume

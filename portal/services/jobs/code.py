@@ -9,9 +9,9 @@ from django.db import transaction
 from django.utils import timezone
 
 from agents.launchers.checkout import CODE_DIR, Checkout, Code, CodeFolder
-from portal.domain.code import parse_repository
-from portal.domain.policy_settings import CODE_SIZE_LIMIT, CODE_TIME_LIMIT, SettingValue
-from portal.domain.reasons import EndReason, end_message
+from portal.domain.jobs.code import parse_repository
+from portal.domain.jobs.reasons import EndReason, end_message
+from portal.domain.scheduling.policy_settings import CODE_SIZE_LIMIT, CODE_TIME_LIMIT, SettingValue
 from portal.domain.states import RuntimeKind
 from portal.domain.stored_texts import stored_text
 from portal.models import Attempt

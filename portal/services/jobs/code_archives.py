@@ -16,7 +16,7 @@ from django.utils.translation import gettext as _
 
 from agents.node.storage.archives import ArchiveError, run_unpacker
 from portal.access import Permission, require_permission
-from portal.domain.code import MAX_ARCHIVE_BYTES, MAX_UNPACKED_MIB, MAX_UNUSED_BYTES
+from portal.domain.jobs.code import MAX_ARCHIVE_BYTES, MAX_UNPACKED_MIB, MAX_UNUSED_BYTES
 from portal.errors import Conflict, InvalidRequest
 from portal.models import CodeArchive, Job, Project, User
 from portal.services.audit import record_action

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from django.utils.translation import gettext as _
 
 from portal.access import Permission, can
-from portal.domain.reasons import EndReason, end_message
+from portal.domain.jobs.reasons import EndReason, end_message
 from portal.domain.states import TERMINAL_JOB_STATES, DesiredState, JobState
 from portal.domain.stored_texts import stored_text
 from portal.errors import InvalidRequest

@@ -10,12 +10,12 @@ from django.db import transaction
 from django.utils.translation import gettext as _
 
 from portal.access import require_admin
-from portal.domain.failure_rules import MAX_PRIORITY, FailureRule, pattern_error
-from portal.domain.shipped_failure_rules import SHIPPED_RULES
+from portal.domain.jobs.failure_rules import MAX_PRIORITY, FailureRule, pattern_error
+from portal.domain.jobs.shipped_failure_rules import SHIPPED_RULES
 from portal.errors import Conflict, InvalidRequest
 from portal.models import FailureRule as FailureRuleRow
 from portal.models import User
-from portal.selectors.failure_rules import RuleSetting, get_failure_rule, rule_of_row
+from portal.selectors.jobs.failure_rules import RuleSetting, get_failure_rule, rule_of_row
 from portal.services.audit import record_action, record_change
 
 CODE_PATTERN = r"[a-z][a-z0-9_]{0,62}"

@@ -15,13 +15,13 @@ from django.utils import timezone
 
 from agents.xid_catalog import xid_meaning
 from portal.access import require_admin
-from portal.domain.failure_rules import PYTHON_EXCEPTION, FailureMatch, FailureMatcher, FailureRule
+from portal.domain.jobs.failure_rules import PYTHON_EXCEPTION, FailureMatch, FailureMatcher, FailureRule
 from portal.domain.states import FAILED_ATTEMPT_STATES
 from portal.domain.stored_texts import stored_text
 from portal.models import Allocation, Attempt, Task, User
-from portal.models.alerts import AlertKind
-from portal.selectors.failure_rules import enabled_failure_rules
-from portal.selectors.logs.lines import displayed_text, log_file, tail
+from portal.models.nodes.alerts import AlertKind
+from portal.selectors.jobs.failure_rules import enabled_failure_rules
+from portal.selectors.jobs.logs.lines import displayed_text, log_file, tail
 from portal.services.jobs.retries import apply_failure_action
 from portal.services.lifecycle.failure_cause import record_failure_cause, send_failure_notices
 from portal.services.lifecycle.state_events import record_event

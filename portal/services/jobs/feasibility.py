@@ -17,7 +17,8 @@ from django.db.models import Count, QuerySet
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop, ngettext
 
-from portal.domain.feasibility import (
+from portal.domain.formatting import format_distinct_memories, format_gpu_models, format_memory
+from portal.domain.jobs.feasibility import (
     WHOLE_MILLI,
     GpuKind,
     accepts_gpu_model,
@@ -25,12 +26,11 @@ from portal.domain.feasibility import (
     matching_gpu_models,
     tasks_on_node,
 )
-from portal.domain.formatting import format_distinct_memories, format_gpu_models, format_memory
-from portal.domain.job_spec import JobRole, JobSpec
-from portal.domain.project_tree import path_to_root
+from portal.domain.jobs.job_spec import JobRole, JobSpec
+from portal.domain.projects.project_tree import path_to_root
 from portal.domain.states import CONTAINER_RUNTIMES, NodeState, compatible_runtimes
 from portal.models import Gpu, Node, NodePool, Project, Quota
-from portal.selectors.gpu_states import COUNTED_GPU
+from portal.selectors.nodes.gpu_states import COUNTED_GPU
 from portal.selectors.projects.quota_additions import with_effective_quota
 
 

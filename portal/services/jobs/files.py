@@ -43,7 +43,7 @@ from agents.node.storage.files import (
 from portal.access import Permission, can, require_own_account, require_permission
 from portal.admission import waiting_for_others
 from portal.domain.states import NodeState
-from portal.domain.volumes import VolumeKind, home_mount_path
+from portal.domain.storage.volumes import VolumeKind, home_mount_path
 from portal.errors import (
     Conflict,
     FairwayError,
@@ -57,7 +57,7 @@ from portal.models import FileRequest, Job, Node, Task, User
 from portal.models.public_id import new_public_id
 from portal.outbox import notify_node
 from portal.services.audit import record_action
-from portal.services.projects.volumes import usable_volumes
+from portal.services.storage.volumes import usable_volumes
 from portal.valkey.file_transfer import DATA, END, ERROR, RECEIVER_WAIT_S, FileReceiver, FileSender
 
 READ_FILES_HINT = "files"

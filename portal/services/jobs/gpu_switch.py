@@ -9,7 +9,7 @@ from django.db import transaction
 from django.utils.translation import gettext as _
 
 from portal.access import Permission, require_permission
-from portal.domain.job_spec import PROPORTIONAL_AMOUNTS
+from portal.domain.jobs.job_spec import PROPORTIONAL_AMOUNTS
 from portal.domain.states import JobKind
 from portal.domain.stored_texts import stored_text
 from portal.errors import Conflict, InvalidRequest

@@ -14,9 +14,9 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext as _
 
 from portal.access import Permission, can, require_permission
-from portal.domain.checkpoints import Validity
 from portal.domain.formatting import format_duration
-from portal.domain.notices import NoticeKind
+from portal.domain.jobs.checkpoints import Validity
+from portal.domain.notices.notices import NoticeKind
 from portal.domain.states import AttemptState, DesiredState, JobKind
 from portal.domain.stored_texts import stored_text
 from portal.errors import Conflict, Forbidden, InvalidRequest

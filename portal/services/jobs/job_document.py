@@ -12,10 +12,10 @@ from typing import Any
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
-from portal.domain.job_spec import JobField, JobRole, job_fields, json_value, roles_as_json
-from portal.domain.kubernetes import DEFAULT, kubernetes_resources
+from portal.domain.jobs.job_spec import JobField, JobRole, job_fields, json_value, roles_as_json
+from portal.domain.jobs.kubernetes import DEFAULT, kubernetes_resources
+from portal.domain.jobs.template_parameters import field_error
 from portal.domain.states import RuntimeKind
-from portal.domain.template_parameters import field_error
 from portal.errors import InvalidRequest
 from portal.services.jobs.amounts import amount_unit, read_amount
 from portal.services.jobs.submission import JobRequest

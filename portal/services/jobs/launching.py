@@ -27,14 +27,14 @@ from agents.node.spec.task_spec import (
     address_placeholder,
 )
 from portal.config.settings import BASE_DIR
-from portal.domain.job_spec import JobRole, JobSpec, parse_roles
-from portal.domain.pipeline_plans import (
+from portal.domain.jobs.job_spec import JobRole, JobSpec, parse_roles
+from portal.domain.jobs.pipeline_plans import (
     PIPELINE_PROGRAM,
     PROFILE_PROGRAM,
     PROFILE_VARIABLE,
     SPLIT_VARIABLE,
 )
-from portal.domain.roles import port_variable, role_at, role_of_rank
+from portal.domain.jobs.roles import port_variable, role_at, role_of_rank
 from portal.domain.states import LIVE_ATTEMPT_STATES, JobKind
 from portal.models import Attempt, Job, Rendezvous, Task
 from portal.services.jobs.attempt_secrets import decrypt_attempt_secret

@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from agents.node.host.atomic_files import make_folder
 from portal.models import Job, Task
-from portal.selectors.logs.files import LOG_FORMATS, MAX_LOG_BYTES, RAW_FORMAT, log_path
+from portal.selectors.jobs.logs.files import LOG_FORMATS, MAX_LOG_BYTES, RAW_FORMAT, log_path
 
 DELETE_BATCH_SIZE = 500
 """Maximum number of jobs whose logs one pass deletes."""

@@ -19,24 +19,24 @@ from django.utils.translation import gettext as _
 
 from agents.engines.interface import ListedNotebook
 from portal.access import Permission, require_permission
-from portal.domain.job_spec import job_fields
-from portal.domain.notebooks import (
+from portal.domain.jobs.job_spec import job_fields
+from portal.domain.jobs.notebooks import (
     executed_notebook,
     notebook_command,
     notebook_program,
     notebook_title,
     read_notebook_parameters,
 )
-from portal.domain.parameters import PLACEHOLDER
+from portal.domain.jobs.parameters import PLACEHOLDER
+from portal.domain.jobs.template_parameters import NOT_IN_TEMPLATES
 from portal.domain.states import AttemptState, JobKind, JobState
-from portal.domain.template_parameters import NOT_IN_TEMPLATES
 from portal.errors import Conflict, NotFound
 from portal.models import Job, Node, NotebookListing, Task, Template, User
 from portal.outbox import notify_node
 from portal.services.audit import record_action
-from portal.services.images.process_environment import JUPYTERLAB_TOOL
+from portal.services.environments.process_environment import JUPYTERLAB_TOOL
+from portal.services.jobs.job_templates import TemplateInput, do_save_template
 from portal.services.jobs.reruns import checked_out_commit
-from portal.services.jobs.templates import TemplateInput, do_save_template
 
 ANSWER_TIMEOUT = dt.timedelta(seconds=30)
 LIST_NOTEBOOKS_HINT = "notebooks"

@@ -15,17 +15,12 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
 from portal.access import Permission, require_permission
-from portal.domain.pipeline_plans import (
-    MAX_BANDWIDTH,
-    MAX_GPUS_PER_NODE,
-    MAX_NODES,
-    MIN_BANDWIDTH,
-)
+from portal.domain.jobs.pipeline_plans import MAX_BANDWIDTH, MAX_GPUS_PER_NODE, MAX_NODES, MIN_BANDWIDTH
 from portal.domain.states import JobState
 from portal.engine_client import query_plan, query_profile
 from portal.errors import InvalidRequest, ServiceUnavailable, Unsatisfiable
 from portal.models import LayerProfile, NodePool, PipelinePlan, ProfileRun, Project, Task, User
-from portal.selectors.logs.lines import log_file, whole_lines
+from portal.selectors.jobs.logs.lines import log_file, whole_lines
 from portal.selectors.nodes.free_nodes import pool_gpu_memory_mib
 from portal.selectors.nodes.network_links import slowest_link_bandwidth
 from portal.services.audit import record_action

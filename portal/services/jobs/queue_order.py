@@ -7,7 +7,7 @@ from django.db.models import Max
 from django.utils.translation import gettext as _
 
 from portal.access import Permission, require_admin, require_permission
-from portal.domain.job_spec import job_fields
+from portal.domain.jobs.job_spec import job_fields
 from portal.domain.states import DesiredState, JobState
 from portal.domain.stored_texts import stored_text
 from portal.errors import Conflict, Forbidden

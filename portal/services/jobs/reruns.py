@@ -12,7 +12,7 @@ from portal.access import Permission, require_permission
 from portal.domain.states import NodeState, RuntimeKind
 from portal.errors import Conflict, FairwayError, InvalidRequest
 from portal.models import EnvironmentRecord, Gpu, ImagePresence, Job, Node, Rerun, User
-from portal.selectors.gpu_states import COUNTED_GPU
+from portal.selectors.nodes.gpu_states import COUNTED_GPU
 from portal.services.jobs.submission import (
     check_resubmission,
     create_job,

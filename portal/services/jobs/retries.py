@@ -9,17 +9,17 @@ from django.db.models import Count
 from django.utils.translation import gettext as _
 
 from portal.access import Permission, require_permission
-from portal.domain.failure_rules import FailureAction, FailureRule
-from portal.domain.feasibility import WHOLE_MILLI
 from portal.domain.formatting import format_memory
-from portal.domain.job_spec import roles_as_json
-from portal.domain.node_breaker import BreakerState
-from portal.domain.roles import role_of_rank
+from portal.domain.jobs.failure_rules import FailureAction, FailureRule
+from portal.domain.jobs.feasibility import WHOLE_MILLI
+from portal.domain.jobs.job_spec import roles_as_json
+from portal.domain.jobs.roles import role_of_rank
+from portal.domain.nodes.node_breaker import BreakerState
 from portal.domain.states import TERMINAL_JOB_STATES, NodeState
 from portal.domain.stored_texts import stored_text
 from portal.errors import Conflict, FairwayError
 from portal.models import Attempt, Job, Node, Task, User
-from portal.selectors.failure_rules import identified_failure, more_memory_mib
+from portal.selectors.jobs.failure_rules import identified_failure, more_memory_mib
 from portal.selectors.lookup import get_first
 from portal.services.audit import record_action, record_change
 from portal.services.jobs.submission import (

@@ -11,8 +11,8 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from portal.access import Permission, require_permission
-from portal.domain.node_operations import OPERATIONS
-from portal.domain.signals import SIGNAL_TTL_S, SIGNALS
+from portal.domain.jobs.signals import SIGNAL_TTL_S, SIGNALS
+from portal.domain.nodes.node_operations import OPERATIONS
 from portal.domain.states import AttemptState
 from portal.domain.stored_texts import stored_text
 from portal.errors import Conflict, InvalidRequest

@@ -12,8 +12,8 @@ from django.db.models.functions import Greatest
 from django.utils import timezone
 
 from portal.domain.formatting import format_duration
-from portal.domain.policy_settings import STALL_TIMEOUT
-from portal.domain.reasons import EndReason, end_message
+from portal.domain.jobs.reasons import EndReason, end_message
+from portal.domain.scheduling.policy_settings import STALL_TIMEOUT
 from portal.domain.states import AttemptState, JobKind
 from portal.domain.stored_texts import stored_text
 from portal.models import Allocation, Attempt, AttemptObservation, NodeMetricsMinute

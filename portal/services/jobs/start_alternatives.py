@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from portal.domain.feasibility import proportional_cpu_and_memory
 from portal.domain.formatting import format_duration
-from portal.domain.reasons import VerdictCode
+from portal.domain.jobs.feasibility import proportional_cpu_and_memory
+from portal.domain.jobs.reasons import VerdictCode
 from portal.domain.states import JobKind
 from portal.engine_client import query_would_start
 from portal.models import Gpu, User
-from portal.selectors.gpu_states import COUNTED_GPU
 from portal.selectors.jobs.progress import MeasuredSpeeds, measure_speeds
+from portal.selectors.nodes.gpu_states import COUNTED_GPU
 from portal.services.jobs.submission import JobRequest, preview_query_body
 
 MAX_FORECASTS = 14

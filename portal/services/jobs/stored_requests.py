@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from portal.domain.job_spec import job_fields, json_value, roles_as_json
+from portal.domain.jobs.job_spec import job_fields, json_value, roles_as_json
 from portal.models import Schedule, Sweep
 from portal.services.jobs.submission import JobRequest
 

@@ -16,8 +16,8 @@ from django.utils.translation import gettext as _
 
 from agents.launchers.checkout import CODE_DIR, KEY_FILE, TOKEN_FILE
 from portal.access import Permission, can, require_permission
-from portal.domain.code import code_errors
-from portal.domain.job_spec import (
+from portal.domain.jobs.code import code_errors
+from portal.domain.jobs.job_spec import (
     MAX_TASKS,
     JobSpec,
     field_errors,
@@ -27,10 +27,10 @@ from portal.domain.job_spec import (
     roles_as_json,
     total_gpus,
 )
-from portal.domain.pipeline_plans import PROFILE_VARIABLE
-from portal.domain.reasons import EndReason
-from portal.domain.roles import role_errors
-from portal.domain.secrets import VARIABLE_NAME
+from portal.domain.jobs.pipeline_plans import PROFILE_VARIABLE
+from portal.domain.jobs.reasons import EndReason
+from portal.domain.jobs.roles import role_errors
+from portal.domain.projects.secrets import VARIABLE_NAME
 from portal.domain.states import (
     TERMINAL_JOB_STATES,
     DesiredState,
@@ -39,7 +39,7 @@ from portal.domain.states import (
     NodeState,
     RuntimeKind,
 )
-from portal.domain.volumes import home_mount_path
+from portal.domain.storage.volumes import home_mount_path
 from portal.engine_client import query_would_start
 from portal.errors import Conflict, Forbidden, InvalidRequest, Unsatisfiable
 from portal.models import (
@@ -66,7 +66,8 @@ from portal.services.jobs.gang_rules import (
     topology_constraint_error,
 )
 from portal.services.lifecycle import job_control, suspension
-from portal.services.projects import secrets, volumes
+from portal.services.projects import secrets
+from portal.services.storage import volumes
 
 RESERVED_VARIABLES = re.compile(
     r"^(NVIDIA_|CUDA_VISIBLE_DEVICES$|CUDA_MPS_|LD_PRELOAD$|LD_AUDIT$|FAIRWAY_(?!PARAM|TRIAL))"

@@ -17,10 +17,10 @@ from django.utils import timezone
 from agents.engines.interface import Container
 from agents.launchers import launcher_label
 from portal.domain.formatting import format_memory
-from portal.domain.reasons import EndReason, end_message
+from portal.domain.jobs.reasons import EndReason, end_message
+from portal.domain.scheduling.throughput import GpuPosition, Layout, layout_of
 from portal.domain.states import LIVE_ATTEMPT_STATES
 from portal.domain.stored_texts import stored_text
-from portal.domain.throughput import GpuPosition, Layout, layout_of
 from portal.live_events import publish_all_on_commit
 from portal.models import Allocation, Attempt, AttemptObservation, AttemptProgress, RankProgress, Topology
 from portal.selectors.jobs.progress import attempt_progress, job_scaling_fingerprint, job_workload_fingerprint

@@ -9,10 +9,10 @@ from typing import Any
 from django.utils.translation import gettext as _
 
 from portal.access import Permission, require_permission, visible_environments
-from portal.domain.checkpoints import CheckpointPlace
+from portal.domain.jobs.checkpoints import CheckpointPlace
+from portal.domain.jobs.tensorboard import EVENTS_FOLDER, MAX_JOBS, RUNS_VARIABLE, TENSORBOARD_TOOL, run_name
 from portal.domain.states import TERMINAL_JOB_STATES, DesiredState, JobKind
-from portal.domain.tensorboard import EVENTS_FOLDER, MAX_JOBS, RUNS_VARIABLE, TENSORBOARD_TOOL, run_name
-from portal.domain.volumes import default_mount_path
+from portal.domain.storage.volumes import default_mount_path
 from portal.errors import Conflict, Forbidden, InvalidRequest
 from portal.models import AttemptObservation, Environment, Job, User, Volume
 from portal.services.jobs.checkpoints import job_checkpoint_place

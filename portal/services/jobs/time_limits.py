@@ -1,7 +1,7 @@
 """Time limits of running jobs: warnings before the end, and requests for extensions.
 
 An extension is granted at once if the scheduler confirms that no job is delayed. Otherwise, or without an
-answer, it is a request (``portal.services.user_requests``). Times are the database's.
+answer, it is a request (``portal.services.requests.user_requests``). Times are the database's.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from django.utils.translation import gettext as _
 
 from portal.access import Permission, project_parents, require_permission
 from portal.domain.formatting import format_duration
-from portal.domain.job_spec import MAX_TIME_LIMIT_S
-from portal.domain.notices import NoticeKind
-from portal.domain.project_tree import path_to_root
+from portal.domain.jobs.job_spec import MAX_TIME_LIMIT_S
+from portal.domain.notices.notices import NoticeKind
+from portal.domain.projects.project_tree import path_to_root
+from portal.domain.requests.user_requests import RequestKind, RequestState
 from portal.domain.states import AttemptState, DesiredState
 from portal.domain.stored_texts import stored_text
-from portal.domain.user_requests import RequestKind, RequestState
 from portal.engine_client import query_delay_impact
 from portal.errors import Conflict, InvalidRequest
 from portal.models import Attempt, Job, JobEvent, NodePool, User, UserRequest

@@ -14,7 +14,7 @@ from portal.errors import Conflict
 from portal.models import Attempt, Job, JobVerdict, OrphanContainer, Task
 from portal.services.lifecycle.allocations import allocate_running_gpus, create_allocations
 from portal.services.lifecycle.transitions import AttemptChange, transition_attempts, transition_job
-from portal.services.report_days import forget_report_days
+from portal.services.reports.report_days import forget_report_days
 
 Gpus = Sequence[tuple[int, int]]
 """GPUs by id, with milli."""

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from django.utils import timezone
 
-from portal.domain.end_states import (
+from portal.domain.jobs.end_states import (
     END_STATES,
     NOT_TASK_FAILURES,
     PREEMPTION_REASONS,
@@ -18,8 +18,8 @@ from portal.domain.end_states import (
     counted_attempts,
     is_retried,
 )
-from portal.domain.failure_rules import PROGRAM_FAILURES
-from portal.domain.reasons import PENDING_AGAIN, EndReason, end_message
+from portal.domain.jobs.failure_rules import PROGRAM_FAILURES
+from portal.domain.jobs.reasons import PENDING_AGAIN, EndReason, end_message
 from portal.domain.states import LIVE_ATTEMPT_STATES, AttemptState, DesiredState, JobState
 from portal.domain.stored_texts import stored_text
 from portal.models import Attempt, Job, Task

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from django.db import transaction
 from django.utils import timezone
 
-from portal.domain.end_states import END_STATES
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.end_states import END_STATES
+from portal.domain.jobs.reasons import EndReason
 from portal.domain.states import LIVE_ATTEMPT_STATES, AttemptState, DesiredState, JobState
 from portal.domain.stored_texts import stored_text
 from portal.errors import Conflict

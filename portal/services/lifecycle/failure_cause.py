@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from django.db.models import QuerySet
 
-from portal.domain.exit_codes import describe_exit
 from portal.domain.formatting import format_memory
-from portal.domain.notices import NoticeKind
-from portal.domain.reasons import EndReason, end_message
+from portal.domain.jobs.exit_codes import describe_exit
+from portal.domain.jobs.reasons import EndReason, end_message
+from portal.domain.notices.notices import NoticeKind
 from portal.domain.states import JobKind
 from portal.domain.stored_texts import stored_text
 from portal.live_events import publish_all_on_commit

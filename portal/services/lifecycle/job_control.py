@@ -20,9 +20,9 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from agents.node.spec.task_spec import CAN_PROBE_LISTENING
-from portal.domain.end_states import END_STATES, is_retried
-from portal.domain.reasons import PENDING_AGAIN, EndReason, end_message
-from portal.domain.roles import earlier_ranks
+from portal.domain.jobs.end_states import END_STATES, is_retried
+from portal.domain.jobs.reasons import PENDING_AGAIN, EndReason, end_message
+from portal.domain.jobs.roles import earlier_ranks
 from portal.domain.states import (
     LIVE_ATTEMPT_STATES,
     TERMINAL_JOB_STATES,

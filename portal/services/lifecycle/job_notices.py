@@ -5,10 +5,10 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterable
 
-from portal.domain.end_states import PREEMPTION_REASONS
 from portal.domain.formatting import format_duration
-from portal.domain.notices import NoticeKind
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.end_states import PREEMPTION_REASONS
+from portal.domain.jobs.reasons import EndReason
+from portal.domain.notices.notices import NoticeKind
 from portal.domain.states import FAILED_ATTEMPT_STATES, JobKind, JobState
 from portal.domain.stored_texts import stored_text
 from portal.models import Attempt, Job

@@ -13,8 +13,8 @@ from django.utils import timezone
 
 from agents.launchers import LAUNCHERS, REQUIRES_RENDEZVOUS
 from agents.node.spec.task_spec import CAN_CHECK_RENDEZVOUS
-from portal.domain.gang_fabric import CONTAINER_INTERFACE, allocatable_addresses
-from portal.domain.roles import role_at
+from portal.domain.jobs.roles import role_at
+from portal.domain.nodes.gang_fabric import CONTAINER_INTERFACE, allocatable_addresses
 from portal.domain.states import AttemptState, NodeTransport, RuntimeKind
 from portal.errors import Conflict
 from portal.models import Attempt, Node, NodePool, Rendezvous, Task

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from django.db.models import QuerySet
 from django.utils.translation import gettext as _
 
-from portal.domain.reasons import EndReason, end_message
+from portal.domain.jobs.reasons import EndReason, end_message
 from portal.domain.states import LIVE_ATTEMPT_STATES, DesiredState, JobState
 from portal.domain.stored_texts import stored_text
 from portal.errors import Conflict

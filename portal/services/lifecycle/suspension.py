@@ -12,9 +12,9 @@ from typing import Any
 from django.db import transaction
 from django.utils.translation import gettext as _
 
-from portal.domain.end_states import PREEMPTION_REASONS, is_retried
-from portal.domain.failure_rules import PROGRAM_FAILURES
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.end_states import PREEMPTION_REASONS, is_retried
+from portal.domain.jobs.failure_rules import PROGRAM_FAILURES
+from portal.domain.jobs.reasons import EndReason
 from portal.domain.states import TERMINAL_JOB_STATES, DesiredState, JobState
 from portal.domain.stored_texts import stored_text
 from portal.errors import Conflict

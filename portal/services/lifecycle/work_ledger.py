@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from portal.domain.lost_work import HeldGpu, loss_cause, split_work
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.lost_work import HeldGpu, loss_cause, split_work
+from portal.domain.jobs.reasons import EndReason
 from portal.domain.states import JobKind
 from portal.models import Allocation, Attempt, AttemptWork
 from portal.selectors.jobs.checkpoints import last_checkpoint

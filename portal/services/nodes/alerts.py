@@ -15,7 +15,7 @@ from portal.access import require_admin
 from portal.errors import Conflict
 from portal.live_events import publish_on_commit
 from portal.models import Gpu, GpuAlert, InvalidRow, Node, User
-from portal.models.alerts import AlertKind
+from portal.models.nodes.alerts import AlertKind
 from portal.selectors.lookup import get_first
 from portal.services.audit import record_action
 

@@ -27,7 +27,7 @@ from agents.node.host.atomic_files import make_folder, write_atomic
 from agents.ssh import HostKey, SshError, scan_host_key
 from portal.access import Permission, require_permission
 from portal.admission import waiting_for_others
-from portal.domain.node_operations import OperationKind
+from portal.domain.nodes.node_operations import OperationKind
 from portal.domain.states import NodeTransport, RuntimeKind
 from portal.errors import Conflict, InvalidRequest, ServiceUnavailable
 from portal.models import ClusterSettings, Node, NodeOperation, NodePool, User

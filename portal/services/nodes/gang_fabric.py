@@ -8,8 +8,8 @@ from django.db import transaction
 from django.utils.translation import gettext as _
 
 from portal.access import Permission, require_admin, require_permission
-from portal.domain.gang_fabric import GangFabric, fabric_errors, missing_requirements
-from portal.domain.node_operations import OperationKind
+from portal.domain.nodes.gang_fabric import GangFabric, fabric_errors, missing_requirements
+from portal.domain.nodes.node_operations import OperationKind
 from portal.errors import InvalidRequest
 from portal.live_events import publish_on_commit
 from portal.models import Node, NodePool, User

@@ -13,7 +13,7 @@ from django.db.models import Exists, OuterRef, Q
 from django.utils.translation import gettext as _
 
 from portal.access import Permission, require_permission
-from portal.domain.reasons import EndReason, end_message
+from portal.domain.jobs.reasons import EndReason, end_message
 from portal.domain.states import GpuHealth, NodeState
 from portal.domain.stored_texts import stored_text
 from portal.errors import Conflict

@@ -16,11 +16,11 @@ from django.utils.translation import gettext as _
 from agents.ssh import HostKey, SshError, SshTarget, scan_pinned_host
 from portal.access import Permission, require_permission
 from portal.admission import waiting_for_others
-from portal.domain.hosts import canonical_host
-from portal.domain.node_operations import CONNECT, OPERATION_TITLES, OperationKind
+from portal.domain.nodes.hosts import canonical_host
+from portal.domain.nodes.node_operations import CONNECT, OPERATION_TITLES, OperationKind
 from portal.domain.states import LIVE_JOB_STATES, NodeState
 from portal.domain.stored_texts import stored_text
-from portal.domain.sweeps import SweepState
+from portal.domain.sweeps.sweeps import SweepState
 from portal.errors import Conflict, InvalidRequest
 from portal.live_events import publish_on_commit
 from portal.models import (

@@ -9,7 +9,7 @@ from typing import Any
 from django.db import connection, transaction
 
 from portal.models import Attempt, AttemptSeconds, Node, NodeMetricsMinute
-from portal.services.report_days import forget_report_days
+from portal.services.reports.report_days import forget_report_days
 from portal.valkey.sample_cache import attempt_seconds
 
 _PER_GPU = ("utilisation_percent", "memory_used_mib", "power_watts", "temperature_c")

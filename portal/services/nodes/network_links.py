@@ -7,7 +7,7 @@ import datetime as dt
 from django.db import transaction
 from django.utils import timezone
 
-from portal.domain.node_links import LinkBandwidth, slow_nodes
+from portal.domain.nodes.node_links import LinkBandwidth, slow_nodes
 from portal.live_events import publish_on_commit
 from portal.models import Node, NodeLink
 from portal.outbox import trigger_cycle

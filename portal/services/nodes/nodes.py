@@ -18,10 +18,10 @@ from django.utils.translation import gettext as _
 
 from agents.enrolment import EnrolmentError, check_account
 from portal.access import Permission, require_admin, require_permission
-from portal.domain.drains import MOVE_CANCELLED_EVENT
-from portal.domain.hosts import canonical_host
-from portal.domain.node_operations import CONNECT, OperationKind
-from portal.domain.reasons import EndReason, end_message
+from portal.domain.jobs.reasons import EndReason, end_message
+from portal.domain.nodes.drains import MOVE_CANCELLED_EVENT
+from portal.domain.nodes.hosts import canonical_host
+from portal.domain.nodes.node_operations import CONNECT, OperationKind
 from portal.domain.states import (
     DISK_FULL_REASON,
     FENCED_REASON,

@@ -18,7 +18,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from portal.access import Permission, require_admin, require_permission
-from portal.domain.node_operations import (
+from portal.domain.nodes.node_operations import (
     CONNECT,
     CONTROL_CHANNEL_OPERATIONS,
     FULL_DISK_GC_INTERVAL_S,

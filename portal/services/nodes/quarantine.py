@@ -1,4 +1,4 @@
-"""The only writer of node breaker states: stores incidents and applies ``portal.domain.node_breaker``.
+"""The only writer of node breaker states: stores incidents and applies ``portal.domain.nodes.node_breaker``.
 
 ``record_`` functions are called by the scheduler, ``do_`` by administrators. A node's row is locked before
 any job's; if jobs are locked already, locking the node does not wait.
@@ -16,10 +16,10 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from portal.access import Permission, require_permission
-from portal.domain import node_breaker
-from portal.domain.exit_codes import describe_exit
-from portal.domain.node_breaker import BreakerState, Incident, IncidentKind, NodeBreaker
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.exit_codes import describe_exit
+from portal.domain.jobs.reasons import EndReason
+from portal.domain.nodes import node_breaker
+from portal.domain.nodes.node_breaker import BreakerState, Incident, IncidentKind, NodeBreaker
 from portal.domain.states import AttemptState, NodeState
 from portal.domain.stored_texts import stored_text
 from portal.errors import Conflict

@@ -9,7 +9,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from portal.access import Permission, require_admin, require_permission
-from portal.domain.labels import labels_error, levels_error
+from portal.domain.jobs.labels import labels_error, levels_error
 from portal.domain.states import JobState
 from portal.errors import Conflict, InvalidRequest
 from portal.live_events import publish_on_commit

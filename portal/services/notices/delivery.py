@@ -28,8 +28,8 @@ from django.db.models import F, Q
 from django.db.models.functions import Now
 
 from portal.database.pool_middleware import release_connection
-from portal.domain.end_states import backoff_s
-from portal.domain.notices import (
+from portal.domain.jobs.end_states import backoff_s
+from portal.domain.notices.notices import (
     EVENTS,
     MAIL_CHANNELS,
     MAX_DELIVERY_ATTEMPTS,

@@ -11,7 +11,8 @@ from django.db.models.functions import Now
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from portal.domain.notices import (
+from portal.domain.cluster.retention_settings import NOTICE_RETENTION
+from portal.domain.notices.notices import (
     CHANNEL_LABELS,
     EVENTS,
     MAIL_CHANNELS,
@@ -19,15 +20,14 @@ from portal.domain.notices import (
     DeliveryState,
     NoticeKind,
 )
-from portal.domain.policy_settings import default_value
-from portal.domain.retention_settings import NOTICE_RETENTION
+from portal.domain.scheduling.policy_settings import default_value
 from portal.domain.stored_texts import stored_text
 from portal.errors import Conflict, InvalidRequest
 from portal.live_events import publish_on_commit
 from portal.models import Notice, NoticeDelivery, NoticePreferences, User
 from portal.outbox import enqueue_task
 from portal.selectors.lookup import get_first
-from portal.selectors.notices import shared_webhooks
+from portal.selectors.notices.notices import shared_webhooks
 from portal.selectors.scheduling.settings import cluster_settings
 from portal.services.audit import record_action
 from portal.services.notices.write import (

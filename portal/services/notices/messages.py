@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from django.conf import settings
 from django.core.mail import EmailMessage
 
-from portal.domain.notices import Channel
+from portal.domain.notices.notices import Channel
 from portal.models import Notice, NoticeDelivery
 
 

@@ -15,7 +15,7 @@ from django.db import transaction
 from django.utils.translation import gettext as _
 
 from portal.access import Permission, require_admin, require_permission
-from portal.domain.notices import (
+from portal.domain.notices.notices import (
     CHANNEL_LABELS,
     CLUSTER_EVENTS,
     PROJECT_EVENTS,
@@ -24,7 +24,7 @@ from portal.domain.notices import (
     DeliveryState,
     NoticeKind,
 )
-from portal.domain.policy_settings import WEBHOOK_PRIVATE_ADDRESSES, default_value
+from portal.domain.scheduling.policy_settings import WEBHOOK_PRIVATE_ADDRESSES, default_value
 from portal.domain.stored_texts import stored_text
 from portal.errors import Conflict, Forbidden, InvalidRequest, NotFound
 from portal.models import ClusterSettings, Notice, NoticeWebhook, Project, User

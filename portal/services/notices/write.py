@@ -12,7 +12,7 @@ from django.conf import settings
 from django.db.models import QuerySet
 from django.utils import timezone
 
-from portal.domain.notices import (
+from portal.domain.notices.notices import (
     DEFAULT_DIGEST_AT,
     EVENTS,
     JOB_EVENTS,
@@ -24,7 +24,7 @@ from portal.domain.notices import (
     delivery_time,
     job_channels,
 )
-from portal.domain.project_tree import path_to_root
+from portal.domain.projects.project_tree import path_to_root
 from portal.live_events import publish_all_on_commit
 from portal.models import (
     Job,

@@ -14,11 +14,11 @@ from django.utils.translation import gettext as _
 
 from agents.node.spec.egress import DNS_ENTRY, MAX_TARGETS, parse_egress_target
 from portal.access import Permission, require_admin, require_permission
-from portal.domain.notices import NoticeKind
-from portal.domain.project_tree import path_to_root
+from portal.domain.experiments.tracking import TRACKING_ENTRY
+from portal.domain.notices.notices import NoticeKind
+from portal.domain.projects.project_tree import path_to_root
 from portal.domain.states import LIVE_JOB_STATES, Role
 from portal.domain.stored_texts import stored_text
-from portal.domain.tracking import TRACKING_ENTRY
 from portal.errors import Conflict, InvalidRequest, PreconditionFailed
 from portal.live_events import publish_on_commit
 from portal.models import Job, Membership, NodePool, Project, Quota, QuotaChange, User

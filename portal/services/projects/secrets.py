@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 from agents.node.spec.environment import is_reserved
 from agents.node.spec.task_spec import FORBIDDEN_ENV
 from portal.access import Permission, require_permission, usable_secrets
-from portal.domain.secrets import (
+from portal.domain.projects.secrets import (
     FILE_NAME,
     MAX_SECRETS_PER_JOB,
     MAX_VALUE_BYTES,
@@ -27,7 +27,7 @@ from portal.selectors.jobs.rights import job_denial
 from portal.selectors.lookup import get_first
 from portal.services.audit import record_action
 from portal.services.encryption import DecryptionError, EncryptionContext, decrypt, encrypt
-from portal.services.images.process_environment import SECRET_FILE
+from portal.services.environments.process_environment import SECRET_FILE
 
 SecretReference = Mapping[str, Any]
 """``secret`` by name, ``owner_type`` (me or project), and ``variable`` or ``file``: how the job gets it."""

@@ -15,9 +15,9 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from portal.access import require_own_account
-from portal.domain.end_states import backoff_s
-from portal.domain.reasons import EndReason
-from portal.domain.services import (
+from portal.domain.jobs.end_states import backoff_s
+from portal.domain.jobs.reasons import EndReason
+from portal.domain.serving.model_servers import (
     STABLE_AFTER_S,
     Replica,
     ServiceState,
@@ -28,12 +28,12 @@ from portal.domain.states import TERMINAL_JOB_STATES, AttemptState, DesiredState
 from portal.domain.stored_texts import stored_text
 from portal.errors import FairwayError
 from portal.models import Attempt, AttemptActivity, Service, ServiceReplica, ServiceVersion
-from portal.selectors.services import ready_attempts, unresponsive_attempts
+from portal.selectors.serving.model_servers import ready_attempts, unresponsive_attempts
 from portal.services.jobs.idle import lock_ended_countdown
 from portal.services.jobs.submission import create_job, validate_request
 from portal.services.lifecycle import job_control
 from portal.services.lifecycle.state_events import record_owner_event
-from portal.services.serving.services import (
+from portal.services.serving.model_servers import (
     TARGET_STATES,
     announce_service,
     fail_version,

@@ -14,11 +14,11 @@ from django.db import Error as DatabaseError
 from django.db import transaction
 from django.db.models import Q
 
-from portal.domain.parameters import read_parameters
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.parameters import read_parameters
+from portal.domain.jobs.reasons import EndReason
 from portal.domain.states import DesiredState, JobState
 from portal.domain.stored_texts import stored_text
-from portal.domain.sweeps import (
+from portal.domain.sweeps.sweeps import (
     ARRAY_SEARCHERS,
     LIVE_TRIAL_STATES,
     PRUNING_SEARCHERS,

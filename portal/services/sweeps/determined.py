@@ -16,8 +16,8 @@ from typing import Any
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
-from portal.domain.end_states import FailureClass
-from portal.domain.sweeps import MAX_PARALLEL, Searcher
+from portal.domain.jobs.end_states import FailureClass
+from portal.domain.sweeps.sweeps import MAX_PARALLEL, Searcher
 from portal.errors import InvalidRequest
 from portal.services.sweeps.determined_entrypoint import read_entrypoint
 from portal.services.yaml_input import load_yaml

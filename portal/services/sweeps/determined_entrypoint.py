@@ -13,7 +13,7 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
-from portal.domain.parameters import PLACEHOLDER
+from portal.domain.jobs.parameters import PLACEHOLDER
 from portal.errors import InvalidRequest
 
 _TRIAL_CLASS = re.compile(r"[\w.]+:[A-Za-z_]\w*")

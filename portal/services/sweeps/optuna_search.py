@@ -22,10 +22,10 @@ from optuna.distributions import (
 from optuna.study import StudyDirection
 from optuna.trial import TrialState as OptunaState
 
-from portal.domain.parameters import Parameter, Value
+from portal.domain.jobs.parameters import Parameter, Value
 from portal.domain.stored_texts import stored_text
-from portal.domain.sweep_progress import passing_count, rung_cut
-from portal.domain.sweeps import Direction, Searcher, SweepSpec, TrialRecord, TrialState
+from portal.domain.sweeps.sweep_progress import passing_count, rung_cut
+from portal.domain.sweeps.sweeps import Direction, Searcher, SweepSpec, TrialRecord, TrialState
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 

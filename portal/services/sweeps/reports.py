@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from django.db import transaction
 
 from portal.access import Permission, require_permission
-from portal.domain.sweeps import LIVE_TRIAL_STATES, MAX_REPORTS, PRUNING_SEARCHERS
+from portal.domain.sweeps.sweeps import LIVE_TRIAL_STATES, MAX_REPORTS, PRUNING_SEARCHERS
 from portal.errors import Conflict
 from portal.models import Job, Trial, TrialReport, User
 from portal.outbox import enqueue_task

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from portal.domain.parameters import Parameter, Value, grid_points
-from portal.domain.sweeps import (
+from portal.domain.jobs.parameters import Parameter, Value, grid_points
+from portal.domain.sweeps.sweeps import (
     ARRAY_SEARCHERS,
     LIVE_TRIAL_STATES,
     METRIC_SEARCHERS,

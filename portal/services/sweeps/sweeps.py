@@ -12,8 +12,8 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from portal.access import Permission, require_permission
-from portal.domain.job_spec import job_fields
-from portal.domain.parameters import (
+from portal.domain.jobs.job_spec import job_fields
+from portal.domain.jobs.parameters import (
     MAX_TRIALS,
     Value,
     grid_points,
@@ -21,10 +21,11 @@ from portal.domain.parameters import (
     read_parameters,
     read_points,
 )
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.reasons import EndReason
+from portal.domain.jobs.template_parameters import read_template_parameters, swept_parameters_error
 from portal.domain.states import JobKind
 from portal.domain.stored_texts import stored_text
-from portal.domain.sweeps import (
+from portal.domain.sweeps.sweeps import (
     ACTIVE_TRIAL_STATES,
     LIVE_TRIAL_STATES,
     Searcher,
@@ -33,7 +34,6 @@ from portal.domain.sweeps import (
     TrialState,
     sweep_errors,
 )
-from portal.domain.template_parameters import read_template_parameters, swept_parameters_error
 from portal.errors import Conflict, InvalidRequest
 from portal.live_events import publish_on_commit
 from portal.models import Environment, NodePool, Project, Sweep, Trial, User

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from portal.domain.parameters import Value, fill_command, trial_variables
+from portal.domain.jobs.parameters import Value, fill_command, trial_variables
 from portal.models import Job
 from portal.services.jobs.checkpoints import newest_of_job
 from portal.services.jobs.submission import JobRequest

@@ -8,10 +8,10 @@ from django.db import transaction
 from django.utils.translation import gettext as _
 
 from portal.access import Permission, require_permission
-from portal.domain.parameters import MAX_TRIALS
-from portal.domain.reasons import EndReason
+from portal.domain.jobs.parameters import MAX_TRIALS
+from portal.domain.jobs.reasons import EndReason
 from portal.domain.stored_texts import stored_text
-from portal.domain.sweeps import (
+from portal.domain.sweeps.sweeps import (
     ARRAY_SEARCHERS,
     LIVE_TRIAL_STATES,
     REPEATABLE_TRIAL_STATES,

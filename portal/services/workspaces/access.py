@@ -13,7 +13,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from portal.access import Permission, can, require_permission
-from portal.domain.services import ServiceState
+from portal.domain.serving.model_servers import ServiceState
 from portal.domain.states import AttemptState, DesiredState, JobKind
 from portal.errors import Conflict
 from portal.models import Attempt, Job, Service, User, WorkspaceSession, WorkspaceTicket

@@ -18,9 +18,9 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from portal.access import Permission, can
-from portal.domain.shares import REPLACEABLE_SECRET_TOOLS
 from portal.domain.states import AttemptState, JobKind
 from portal.domain.stored_texts import stored_text
+from portal.domain.workspaces.sharing import REPLACEABLE_SECRET_TOOLS
 from portal.models import Attempt, Job, JobEvent, Node, Task, WorkspaceSession
 from portal.outbox import notify_node
 from portal.services.encryption import DecryptionError

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from django.http import StreamingHttpResponse
 
-from portal.domain.tracking import metric_name
+from portal.domain.experiments.tracking import metric_name
 
 
 class _Line:

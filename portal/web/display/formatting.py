@@ -15,7 +15,7 @@ from django.utils.translation import get_language, ngettext
 from django.utils.translation import gettext as _
 
 from portal.domain.formatting import short_gpu_model
-from portal.domain.throughput import Layout
+from portal.domain.scheduling.throughput import Layout
 
 NBSP = "\u00a0"
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
-from portal.domain.policy_settings import IDLE_SETTINGS
+from portal.domain.scheduling.policy_settings import IDLE_SETTINGS
 from portal.domain.states import JobKind
 from portal.models import NodePool, Project
 from portal.selectors.scheduling.project_settings import PoolRules, effective_rules

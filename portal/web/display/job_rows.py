@@ -16,7 +16,7 @@ from django.utils.translation import gettext_noop, ngettext, pgettext
 
 from portal.access import Permission, permitted_job_ids
 from portal.domain.formatting import short_gpu_model
-from portal.domain.reasons import VerdictCode
+from portal.domain.jobs.reasons import VerdictCode
 from portal.domain.states import (
     LIVE_ATTEMPT_STATES,
     TERMINAL_JOB_STATES,
@@ -93,7 +93,7 @@ class JobRow:
     may_control: bool = False
     mine: bool = False
     group: Any = None
-    """The sweep for whose jobs it stands in the job list (``portal.web.job_list.SweepGroup``)."""
+    """The sweep for whose jobs it stands in the job list (``portal.web.jobs.job_list.SweepGroup``)."""
     is_member: bool = False
     """True below the row of its sweep."""
     ran_s: float | None = None

@@ -15,9 +15,9 @@ from django.utils.translation import gettext_lazy, gettext_noop
 from portal.access import own_notices, visible_jobs
 from portal.domain.states import LIVE_JOB_STATES, DesiredState, GpuState, JobState
 from portal.models import Gpu, Job, User
-from portal.selectors.gpu_states import COUNTED_GPU, with_state
+from portal.selectors.cluster.recovery import recovery_status
 from portal.selectors.nodes.alerts import open_alert_count
-from portal.selectors.nodes.recovery import recovery_status
+from portal.selectors.nodes.gpu_states import COUNTED_GPU, with_state
 from portal.selectors.scheduling.cycles import scheduler_alert
 
 if TYPE_CHECKING:

@@ -6,8 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from portal.domain.pipeline_plans import bubble_fraction
-from portal.domain.pipeline_timeline import MAX_SHOWN, has_timeline, link_bytes, pass_times, step_timeline
+from portal.domain.jobs.pipeline_plans import bubble_fraction
+from portal.domain.jobs.pipeline_timeline import (
+    MAX_SHOWN,
+    has_timeline,
+    link_bytes,
+    pass_times,
+    step_timeline,
+)
 from portal.models import PipelinePlan
 
 STAGE_COLOURS = 4

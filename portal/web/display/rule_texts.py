@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from django.utils.translation import gettext as _
 
-from portal.domain.failure_rules import FailureRule
-from portal.domain.shipped_failure_rules import SHIPPED_RULES
+from portal.domain.jobs.failure_rules import FailureRule
+from portal.domain.jobs.shipped_failure_rules import SHIPPED_RULES
 
 
 def translate_rule(rule: FailureRule) -> FailureRule:

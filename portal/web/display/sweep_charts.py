@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from django.utils.translation import gettext as _
 
-from portal.domain.parameters import Parameter, Value, format_value
-from portal.domain.sweeps import TrialState
+from portal.domain.jobs.parameters import Parameter, Value, format_value
+from portal.domain.sweeps.sweeps import TrialState
 from portal.models import Sweep, Trial
-from portal.selectors.sweeps import MetricPoint, best_so_far
+from portal.selectors.sweeps.sweeps import MetricPoint, best_so_far
 from portal.web.display.formatting import fraction, metric_value
 
 SIZE = 1000

@@ -26,10 +26,10 @@ from django.utils.safestring import SafeString
 from django.utils.translation import get_language, pgettext
 from django.utils.translation import gettext as _
 
-from portal.domain.exit_codes import describe_exit
-from portal.domain.node_breaker import INCIDENT_TITLES, IncidentKind
-from portal.selectors.nodes.cluster_map import HolderSpan
-from portal.selectors.nodes.cluster_overview import GpuSquare
+from portal.domain.jobs.exit_codes import describe_exit
+from portal.domain.nodes.node_breaker import INCIDENT_TITLES, IncidentKind
+from portal.selectors.cluster.cluster_map import HolderSpan
+from portal.selectors.cluster.cluster_overview import GpuSquare
 from portal.stored_texts import translate_stored
 from portal.version import VERSION
 from portal.web.display import formatting

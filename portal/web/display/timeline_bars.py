@@ -11,7 +11,7 @@ from django.utils.html import escape
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
-from portal.selectors.scheduling.timeline import TimelineBar, TimelineLane
+from portal.selectors.nodes.timeline import TimelineBar, TimelineLane
 from portal.web.display.formatting import gpus
 from portal.web.display.time_elements import clock_element, start_span_element
 from portal.web.display.urls import short_url

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
-from portal.domain.parameters import Value, format_value
+from portal.domain.jobs.parameters import Value, format_value
 from portal.domain.states import JobState
-from portal.domain.sweep_progress import Rung, SweepProgress, TrialUse
-from portal.domain.sweeps import (
+from portal.domain.sweeps.sweep_progress import Rung, SweepProgress, TrialUse
+from portal.domain.sweeps.sweeps import (
     ARRAY_SEARCHERS,
     LIVE_TRIAL_STATES,
     REPEATABLE_TRIAL_STATES,

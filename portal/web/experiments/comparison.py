@@ -12,8 +12,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from portal.domain.formatting import short_gpu_model
-from portal.domain.sweeps import Direction
-from portal.selectors.experiments import Run, RunJob
+from portal.domain.sweeps.sweeps import Direction
+from portal.selectors.experiments.experiments import Run, RunJob
 from portal.web.display.formatting import gpu_amount, short_digest
 
 COMMIT_DIGITS = 12

@@ -18,17 +18,17 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop, ngettext
 
 from portal.access import AccessPolicy, Permission, can, visible_jobs, visible_projects
+from portal.domain.experiments.tracking import USER_TAG, metric_name
 from portal.domain.states import JobState
-from portal.domain.sweeps import Direction
-from portal.domain.tracking import USER_TAG, metric_name
+from portal.domain.sweeps.sweeps import Direction
 from portal.downloads import ARTIFACT_STATUSES, artifact_response, range_headers
 from portal.errors import InvalidRequest, NotFound
 from portal.models import Job, Project, User
-from portal.selectors import experiments as selectors
-from portal.selectors.experiments import Run
+from portal.selectors.experiments import experiments as selectors
+from portal.selectors.experiments.experiments import Run
 from portal.selectors.jobs.jobs import get_job
-from portal.selectors.sweeps import metric_directions
-from portal.services.experiments import (
+from portal.selectors.sweeps.sweeps import metric_directions
+from portal.services.experiments.experiments import (
     do_delete_tag,
     do_delete_tag_of_runs,
     do_set_note,

@@ -13,13 +13,13 @@ from django.urls import reverse
 from django.utils.translation import gettext as _
 
 from portal.access import AccessPolicy, Permission, can, visible_projects
-from portal.domain.tracking import MODEL_STAGES
+from portal.domain.experiments.tracking import MODEL_STAGES
 from portal.errors import NotFound
 from portal.models import Project, Service, User
-from portal.selectors import experiments as selectors
-from portal.selectors.experiments import ModelVersion, ProjectModel, RegisteredModel, Run
-from portal.selectors.services import ModelService, service_status, services_of_models
-from portal.services.experiments import do_register_model, do_set_alias, do_set_stage
+from portal.selectors.experiments import experiments as selectors
+from portal.selectors.experiments.experiments import ModelVersion, ProjectModel, RegisteredModel, Run
+from portal.selectors.serving.model_servers import ModelService, service_status, services_of_models
+from portal.services.experiments.experiments import do_register_model, do_set_alias, do_set_stage
 from portal.services.workspaces.access import service_origin
 from portal.tracking.client import TrackingUnavailable
 from portal.web.display.formatting import parse_whole_number

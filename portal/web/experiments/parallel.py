@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from portal.selectors.experiments import Run
+from portal.selectors.experiments.experiments import Run
 from portal.web.display.formatting import fraction, metric_value
 
 MAX_AXES = 8

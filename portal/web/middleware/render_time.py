@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from django.http import HttpRequest, HttpResponseBase
 
-from portal.valkey.announcements import now_ms
+from portal.valkey.topic_times import now_ms
 
 
 class RenderTimeMiddleware:

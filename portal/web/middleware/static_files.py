@@ -12,7 +12,7 @@ from django.http import HttpRequest, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from whitenoise.middleware import WhiteNoiseMiddleware
 
-from portal.selectors.logs.files import iterate_in_thread
+from portal.selectors.jobs.logs.files import iterate_in_thread
 
 CHUNK_BYTES = 256 * 1024
 IMMUTABLE = f"max-age={WhiteNoiseMiddleware.FOREVER}, public, immutable"

@@ -29,7 +29,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from portal.domain.feasibility import GpuKind, gpu_constraints, milli_by_memory
+from portal.domain.jobs.feasibility import GpuKind, gpu_constraints, milli_by_memory
 from scheduler.core.model.snapshot import WHOLE_MILLI, PendingRow, PoolId, RunningRow, TaskRequest
 
 Ints = NDArray[np.int64]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from portal.domain.feasibility import accepts_gpu_model
+from portal.domain.jobs.feasibility import accepts_gpu_model
 from portal.domain.stored_texts import stored_text
 from scheduler.core.model.snapshot import GpuRow, HeldSlots, NodeId, NodeRow, TaskShape
 

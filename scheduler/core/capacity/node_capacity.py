@@ -17,7 +17,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from portal.domain.feasibility import (
+from portal.domain.jobs.feasibility import (
     UNBOUNDED_TASKS,
     GpuConstraints,
     gpu_constraints,

@@ -11,8 +11,8 @@ from typing import Self, TypeVar
 
 import numpy as np
 
-from portal.domain.feasibility import UNBOUNDED_TASKS, GpuKind
-from portal.domain.throughput import LayoutSpeed, joined_models
+from portal.domain.jobs.feasibility import UNBOUNDED_TASKS, GpuKind
+from portal.domain.scheduling.throughput import LayoutSpeed, joined_models
 from scheduler.core.capacity.fragmentation import (
     GROUP_WEIGHT,
     CandidateTask,

@@ -1,7 +1,7 @@
 """Relative throughput of layouts, learned from ended attempts for pending jobs of the same work.
 
 As in ``forecast/durations.py``, results depend only on the latest attempts and change in steps, so that all
-processes agree and snapshot rows rarely change. ``portal/domain/throughput.py`` defines which jobs do the
+processes agree and snapshot rows rarely change. ``portal/domain/scheduling/throughput.py`` defines which jobs do the
 same *work* and how attempts are combined.
 
 ``ThroughputTieBreak`` prefers, among nodes that are equal otherwise, the layout with the highest throughput. A
@@ -19,7 +19,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from portal.domain.throughput import Layout, LayoutSpeed, compare_layouts, joined_models, median_rates
+from portal.domain.scheduling.throughput import (
+    Layout,
+    LayoutSpeed,
+    compare_layouts,
+    joined_models,
+    median_rates,
+)
 
 Ints = NDArray[np.int64]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from portal.domain.reasons import VerdictCode
+from portal.domain.jobs.reasons import VerdictCode
 from scheduler.core.forecast.durations import DurationHistory
 from scheduler.core.forecast.queue_simulation import SIMULATION_RUNS
 from scheduler.core.forecast.start_times import QueueForecast, has_forecast

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from portal.domain.reasons import NO_FORECAST_REASONS, VerdictCode
+from portal.domain.jobs.reasons import NO_FORECAST_REASONS, VerdictCode
 from scheduler.core.forecast.capacity_buckets import BucketBuilder
 from scheduler.core.forecast.durations import MIN_SAMPLES, DurationHistory, DurationKey
 from scheduler.core.forecast.queue_simulation import (

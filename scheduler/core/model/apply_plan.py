@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from portal.domain.feasibility import gpu_constraints
+from portal.domain.jobs.feasibility import gpu_constraints
 from scheduler.core.model.plan import Eviction, JobPlacement, Plan
 from scheduler.core.model.snapshot import (
     WHOLE_MILLI,

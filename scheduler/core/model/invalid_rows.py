@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from portal.domain.reasons import VerdictCode
+from portal.domain.jobs.reasons import VerdictCode
 from portal.domain.stored_texts import stored_text
 from scheduler.core.model.plan import Verdict
 from scheduler.core.model.project_tree import OWN_LEAF_SUFFIX

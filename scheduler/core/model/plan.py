@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from portal.domain.reasons import VerdictCode
+from portal.domain.jobs.reasons import VerdictCode
 from portal.domain.stored_texts import stored_text
 from scheduler.core.model.snapshot import GpuShare, JobId, NodeId, PoolId, ProjectId
 

@@ -1,4 +1,4 @@
-"""The policy of a decision: every setting of ``portal.domain.policy_settings``, checked against its range."""
+"""The policy of a decision: the settings of ``portal.domain.scheduling.policy_settings``, each within its range."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from portal.domain.policy_settings import CHOICE_SETTINGS, NUMBER_SETTINGS, affects_decisions
+from portal.domain.scheduling.policy_settings import CHOICE_SETTINGS, NUMBER_SETTINGS, affects_decisions
 
 ACTIONS = ("allocate", "consolidate", "reclaim", "preempt", "stale_gangs")
 """The actions of a decision, least disruptive first."""
@@ -34,7 +34,9 @@ class SchedulingSemantics:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Settings of one decision; units, ranges and defaults are those of ``portal.domain.policy_settings``."""
+    """Settings of one decision; units, ranges and defaults are those of
+    ``portal.domain.scheduling.policy_settings``.
+    """
 
     usage_half_life_s: float = NUMBER_SETTINGS["usage_half_life_s"].default
     usage_weight: float = NUMBER_SETTINGS["usage_weight"].default

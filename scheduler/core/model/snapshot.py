@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, NewType
 
-from portal.domain.feasibility import WHOLE_MILLI as WHOLE_MILLI
-from portal.domain.feasibility import GpuKind, gpu_constraints
-from portal.domain.throughput import LayoutSpeed
+from portal.domain.jobs.feasibility import WHOLE_MILLI as WHOLE_MILLI
+from portal.domain.jobs.feasibility import GpuKind, gpu_constraints
+from portal.domain.scheduling.throughput import LayoutSpeed
 
 JobId = NewType("JobId", str)
 ProjectId = NewType("ProjectId", str)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeVar
 
-from portal.domain.job_spec import job_fields
-from portal.domain.policy_settings import CHOICE_SETTINGS
+from portal.domain.jobs.job_spec import job_fields
+from portal.domain.scheduling.policy_settings import CHOICE_SETTINGS
 from scheduler.core.model.project_tree import OWN_LEAF_SUFFIX
 from scheduler.core.model.snapshot import (
     WHOLE_MILLI,

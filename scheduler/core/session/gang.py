@@ -13,7 +13,7 @@ from enum import IntEnum
 from math import ceil
 from typing import NamedTuple
 
-from portal.domain.feasibility import gpu_constraints
+from portal.domain.jobs.feasibility import gpu_constraints
 from scheduler.core.model.resources import ResourceVector
 from scheduler.core.model.snapshot import (
     WHOLE_MILLI,

@@ -9,8 +9,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from portal.domain.feasibility import proportional_cpu_and_memory
 from portal.domain.formatting import format_duration
+from portal.domain.jobs.feasibility import proportional_cpu_and_memory
 from portal.domain.stored_texts import stored_text
 from scheduler.core.model.plan import Alternative, AlternativeKind
 from scheduler.core.model.policy import Policy

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from portal.domain.reasons import VerdictCode
+from portal.domain.jobs.reasons import VerdictCode
 from portal.domain.stored_texts import stored_text
 from scheduler.core.actions.backfill import BackfillReservations, GangReservation
 from scheduler.core.model.plan import Alternative, Eviction, Verdict

@@ -8,8 +8,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import compress
 
-from portal.domain.driver_versions import is_cuda_sufficient, newest_cuda
 from portal.domain.formatting import format_gpu_models
+from portal.domain.nodes.driver_versions import is_cuda_sufficient, newest_cuda
 from portal.domain.stored_texts import stored_text
 from scheduler.core.model.snapshot import WHOLE_MILLI, NodeRow, PendingRow
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from portal.domain.reasons import VerdictCode
+from portal.domain.jobs.reasons import VerdictCode
 from portal.domain.stored_texts import stored_text
 from scheduler.core.actions.scheduling_session import SchedulingSession, preemption_allowed_from_s
 from scheduler.core.model.plan import Alternative, Eviction, Verdict

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from portal.domain.policy_settings import NUMBER_SETTINGS
+from portal.domain.scheduling.policy_settings import NUMBER_SETTINGS
 from scheduler.core.model.policy import Policy, SchedulingSemantics
 
 KAI_SEMANTICS = SchedulingSemantics(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agents.node.runtimes import docker_log
 from agents.node.runtimes.docker_log import LINES_LOST_MESSAGE, copy_log, to_k8s_lines
-from portal.selectors.logs.files import TIMESTAMP_PREFIX
+from portal.selectors.jobs.logs.files import TIMESTAMP_PREFIX
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n"))
 

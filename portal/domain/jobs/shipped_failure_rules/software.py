@@ -1,0 +1,457 @@
+"""Failures of Python, packages, compilers and frameworks."""
+
+from __future__ import annotations
+
+from portal.domain.jobs.failure_rules import (
+    CONSEQUENCE,
+    GENERAL,
+    LAST,
+    PYTHON_EXCEPTION,
+    SPECIFIC,
+    Evidence,
+    FailureAction,
+    FailureRule,
+)
+from portal.domain.jobs.notebooks import PAPERMILL_MISSING
+
+SOFTWARE_RULES = (
+    FailureRule(
+        code=PYTHON_EXCEPTION,
+        title="The program ended with a Python exception",
+        cause="No other rule knows the exception that is quoted here, the last one in the log.",
+        fix="Read the traceback above it in the log, and correct the program or its input.",
+        priority=LAST + 1,
+        pattern=r"Traceback \(most recent call last\):",
+    ),
+    FailureRule(
+        code="module_not_found",
+        title="A Python module is missing",
+        cause="The environment does not have a module that the program imports.",
+        fix="Install it in the image or in a virtual environment of your home, and check which python the command "
+        "runs.",
+        pattern=r"ModuleNotFoundError: No module named",
+    ),
+    FailureRule(
+        code="papermill_missing",
+        title="papermill is not installed",
+        cause="The job runs a notebook, and its environment does not have papermill.",
+        fix="Choose an environment with papermill, or add it to the image: pip install papermill.",
+        priority=SPECIFIC,
+        pattern=PAPERMILL_MISSING,
+    ),
+    FailureRule(
+        code="import_error",
+        title="A Python import failed",
+        cause="An installed package does not have the name that the program imports: the versions do not match.",
+        fix="Install the version that the program was written for.",
+        pattern=r"ImportError: cannot import name",
+    ),
+    FailureRule(
+        code="attribute_error_of_module",
+        title="A package lacks a function",
+        cause="An installed package does not have the function that the program uses: the versions do not match.",
+        fix="Install the version that the program was written for. A file of yours with the package's name hides "
+        "it.",
+        priority=GENERAL,
+        pattern=r"AttributeError: (partially initialized )?module '[^']+' has no attribute",
+    ),
+    FailureRule(
+        code="shared_library_missing",
+        title="A shared library is missing",
+        cause="A compiled program or package needs a library that the image does not have.",
+        fix="Install the library in the image, or use an image that has it.",
+        pattern=r"error while loading shared libraries|cannot open shared object file",
+    ),
+    FailureRule(
+        code="libcuda_missing",
+        title="The CUDA driver is not in the container",
+        cause="The task has no GPU, so the driver library libcuda.so.1 is not mounted.",
+        fix="Request at least one GPU.",
+        priority=SPECIFIC,
+        pattern=r"libcuda\.so\.1: cannot open shared object file",
+    ),
+    FailureRule(
+        code="glibc_too_old",
+        title="The C library of the image is too old",
+        cause="A program was compiled for a newer glibc or libstdc++ than the image has.",
+        fix="Use a newer image, or build the program in this one.",
+        priority=SPECIFIC,
+        evidence=Evidence.CAUSE,
+        pattern=r"version [`'](GLIBC|GLIBCXX|CXXABI)_[\d.]+' not found",
+    ),
+    FailureRule(
+        code="undefined_symbol",
+        title="Compiled packages do not match",
+        cause="An extension was built against another version of a library, such as PyTorch.",
+        fix="Reinstall the extension for the installed version, or pin both.",
+        priority=SPECIFIC,
+        pattern=r"undefined symbol: ",
+    ),
+    FailureRule(
+        code="numpy_version_mismatch",
+        title="NumPy versions do not match",
+        cause="A package was compiled against another version of NumPy.",
+        fix="Upgrade the package, or install numpy<2.",
+        priority=SPECIFIC,
+        pattern=r"numpy\.(dtype|ufunc) size changed|compiled using NumPy 1\.x cannot be run in NumPy",
+    ),
+    FailureRule(
+        code="wrong_architecture",
+        title="The program is for another CPU architecture",
+        cause="The image or a binary was built for another architecture, such as arm64 instead of amd64.",
+        fix="Build the image for the architecture of the nodes (docker build --platform linux/amd64).",
+        priority=SPECIFIC,
+        evidence=Evidence.CAUSE,
+        pattern=r"[Ee]xec format error|cannot execute binary file",
+    ),
+    FailureRule(
+        code="python_syntax",
+        title="Python syntax error",
+        cause="Python cannot parse a file of the program.",
+        fix="Correct the line that the log names; a newer syntax needs a newer Python.",
+        pattern=r"^\s*SyntaxError: ",
+    ),
+    FailureRule(
+        code="python_indentation",
+        title="Python indentation error",
+        cause="Lines of a file are not indented alike, or mix tabs and spaces.",
+        fix="Correct the line that the log names.",
+        priority=SPECIFIC,
+        pattern=r"^\s*(IndentationError|TabError): ",
+    ),
+    FailureRule(
+        code="script_not_found",
+        title="The Python script was not found",
+        cause="The path of the script does not exist in the container.",
+        fix="Check the path, the working directory and the volumes of the job.",
+        priority=SPECIFIC,
+        pattern=r"python[\d.]*: can't open file",
+    ),
+    FailureRule(
+        code="wrong_arguments",
+        title="Wrong arguments of the program",
+        cause="The program does not accept the arguments of the command.",
+        fix="Correct the command; the usage line names what is accepted.",
+        exit_codes=(2,),
+        pattern=r"error: (the following arguments are required|unrecognized arguments|argument \S+: "
+        r"|ambiguous option)",
+    ),
+    FailureRule(
+        code="pip_no_distribution",
+        title="pip found no such package",
+        cause="No version of the package fits the Python version, the platform or the index.",
+        fix="Check name and version, and the Python version of the environment.",
+        evidence=Evidence.CAUSE,
+        pattern=r"No matching distribution found for",
+    ),
+    FailureRule(
+        code="pip_conflict",
+        title="pip found conflicting requirements",
+        cause="Two requirements need different versions of a package.",
+        fix="Relax the pinned versions, or build the image with a tested lock file.",
+        priority=SPECIFIC,
+        evidence=Evidence.CAUSE,
+        pattern=r"ResolutionImpossible|have conflicting dependencies",
+    ),
+    FailureRule(
+        code="pip_build_failed",
+        title="A package could not be built",
+        cause="pip found no wheel, and the build from source failed.",
+        fix="Install a version with a wheel for this Python, or add compilers and headers to the image.",
+        priority=GENERAL + 8,
+        evidence=Evidence.CAUSE,
+        pattern=r"Failed building wheel for|metadata-generation-failed|Failed to build installable wheels",
+    ),
+    FailureRule(
+        code="conda_unsatisfiable",
+        title="conda cannot solve the environment",
+        cause="No set of packages in the channels meets the requirements.",
+        fix="Relax versions, or add the channel that has the package.",
+        evidence=Evidence.CAUSE,
+        pattern=r"UnsatisfiableError|PackagesNotFoundError|ResolvePackageNotFound",
+    ),
+    FailureRule(
+        code="conda_environment_missing",
+        title="The conda environment does not exist",
+        cause="The command activates an environment that the image or home does not have, or conda is not set up.",
+        fix="Use conda run -n NAME, and check conda env list in a terminal of the same environment.",
+        priority=SPECIFIC,
+        evidence=Evidence.CAUSE,
+        pattern=r"EnvironmentNameNotFound|EnvironmentLocationNotFound|CondaError: Run 'conda init'"
+        r"|Could not find conda environment",
+    ),
+    FailureRule(
+        code="compiler_missing",
+        title="A compiler is missing",
+        cause="Triton, torch.compile or an extension compiles code at run time, and the image has no compiler.",
+        fix="Use a devel image, or install gcc and, for CUDA code, the CUDA toolkit.",
+        priority=SPECIFIC,
+        evidence=Evidence.CAUSE,
+        pattern=r"Failed to find C compiler|CUDA_HOME (environment variable is not set|does not exist)"
+        r"|nvcc: (command )?not found",
+    ),
+    FailureRule(
+        code="ninja_missing",
+        title="ninja is missing",
+        cause="PyTorch compiles an extension at run time, for example for DeepSpeed, and the image has no ninja.",
+        fix="Install it in the image or environment: pip install ninja.",
+        priority=SPECIFIC + 2,
+        pattern=r"Ninja is required to load C\+\+ extensions|ninja: (command )?not found|Could not find ninja",
+    ),
+    FailureRule(
+        code="extension_build_failed",
+        title="An extension could not be compiled",
+        cause="The compilation of a C++ or CUDA extension at run time failed.",
+        fix="Read the compiler's first error. The versions of CUDA toolkit and PyTorch must match.",
+        priority=GENERAL + 5,
+        evidence=Evidence.CAUSE,
+        pattern=r"Error building extension '|Unable to JIT load the \S+ op",
+    ),
+    FailureRule(
+        code="torch_compile_failed",
+        title="torch.compile failed",
+        cause="The compiler backend could not compile a part of the model.",
+        fix="Run once without torch.compile. TORCHDYNAMO_VERBOSE=1 names the operation.",
+        pattern=r"torch\._(inductor|dynamo)\.exc\.|BackendCompilerFailed",
+    ),
+    FailureRule(
+        code="device_mismatch",
+        title="Tensors are on different devices",
+        cause="An operation got tensors of the CPU and a GPU, or of two GPUs.",
+        fix="Move inputs, targets and new tensors to the device of the model.",
+        pattern=r"Expected all tensors to be on the same device"
+        r"|Input type \(\S+\) and weight type \(\S+\) should be the same",
+    ),
+    FailureRule(
+        code="shape_mismatch",
+        title="Shapes do not match",
+        cause="An operation got tensors with shapes that do not fit.",
+        fix="Check the size of the input and of the layer that the traceback names.",
+        pattern=r"shapes cannot be multiplied|The size of tensor a \(\d+\) must match the size of tensor b"
+        r"|Given groups=\d+, weight of size",
+    ),
+    FailureRule(
+        code="state_dict_mismatch",
+        title="The checkpoint does not fit the model",
+        cause="Names or shapes of the parameters differ between checkpoint and model.",
+        fix="Load it into the model that saved it; remove the prefix module. of DistributedDataParallel.",
+        priority=SPECIFIC,
+        pattern=r"Error\(s\) in loading state_dict for",
+    ),
+    FailureRule(
+        code="checkpoint_damaged",
+        title="A checkpoint is damaged",
+        cause="The file is incomplete, for example because a write was interrupted, or it is not a checkpoint.",
+        fix="Continue from an older checkpoint; write to a temporary name and rename it.",
+        priority=SPECIFIC,
+        pattern=r"PytorchStreamReader failed|SafetensorError: |unexpected EOF, expected \d+ more bytes"
+        r"|invalid load key, ",
+    ),
+    FailureRule(
+        code="weights_only_load",
+        title="torch.load refuses the file",
+        cause="The file contains Python objects, and torch.load restores only tensors by default.",
+        fix="Pass weights_only=False for files that you trust, or add the classes with add_safe_globals.",
+        priority=SPECIFIC,
+        pattern=r"Weights only load failed",
+    ),
+    FailureRule(
+        code="loss_not_finite",
+        title="The loss is not finite",
+        cause="The loss or a gradient became NaN or infinite, and the program stopped.",
+        fix="Lower the learning rate, clip gradients, and use bfloat16 instead of float16.",
+        pattern=r"[Ll]oss (is|became) (nan|NaN|inf|infinite)|returned nan values in its"
+        r"|Current loss scale already at minimum"
+        r"|FloatingPointError: .*(nan|inf|NaN)",
+    ),
+    FailureRule(
+        code="tensorflow_out_of_memory",
+        title="TensorFlow ran out of GPU memory",
+        cause="A tensor did not fit into the free memory of the GPU.",
+        fix="Reduce the batch size, or request a GPU with more memory.",
+        priority=SPECIFIC,
+        pattern=r"OOM when allocating tensor|ResourceExhaustedError",
+    ),
+    FailureRule(
+        code="tensorflow_worker_lost",
+        title="TensorFlow lost a worker",
+        cause="A worker or parameter server of the cluster did not answer.",
+        fix="Look for the error of the task that failed first. TF_CONFIG must be the one that Fairway sets.",
+        priority=CONSEQUENCE,
+        pattern=r"errors_impl\.(UnavailableError|DeadlineExceededError)"
+        r"|UNAVAILABLE: failed to connect to all addresses",
+    ),
+    FailureRule(
+        code="tensorflow_collective_late",
+        title="TensorFlow: the strategy was created too late",
+        cause="MultiWorkerMirroredStrategy has to be created before any other operation of TensorFlow.",
+        fix="Create the strategy first in the program, before tensors, data sets and calls of tf.config that use "
+        "GPUs.",
+        priority=SPECIFIC,
+        pattern=r"Collective ops must be configured at program startup",
+    ),
+    FailureRule(
+        code="tensorflow_invalid_argument",
+        title="TensorFlow: invalid argument",
+        cause="An operation got a value or a shape that it does not accept, such as a label outside its range.",
+        fix="Check labels and shapes; the line names the node of the graph.",
+        priority=GENERAL,
+        pattern=r"errors_impl\.InvalidArgumentError",
+    ),
+    FailureRule(
+        code="jax_out_of_memory",
+        title="JAX ran out of GPU memory",
+        cause="XLA could not allocate a buffer; JAX reserves 75 % of the GPU memory at its start.",
+        fix="Reduce the batch size, shard the arrays, or set XLA_PYTHON_CLIENT_PREALLOCATE=false if other "
+        "processes share the GPU.",
+        priority=SPECIFIC,
+        pattern=r"RESOURCE_EXHAUSTED: (Out of memory|Failed to allocate)",
+    ),
+    FailureRule(
+        code="jax_no_gpu",
+        title="JAX found no GPU",
+        cause="The environment has JAX without its CUDA plugin, or the task has no GPU.",
+        fix="Install jax[cuda12] or jax[cuda13], and request a GPU.",
+        priority=SPECIFIC,
+        pattern=r"Unable to initialize backend '(cuda|gpu)'|Unknown backend:? '?(cuda|gpu)",
+    ),
+    FailureRule(
+        code="jax_coordinator",
+        title="JAX processes did not find each other",
+        cause="Not all processes reached the coordinator, or one of them ended.",
+        fix="Choose the launcher for JAX. Look for the error of the process that failed first.",
+        priority=CONSEQUENCE + 5,
+        pattern=r"DEADLINE_EXCEEDED: Barrier timed out|coordination service.*(error|UNAVAILABLE|DEADLINE)"
+        r"|Terminating process because the JAX distributed service",
+    ),
+    FailureRule(
+        code="deepspeed_config",
+        title="The DeepSpeed configuration is not valid",
+        cause="Values of the configuration contradict each other, or a value does not exist.",
+        fix="train_batch_size must be micro batch size x gradient accumulation steps x number of GPUs.",
+        priority=SPECIFIC,
+        pattern=r"DeepSpeedConfigError|Check batch related parameters|deepspeed.*ValidationError"
+        r"|train_batch_size is not equal to",
+    ),
+    FailureRule(
+        code="hub_offline",
+        title="The Hugging Face Hub was not reachable",
+        cause="The file is not in the cache, and the task has no access to the hub or HF_HUB_OFFLINE is set.",
+        fix="Download it once where the hub is reachable, and set HF_HOME to that cache; or ask an administrator "
+        "for access.",
+        priority=SPECIFIC + 5,
+        pattern=r"LocalEntryNotFoundError|OfflineModeIsEnabled|couldn't connect to 'https://huggingface\.co'"
+        r"|outgoing traffic has been disabled",
+    ),
+    FailureRule(
+        code="hub_gated",
+        title="A gated repository of the Hugging Face Hub",
+        cause="The model or data set requires an accepted licence and a token.",
+        fix="Accept its conditions on the hub, and give the job the secret HF_TOKEN.",
+        priority=SPECIFIC + 5,
+        pattern=r"GatedRepoError|Cannot access gated repo|Access to (model|dataset) \S+ is restricted",
+    ),
+    FailureRule(
+        code="hub_not_found",
+        title="The Hugging Face Hub has no such repository",
+        cause="The name is wrong, or the repository is private and the job has no token.",
+        fix="Check the name, and give the job the secret HF_TOKEN for private repositories.",
+        priority=SPECIFIC,
+        pattern=r"RepositoryNotFoundError|is not a local folder and is not a valid model identifier"
+        r"|DatasetNotFoundError",
+    ),
+    FailureRule(
+        code="hub_file_missing",
+        title="A file of the model is missing",
+        cause="The folder or repository does not have the file of weights or configuration that the library "
+        "expects.",
+        fix="Check the path and the format; a download that was interrupted has to be repeated.",
+        priority=SPECIFIC,
+        pattern=r"does not appear to have (a|any) files? named|[Nn]o file named \S+.* found in directory"
+        r"|EntryNotFoundError|Should have a `model_type` key",
+    ),
+    FailureRule(
+        code="tokenizer_not_loaded",
+        title="The tokenizer could not be loaded",
+        cause="Files of the tokenizer are missing, its class is not known to this version of transformers, or "
+        "sentencepiece or tiktoken is not installed.",
+        fix="Check the path, update transformers, and install sentencepiece, tiktoken and protobuf.",
+        priority=SPECIFIC + 1,
+        pattern=r"Can't load tokenizer for|Couldn't instantiate the backend tokenizer"
+        r"|Tokenizer class \S+ does not exist|Tokenizer requires the \w+ library"
+        r"|need to have (sentencepiece|tiktoken)\b.* installed",
+    ),
+    FailureRule(
+        code="vllm_cache_blocks",
+        title="Too little GPU memory for the KV cache",
+        cause="After the weights of the model, the GPU has too little free memory for the key-value cache of one "
+        "request.",
+        fix="Reduce max_model_len, raise gpu_memory_utilization, use more GPUs (tensor_parallel_size), or a "
+        "quantized "
+        "model.",
+        priority=SPECIFIC,
+        pattern=r"No available memory for the cache blocks|larger than the available KV cache memory"
+        r"|larger than the maximum number of tokens that can be stored in( the)? KV cache"
+        r"|[Nn]ot enough memory\. Please try (to increase|increasing) --mem-fraction-static",
+    ),
+    FailureRule(
+        code="vllm_memory_in_use",
+        title="Another process uses the memory of the GPU",
+        cause="vLLM reserves a share of the GPU's memory, and less than that is free.",
+        fix="Lower gpu_memory_utilization, or request the whole GPU instead of a share.",
+        priority=SPECIFIC,
+        pattern=r"less than desired GPU memory utilization|Error in memory profiling\.",
+    ),
+    FailureRule(
+        code="rate_limited",
+        title="A server limits the requests",
+        cause="A hub or another service answered that it gets too many requests (HTTP 429).",
+        fix="Start it again later. Use a token, and download once instead of in every rank.",
+        action=FailureAction.RETRY,
+        priority=SPECIFIC,
+        pattern=r"429 Client Error|HTTP (Error|status) 429|429 Too Many Requests",
+    ),
+    FailureRule(
+        code="wandb_login",
+        title="Weights & Biases has no API key",
+        cause="The program logs to Weights & Biases, and the job has no key.",
+        fix="Give the job the secret WANDB_API_KEY, or set WANDB_MODE=offline.",
+        priority=SPECIFIC,
+        pattern=r"api_key not configured|wandb: ERROR .*(login|API key)",
+    ),
+    FailureRule(
+        code="storage_credentials",
+        title="Credentials for object storage are missing or wrong",
+        cause="S3 or another storage did not accept the credentials of the job.",
+        fix="Give the job the access keys as secrets, and check the bucket's policy.",
+        priority=SPECIFIC,
+        pattern=r"NoCredentialsError|Unable to locate credentials|InvalidAccessKeyId|SignatureDoesNotMatch"
+        r"|DefaultCredentialsError",
+    ),
+    FailureRule(
+        code="jupyter_config",
+        title="Jupyter could not start",
+        cause="The configuration of Jupyter or one of its extensions is not valid.",
+        fix="Move ~/.jupyter away, and start the workspace again.",
+        priority=SPECIFIC,
+        pattern=r"Bad config encountered during initialization|Jupyter command `[^`]+` not found",
+    ),
+    FailureRule(
+        code="notebook_kernel_died",
+        title="The kernel of the notebook died",
+        cause="The kernel ended while a cell ran, most often because the task reached its memory limit.",
+        fix="Request more memory, or load less data at once.",
+        action=FailureAction.RETRY_WITH_MORE_MEMORY,
+        priority=SPECIFIC,
+        pattern=r"DeadKernelError|Kernel died( before replying)?\b",
+    ),
+    FailureRule(
+        code="notebook_cell_failed",
+        title="A cell of the notebook failed",
+        cause="The notebook was executed up to a cell that raised an error.",
+        fix="The error of the cell is below this line in the log.",
+        priority=LAST + 10,
+        evidence=Evidence.ALWAYS,
+        pattern=r"PapermillExecutionError|CellExecutionError",
+    ),
+)

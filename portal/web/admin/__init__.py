@@ -1,1 +1,0 @@
-"""Pages that change the cluster: quotas, projects, users, nodes, environments, and the audit trail."""
