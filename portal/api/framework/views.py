@@ -29,6 +29,7 @@ from portal.api.framework.authentication import (
     client_key,
 )
 from portal.api.framework.request_parsing import (
+    MAX_BODY_BYTES,
     StrictCharField,
     StrictJson,
     StrictSerializer,
@@ -202,6 +203,7 @@ class ApiView(APIView):
         PortalSessionAuthentication,
     ]
     parser_classes = [StrictJson]
+    max_body_bytes = MAX_BODY_BYTES
     permission_classes = []
     metadata_class = None
     http_method_names = ["get", "head", "post", "put", "patch", "delete"]
