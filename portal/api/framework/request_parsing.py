@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import io
 import json
 import math
 import re
@@ -13,6 +14,7 @@ from django.core.validators import RegexValidator
 from django.http import QueryDict
 from rest_framework import exceptions, serializers
 from rest_framework.parsers import BaseParser
+from rest_framework.request import Request
 
 from portal.domain.job_spec import time_error
 from portal.errors import InvalidRequest
@@ -86,6 +88,14 @@ def _read_limited(stream: Any, parser_context: Mapping[str, Any] | None) -> byte
     if len(raw) > limit:
         raise PayloadTooLarge(limit)
     return raw
+
+
+def refuse_empty_yaml(request: Request) -> None:
+    """Raise as the parser of YAML does, if that is the media type of an empty body, which no parser gets."""
+    if not request.data and request.content_type.partition(";")[0].strip() == YamlParser.media_type:
+        for parser in request.parsers:
+            if isinstance(parser, YamlParser):
+                parser.parse(io.BytesIO())
 
 
 def parse_json(raw: bytes) -> Any:

@@ -35,6 +35,7 @@ from portal.api.framework.request_parsing import (
     StrictSerializer,
     read_body,
     read_query,
+    refuse_empty_yaml,
 )
 from portal.domain.states import JobKind
 from portal.errors import Forbidden, PreconditionRequired
@@ -331,6 +332,8 @@ class ApiView(APIView):
         if plan.rate is not None:
             self._throttle(plan.rate)
         self.query = read_query(request.query_params, plan.query)
+        if plan.body:
+            refuse_empty_yaml(request)
         self.body = read_body(request.data, plan.body, partial=plan.partial) if plan.body else {}
 
     def perform_content_negotiation(self, request: Request, force: bool = False) -> Any:
