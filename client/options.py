@@ -40,7 +40,9 @@ def whole(name: str, low: int, high: int = 2**31) -> Callable[[str], int]:
     def read(text: str) -> int:
         if not re.fullmatch("-?[0-9]{1,18}", text) or not low <= int(text) <= high:
             upper = f" to {high}" if high < 2**31 else ""
-            raise argparse.ArgumentTypeError(f"{text!r} is not a {name}: give a whole number from {low}{upper}")
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not a {name}: give a whole number from {low}{upper}"
+            )
         return int(text)
 
     return read
