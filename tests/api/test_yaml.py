@@ -25,7 +25,9 @@ rank_overrides:
 
 def post(fixture_data: Any, text: str, **headers: str) -> Any:
     client = fixture_data.client("member")
-    kind = {"content_type": "application/yaml"} if text else {"CONTENT_TYPE": "application/yaml"}  # also without a body
+    kind = (
+        {"content_type": "application/yaml"} if text else {"CONTENT_TYPE": "application/yaml"}
+    )  # also without a body
     return client.generic("POST", "/api/v1/jobs/", text, headers=headers, **kind)
 
 
@@ -67,7 +69,11 @@ def test_variables_and_secrets_are_shown_to_those_who_control_the_job(fixture_da
         (YAML.replace("+01:00", ""), 400, "such as 2027-03-01T08:00:00+01:00. (line 6)"),
         ("a: [", 400, "It is not valid YAML"),
         ("", 400, "It must be a mapping from line 1 on, such as name: my-job."),
-        (YAML + "<<: {tasks: 2}\n", 400, "Merge keys (<<) are not supported, in line 9; write the fields out."),
+        (
+            YAML + "<<: {tasks: 2}\n",
+            400,
+            "Merge keys (<<) are not supported, in line 9; write the fields out.",
+        ),
         (YAML + "tasks: ٢\n", 400, "Must be a whole number. (line 9)"),
         (YAML + "time_limit_s: ٢h\n", 400, "such as 45 s, 90 min, 2h, 1d or 2:30:00. (line 9)"),
         ("- a", 400, "It is a list, from line 1 on."),

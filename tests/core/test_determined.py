@@ -398,7 +398,11 @@ def test_values_that_stand_for_another_one_are_listed() -> None:
     assert read_experiment(experiment(keys)).ignored == {
         "environment.environment_variables.cpu": "Trials use the variables for cuda."
     }
-    text = experiment("").replace("single", "random").replace("loss", "loss, max_trials: 2, max_concurrent_trials: 0")
+    text = (
+        experiment("")
+        .replace("single", "random")
+        .replace("loss", "loss, max_trials: 2, max_concurrent_trials: 0")
+    )
     assert "searcher.max_concurrent_trials" in read_experiment(text).changed
     with pytest.raises(InvalidRequest, match="max_length"):
         read_experiment(experiment("").replace("loss", "loss, max_length: {epochs: null}"))

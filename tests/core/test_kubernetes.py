@@ -365,7 +365,10 @@ def test_the_clients_of_kubernetes_and_kubeflow_know_every_field() -> None:
 def test_every_pod_of_a_role_has_the_command_of_the_role_or_of_the_job() -> None:
     own = JobRole(name="worker", command=["python", "worker.py"], may_fail=True)
     roles = JobSpec(
-        name="roles", command=["python", "train.py"], launcher="tensorflow", roles=[JobRole(name="chief"), own]
+        name="roles",
+        command=["python", "train.py"],
+        launcher="tensorflow",
+        roles=[JobRole(name="chief"), own],
     )
     (job,), missing = kubernetes_resources(roles, IMAGE)
     commands = {

@@ -282,7 +282,10 @@ def _read_searcher(given: _Section, found: ImportedExperiment) -> None:
         sweep["max_trials"] = _whole(given.take("max_trials"), given.path("max_trials"), 1)
     parallel = given.whole("max_concurrent_trials", _DEFAULT_PARALLEL, 0, MAX_PARALLEL)
     if parallel == 0:
-        given.changed("max_concurrent_trials", _("It is {maximum}, the largest value here.").format(maximum=MAX_PARALLEL))
+        given.changed(
+            "max_concurrent_trials",
+            _("It is {maximum}, the largest value here.").format(maximum=MAX_PARALLEL),
+        )
     sweep["max_parallel"] = min(parallel or MAX_PARALLEL, sweep.get("max_parallel", MAX_PARALLEL))
     _read_length(given, sweep)
     if searcher is Searcher.ASHA:
