@@ -52,7 +52,7 @@ def compare_plans(
     """
     straight, data_parallel = [1] * len(levels), [level.machines for level in levels]
     mixed = _mixed_replicas(levels)
-    searches = [[None] * len(levels), straight, data_parallel, *mixed]
+    searches: list[Sequence[int | None]] = [[None] * len(levels), straight, data_parallel, *mixed]
     search = Partitioner(profile, levels, cost, memory_bytes, max_steps, searches)
     best = search.best()
     gpus = math.prod(level.machines for level in levels)

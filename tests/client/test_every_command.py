@@ -349,7 +349,7 @@ def other_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
             self.end_headers()
             self.wfile.write(bodies[0])
 
-        do_POST = do_PATCH = do_GET
+        do_POST = do_PATCH = do_GET  # noqa: N815 - names of the standard library
 
         def log_message(self, *_: Any) -> None:
             pass

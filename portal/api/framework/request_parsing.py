@@ -93,7 +93,7 @@ def _read_limited(stream: Any, parser_context: Mapping[str, Any] | None) -> byte
 def refuse_empty_yaml(request: Request) -> None:
     """Raise as the parser of YAML does, if that is the media type of an empty body, which no parser gets."""
     if not request.data and request.content_type.partition(";")[0].strip() == YamlParser.media_type:
-        for parser in request.parsers:
+        for parser in request.parsers or ():
             if isinstance(parser, YamlParser):
                 parser.parse(io.BytesIO())
 
