@@ -34,6 +34,7 @@ REPEATED_STATUSES = UNAVAILABLE_STATUSES | {429}
 POLL_S = 2.0
 BULK_POLL_S = 1.0
 _SAFE_IN_ADDRESS = "%/:?#[]@!$&'()*+,;=~"
+_OTHER_SERVER = "Check that its address is that of a Fairway portal, of the version of this client."
 MAX_EMPTY_ANSWERS = 10
 """An ended job's log that is not complete is read this often more; the rest of it may still be copied."""
 
@@ -56,8 +57,11 @@ class Refused(FairwayError):
     def __init__(self, status: int, problem: dict[str, Any]) -> None:
         self.status = status
         self.code = str(problem.get("code", "error"))
-        self.errors: list[dict[str, str]] = problem.get("errors") or []
-        self.details: dict[str, Any] = problem.get("details") or {}
+        errors, details = problem.get("errors"), problem.get("details")
+        self.errors: list[dict[str, str]] = [
+            each for each in (errors if isinstance(errors, list) else ()) if isinstance(each, dict)
+        ]
+        self.details: dict[str, Any] = details if isinstance(details, dict) else {}
         lines = [f"  {each.get('field')}: {each.get('message')}" for each in self.errors]
         super().__init__("\n".join([str(problem.get("detail") or f"HTTP status {status}"), *lines]))
 
@@ -173,6 +177,8 @@ class Fairway:
         following: str | None = _with_query(path, query)
         while following:
             page = self.call("GET", following)
+            if not isinstance(page["items"], list):
+                raise FairwayError(f"The answer of {following} is not a list. {_OTHER_SERVER}")
             yield from page["items"]
             following = page["next"]
 
@@ -398,7 +404,7 @@ def _retry_after_s(error: urllib.error.HTTPError) -> float:
 def _refusal(error: urllib.error.HTTPError, key: str = "") -> Refused:
     try:
         problem = json.loads(error.read())
-    except (OSError, ValueError, HTTPException):
+    except (OSError, ValueError, RecursionError, HTTPException):
         problem = None
     found: dict[str, Any] = problem if isinstance(problem, dict) else {}
     if error.code not in UNAVAILABLE_STATUSES:
@@ -407,11 +413,21 @@ def _refusal(error: urllib.error.HTTPError, key: str = "") -> Refused:
     return Unavailable(error.code, {**found, "detail": f"{detail}{_repeat_hint(key)}."})
 
 
+class _Object(dict[str, Any]):
+    """An object of an answer. A field that it lacks is an error of the server or its address, not of the caller."""
+
+    def __missing__(self, name: str) -> Any:
+        raise FairwayError(f"The answer of the server has no {name!r}. {_OTHER_SERVER}")
+
+
 def _json(content: bytes, address: str) -> Any:
     try:
-        return json.loads(content)
-    except ValueError as problem:
+        found = json.loads(content, object_hook=_Object)
+    except (ValueError, RecursionError) as problem:
         raise FairwayError(f"The answer of {address} is not JSON: {problem}") from problem
+    if not isinstance(found, dict):
+        raise FairwayError(f"The answer of {address} is not a JSON object. {_OTHER_SERVER}")
+    return found
 
 
 def _with_query(path: str, query: dict[str, Any]) -> str:

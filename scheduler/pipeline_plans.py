@@ -8,13 +8,14 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from portal.domain.jobs.layer_profiles import ProfileTextError
 from portal.services.jobs.pipeline_plans import measured_profile, record_profile_run, unhandled_profile_runs
 from scheduler.planner.comparison import compare_plans
 from scheduler.planner.partition import BandwidthLevel, PlanError
 from scheduler.planner.profile import ProfileError, read_profile
 
 KINDS = frozenset({"profile", "plan"})
-MAX_STEPS = 100_000_000
+MAX_STEPS = 300_000_000
 """Combinations that are examined while a user waits."""
 
 
@@ -42,9 +43,13 @@ def answer_plan_query(kind: str, body: dict[str, Any]) -> dict[str, Any]:
 def store_measured_profiles() -> None:
     """Read the result of each profile job that ended since the last pass. Repeatable."""
     for run in unhandled_profile_runs():
-        content = measured_profile(run)
+        content, reason = None, ""
+        try:
+            content = measured_profile(run)
+        except ProfileTextError as problem:
+            reason = f" that can be used: {problem}"
         if content is None:
-            answer = {"error": f"The job is {run.job.state} and its log has no profile."}
+            answer = {"error": f"The job is {run.job.state} and its log has no profile{reason or '.'}"}
         else:
             answer = answer_plan_query("profile", {"profile": content})
         record_profile_run(run, content, answer)

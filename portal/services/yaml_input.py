@@ -116,6 +116,12 @@ class _Loader(yaml.SafeLoader):
                         value=str(key.value)[:60], line=_line(key)
                     )
                 )
+            if key.value == "<<" and key.style is None:
+                raise _RefusedError(
+                    _("Merge keys (<<) are not supported, in line {line}; write the fields out.").format(
+                        line=_line(key)
+                    )
+                )
             seen.add(key.value)
             key.tag = _TEXT_TAG  # numbers as keys are text, as in JSON
         return super().construct_mapping(node, deep)

@@ -50,7 +50,10 @@ def compare_plans(
 
     Layers are merged if more than ``max_steps`` combinations would have to be examined.
     """
-    search = Partitioner(profile, levels, cost, memory_bytes, max_steps)
+    straight, data_parallel = [1] * len(levels), [level.machines for level in levels]
+    mixed = _mixed_replicas(levels)
+    searches: list[Sequence[int | None]] = [[None] * len(levels), straight, data_parallel, *mixed]
+    search = Partitioner(profile, levels, cost, memory_bytes, max_steps, searches)
     best = search.best()
     gpus = math.prod(level.machines for level in levels)
     parameter_bytes = float(search.cuts.parameter_bytes[-1])
@@ -64,9 +67,9 @@ def compare_plans(
         "merged": merged_fields(search),
         **plan_fields(best, profile, search),
         "alternatives": {
-            "straight": _fields_of_fixed(search, profile, [[1] * len(levels)]),
-            "data_parallel": _fields_of_fixed(search, profile, [[level.machines for level in levels]]),
-            "hybrid": _fields_of_fixed(search, profile, _mixed_replicas(levels)),
+            "straight": _fields_of_fixed(search, profile, [straight]),
+            "data_parallel": _fields_of_fixed(search, profile, [data_parallel]),
+            "hybrid": _fields_of_fixed(search, profile, mixed),
         },
         "sync_s": {
             "ring_all_reduce": ring_all_reduce_s(parameter_bytes, gpus, slowest),

@@ -32,9 +32,9 @@ import numpy as np
 from scheduler.planner.cut_points import CutPoints, Floats, cuts_of_merged_layers
 from scheduler.planner.profile import Profile
 
-MAX_STEPS = 500_000_000
+MAX_STEPS = 2_000_000_000
 """Maximum number of examined combinations; layers are merged until there are no more."""
-MAX_CUTS, MIN_CUTS = 400, 32
+MAX_CUTS, MIN_CUTS = 400, 24
 """Maximum number of cuts that are examined; a topology for which fewer than the minimum remain is refused."""
 
 
@@ -107,13 +107,15 @@ class Partitioner:
         cost: CostModel = CostModel.PAPER,
         memory_bytes: float | None = None,
         max_steps: int = MAX_STEPS,
+        searches: Sequence[Sequence[int | None]] | None = None,
     ) -> None:
         """Merge layers if more than ``max_steps`` combinations would have to be examined.
 
+        ``searches`` are the ``replicas`` of all calls of ``best`` that will be made; None is one for any number.
         Raise PlanError if that is in vain.
         """
         self.levels, self.cost, self.memory_bytes = tuple(levels), cost, memory_bytes
-        limit = self._most_cuts(max_steps)
+        limit = self._most_cuts(max_steps, searches or [[None] * len(levels)])
         self.all_cuts: CutPoints = profile.cut_points
         self.branches_merged = cost is CostModel.ORIGINAL and profile.branches_merged
         if cost is CostModel.ORIGINAL and profile.states is not None:
@@ -130,9 +132,9 @@ class Partitioner:
         )
         self.finite_parameters = np.where(np.isinf(self.parameters), 0.0, self.parameters)
 
-    def _most_cuts(self, max_steps: int) -> int:
+    def _most_cuts(self, max_steps: int, searches: Sequence[Sequence[int | None]]) -> int:
         """Return how many cuts can be examined on this topology. Raise PlanError if they are hardly any."""
-        pairs = [level.machines * (level.machines - 1) // 2 for level in self.levels]
+        pairs = [sum(each) for each in zip(*(self._pairs(one) for one in searches), strict=True)]
 
         def steps(count: int) -> int:
             rows = [*[count] * (len(pairs) - 1), 1]
@@ -146,6 +148,28 @@ class Partitioner:
                 f"most {max_steps:.0e}. Describe the GPUs of a node as a level of its own."
             )
         return found
+
+    def _pairs(self, replicas: Sequence[int | None]) -> list[int]:
+        """Return by level how many pairs of machines before and in the last stage a search examines.
+
+        With a memory limit, a level is searched for each number of minibatches that may be in flight in its group.
+        """
+        pairs: list[int] = []
+        groups = {1}
+        for level, fixed in zip(reversed(self.levels), reversed(replicas), strict=True):
+            machines = level.machines
+            if fixed is None:
+                pairs.append(len(groups) * (machines * (machines - 1) // 2))
+            else:
+                pairs.append(len(groups) * (machines - fixed))
+            if self.memory_bytes is not None:
+                groups = {
+                    count_in_flight(machines, group, used, count)
+                    for group in groups
+                    for used in range(1, machines + 1)
+                    for count in (range(1, used + 1) if fixed is None else [min(fixed, used)])
+                }
+        return pairs[::-1]
 
     def best(self, replicas: Sequence[int | None] | None = None) -> Partition:
         """Return the best partition of the whole model, or raise PlanError.
@@ -291,7 +315,8 @@ class _Search:
         if level < 0:
             return [self._plan.stage(first, last, outer, group)]
         machines = self._plan.levels[level].machines
-        bound = self.tables(level, group)[machines][first, last]
+        limited = self._plan.memory_bytes is not None
+        bound = self.tables(level, group if limited else 1)[machines][first, last]
         fewest: dict[int, Floats] = {}
         chosen: dict[int, list[tuple[int, int]]] = {}
         for used in range(1, machines + 1):

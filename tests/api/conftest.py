@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.core.signals import request_finished, request_started
+from django.db import close_old_connections, transaction
 from django.test import override_settings
 from pytest_django import DjangoDbBlocker
 
@@ -73,3 +74,13 @@ def fixture_data(made: tuple[worlds.FixtureData, Path], db: None, settings: Any)
 def rates_of_this_test(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counts under a name of its own."""
     monkeypatch.setattr(rate_limits, "PREFIX", f"test:rate:{secrets.token_hex(6)}")
+
+
+@pytest.fixture
+def wsgi_on_one_connection() -> Iterator[None]:
+    """Requests stay on the connection that holds the test's transaction, as with Django's own test client."""
+    for signal in (request_started, request_finished):
+        signal.disconnect(close_old_connections)
+    yield
+    for signal in (request_started, request_finished):
+        signal.connect(close_old_connections)

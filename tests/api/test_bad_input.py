@@ -15,6 +15,7 @@ from portal.api.jobs import jobs as job_routes
 from portal.models import Gpu
 from portal.valkey import rate_limits
 from tests.api.table import JOB
+from tests.factories import LAYERS
 
 JOBS = "/api/v1/jobs/"
 
@@ -318,3 +319,23 @@ def test_html_is_never_served(client):
     answer = client.get(JOBS, headers={"Accept": "text/html"})
     assert answer.status_code == 200
     assert answer["Content-Type"] == "application/json"
+
+
+def test_a_number_that_is_too_large_for_a_float_is_refused_wherever_it_is(client):
+    """JSON reads 1e400 as infinity, which no column of the database stores."""
+    body = json.dumps(LAYERS | {"totals": {"x": 7}}).replace("7", "-1e400")
+    body = '{"project": "vision", "name": "large", "profile": ' + body + "}"
+    problem = is_problem(post(client, body, path="/api/v1/profiles/"), 400, "malformed")
+    assert "too large" in problem["detail"]
+    for text in ('{"tasks": 1e400}', "[1e999]", '{"a": {"b": [1E+309]}}'):
+        assert "too large" in is_problem(post(client, text), 400, "malformed")["detail"]
+
+
+def test_a_profile_may_be_larger_than_other_bodies(client):
+    """A graph of 5,000 nodes takes more than 256 KiB, which is the limit of every other route."""
+    fields = {"project": "vision", "name": "deep"}
+    graph = "x" * (MAX_BODY_BYTES + 1)
+    problem = is_problem(post(client, fields | {"graph": graph}, path="/api/v1/profiles/"), 422, "invalid")
+    assert "Line 1 is neither a node" in problem["errors"][0]["message"]
+    large = post(client, fields | {"graph": graph * 5}, path="/api/v1/profiles/")
+    assert "larger than 1280 KiB" in is_problem(large, 413, "too_large")["detail"]

@@ -5,15 +5,12 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import schemathesis
-from django.core.signals import request_finished, request_started
 from django.core.wsgi import get_wsgi_application
-from django.db import close_old_connections
 from hypothesis import HealthCheck, settings
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
@@ -65,16 +62,7 @@ schema.config.checks.negative_data_rejection.expected_statuses = [
 ]
 schema.config.checks.missing_required_header.expected_statuses = ["403", "428"]
 _sent = itertools.count(1)
-
-
-@pytest.fixture(autouse=True)
-def one_connection() -> Iterator[None]:
-    """Requests stay on the connection that holds the test's transaction, as with Django's own test client."""
-    for signal in (request_started, request_finished):
-        signal.disconnect(close_old_connections)
-    yield
-    for signal in (request_started, request_finished):
-        signal.connect(close_old_connections)
+pytestmark = pytest.mark.usefixtures("wsgi_on_one_connection")
 
 
 @pytest.fixture

@@ -15,15 +15,14 @@ from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import pytest
-from django.core.signals import request_finished, request_started
 from django.core.wsgi import get_wsgi_application
-from django.db import close_old_connections
 
 from portal.api.schema import openapi_document
 from portal.services.accounts.tokens import Scope
 from tests.api.fixture_data import FixtureData
 from tests.api.table import JOB
 
+pytestmark = pytest.mark.usefixtures("wsgi_on_one_connection")
 PACKAGE = "generated_fairway_client"
 NOT_GENERATED = {"metrics"}
 """Answers that are no JSON; the generator has no class for them, but the operation."""
@@ -50,16 +49,6 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     sys.path.remove(str(folder))
     for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:
         del sys.modules[name]
-
-
-@pytest.fixture(autouse=True)
-def one_connection() -> Iterator[None]:
-    """Requests stay on the connection that holds the test's transaction, as with Django's own test client."""
-    for signal in (request_started, request_finished):
-        signal.disconnect(close_old_connections)
-    yield
-    for signal in (request_started, request_finished):
-        signal.connect(close_old_connections)
 
 
 class Generated:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import http.server
 import io
 import json
 import os
@@ -18,6 +19,7 @@ import pytest
 from django.utils import timezone
 
 from client import Fairway, FairwayError, Refused, Unreachable, api, cli
+from client.mcp import McpServer
 from portal.models import Job, Task
 from portal.services.accounts.tokens import Scope, do_create_token
 from portal.services.jobs.logs import write_log_bytes
@@ -331,3 +333,56 @@ def test_addresses_tokens_and_keys_that_are_none_are_refused_in_a_sentence(
             Fairway(url, token)
     with pytest.raises(FairwayError, match="printable"):
         Fairway("http://127.0.0.1:1", "x").submit_fields({}, "a b")
+
+
+@pytest.fixture
+def other_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
+    """A server that is no portal; each request is answered with the first of these bodies."""
+    bodies: list[bytes] = [b""]
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(bodies[0])))
+            self.end_headers()
+            self.wfile.write(bodies[0])
+
+        do_POST = do_PATCH = do_GET  # noqa: N815 - names of the standard library
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("FAIRWAY_URL", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("FAIRWAY_TOKEN", "token")
+    yield bodies
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    "body", [b"{}", b"[]", b"null", b"5", b'{"items": [{}]}', b'{"items": null}', b"[" * 100_000]
+)
+def test_the_answer_of_another_server_ends_a_command_with_a_sentence(
+    other_server: list[bytes], body: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other_server[0] = body
+    for words in (
+        ["status", "j"],
+        ["why", "j"],
+        ["logs", "j"],
+        ["spec", "j"],
+        ["list"],
+        ["nodes"],
+        ["quota"],
+        ["stop", "j"],
+    ):
+        code = cli.main(words)
+        shown = capsys.readouterr()
+        assert code == 1 and shown.err.startswith("fairway: The answer of "), (words, shown)
+    call = {"name": "why_waiting", "arguments": {"job": "j"}}
+    answer = McpServer(Fairway()).answer({"id": 1, "method": "tools/call", "params": call})
+    assert answer is not None and answer["result"]["isError"]

@@ -380,3 +380,30 @@ def test_numbers_are_those_of_yaml_as_determined_reads_it() -> None:
 def test_a_parameter_and_a_group_with_the_same_name_are_refused() -> None:
     with pytest.raises(InvalidRequest, match=r"a\.b is given twice"):
         read_experiment(f"{SINGLE}{{a.b: 1, a: {{b: 2}}}}")
+
+
+def experiment(keys: str) -> str:
+    return f"name: a\nentrypoint: python3 a.py\nsearcher: {{name: single, metric: loss}}\n{keys}"
+
+
+@pytest.mark.parametrize("slots", [999_999_999_999_989, 10**15, 2 * 7919, 1025])
+def test_more_slots_than_a_job_may_have_are_left_to_its_check_at_once(slots: int) -> None:
+    """A number without a divisor that fits is not searched to its end."""
+    found = read_experiment(experiment(f"resources: {{slots_per_trial: {slots}}}"))
+    found.spread(1)
+    assert found.job["gpus_per_task"] == slots and "tasks" not in found.job and not found.changed
+
+
+def test_values_that_stand_for_another_one_are_listed() -> None:
+    keys = "environment: {environment_variables: {cpu: [A=1]}}"
+    assert read_experiment(experiment(keys)).ignored == {
+        "environment.environment_variables.cpu": "Trials use the variables for cuda."
+    }
+    text = (
+        experiment("")
+        .replace("single", "random")
+        .replace("loss", "loss, max_trials: 2, max_concurrent_trials: 0")
+    )
+    assert "searcher.max_concurrent_trials" in read_experiment(text).changed
+    with pytest.raises(InvalidRequest, match="max_length"):
+        read_experiment(experiment("").replace("loss", "loss, max_length: {epochs: null}"))

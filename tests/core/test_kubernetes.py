@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -359,3 +360,34 @@ def test_the_clients_of_kubernetes_and_kubeflow_know_every_field() -> None:
     )
     assert read.returncode == 0, read.stderr
     assert read.stdout.split() == ["ConfigMap", "Job", "PyTorchJob", "PyTorchJob", "TFJob", "TFJob", "JAXJob"]
+
+
+def test_every_pod_of_a_role_has_the_command_of_the_role_or_of_the_job() -> None:
+    own = JobRole(name="worker", command=["python", "worker.py"], may_fail=True)
+    roles = JobSpec(
+        name="roles",
+        command=["python", "train.py"],
+        launcher="tensorflow",
+        roles=[JobRole(name="chief"), own],
+    )
+    (job,), missing = kubernetes_resources(roles, IMAGE)
+    commands = {
+        name: replica["template"]["spec"]["containers"][0].get("command")
+        for name, replica in job["spec"]["tfReplicaSpecs"].items()
+    }
+    assert commands == {"Chief": ["python", "train.py"], "Worker": ["python", "worker.py"]}
+    assert missing == ["roles.may_fail"]
+
+
+@pytest.mark.parametrize("kind", EXPORT_KINDS)
+def test_restarts_of_processes_are_arguments_of_torchrun(kind: str) -> None:
+    spec = replace(TORCH, launcher_options={"max_restarts": 3})
+    resources, missing = kubernetes_resources(spec, IMAGE, kind)
+    assert json.dumps(["torchrun", "--max-restarts=3", "--no-python", "python"])[:-1] in json.dumps(resources)
+    assert missing == []
+
+
+def test_the_controller_of_horovod_is_listed_where_the_export_uses_another() -> None:
+    spec = JobSpec(name="h", command=["t"], launcher="horovod", launcher_options={"controller": "gloo"})
+    assert kubernetes_resources(spec, IMAGE)[1] == ["launcher_options"]
+    assert kubernetes_resources(replace(spec, launcher_options={"controller": "mpi"}), IMAGE)[1] == []

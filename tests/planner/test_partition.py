@@ -18,7 +18,8 @@ from scheduler.planner.comparison import (
     parameter_server_s,
     ring_all_reduce_s,
 )
-from scheduler.planner.partition import BandwidthLevel, CostModel, Partitioner, PlanError
+from scheduler.planner.cut_points import Floats
+from scheduler.planner.partition import BandwidthLevel, CostModel, Partitioner, PlanError, _Search
 from scheduler.planner.profile import Layer, Profile, parse_profile
 from tests.planner.brute_force import Chain, best_time
 
@@ -211,3 +212,28 @@ def test_bubble_and_synchronization() -> None:
 def test_more_combinations_than_are_examined_are_refused() -> None:
     with pytest.raises(PlanError, match="too many to plan"):
         Partitioner(PROFILES["resnet50"], [BandwidthLevel(1_000_000, GB)])
+
+
+@pytest.mark.parametrize("memory_bytes", [None, 1e12])
+@pytest.mark.parametrize("machines", [(8,), (4, 2), (2, 8), (3, 6)])
+def test_the_plans_that_are_compared_examine_no_more_combinations_than_permitted(
+    monkeypatch: pytest.MonkeyPatch, machines: tuple[int, ...], memory_bytes: float | None
+) -> None:
+    """Each table of each search counts: of every alternative, and with a memory limit for each number in flight."""
+    examined, max_steps = 0, 3_000_000
+    fill = _Search._fill_tables
+
+    def count_and_fill(search: _Search, level: int, group: int) -> dict[int, Floats]:
+        nonlocal examined
+        cuts = len(search._plan.cuts)
+        rows = cuts if level < len(search._plan.levels) - 1 else 1
+        used = range(1, search._plan.levels[level].machines + 1)
+        examined += rows * cuts**2 * sum(len(search._choices(level, number)) for number in used)
+        return fill(search, level, group)
+
+    monkeypatch.setattr(_Search, "_fill_tables", count_and_fill)
+    profile = profile_of(Chain(*([1.0] * 500 for _ in range(3))))
+    levels = [BandwidthLevel(count, 1e9) for count in machines]
+    plan = compare_plans(profile, levels, memory_bytes=memory_bytes, max_steps=max_steps)
+    assert plan["merged"]["planned"] < 500
+    assert max_steps / 3 < examined <= max_steps

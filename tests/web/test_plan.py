@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import math
 import re
 
 import pytest
@@ -113,6 +114,7 @@ def test_a_profile_is_stored_planned_and_launched(dataset, client_of):
         ('{"nodes": [], "nodes": []}', "the key &#x27;nodes&#x27; twice"),
         (json.dumps(LAYERS | {"batch_size": 10**400}), "a number of 401 digits"),
         ("node1 -- Linear -- colour=1", "Line 1 has the unknown value &#x27;colour&#x27;"),
+        (json.dumps(LAYERS | {"totals": 7}).replace("7", "1e400"), "1e400, which is too large"),
         (json.dumps(LAYERS | {"edges": []}), "has no edge"),
         (json.dumps(LAYERS | {"colour": 1}), "The profile has the unknown key &#x27;colour&#x27;"),
         (json.dumps(LAYERS | {"edges": [["1", "1"]]}), "The edges form a cycle"),
@@ -434,6 +436,10 @@ def test_the_result_of_a_profile_job_is_stored_when_it_ends(
         ("no JSON here", "COMPLETED", "The job is COMPLETED and its log has no profile."),
         ('{"nodes": []}', "COMPLETED", "has no layers"),
         ('{"nodes": [1', "COMPLETED", "its log has no profile"),
+        (json.dumps(LAYERS | {"totals": {"x": math.inf}}), "COMPLETED", "numbers must be finite"),
+        (json.dumps(LAYERS | {"totals": 7}).replace("7", "1e400"), "COMPLETED", "1e400, which is too large"),
+        (json.dumps(LAYERS | {"source": "a\0"}), "COMPLETED", "a character that cannot be stored"),
+        (json.dumps(LAYERS | {"source": "a\ud800"}), "COMPLETED", "a character that cannot be stored"),
     ],
 )
 def test_a_profile_job_without_a_result_has_a_reason(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import io
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -12,6 +14,7 @@ from django.core.validators import RegexValidator
 from django.http import QueryDict
 from rest_framework import exceptions, serializers
 from rest_framework.parsers import BaseParser
+from rest_framework.request import Request
 
 from portal.domain.jobs.job_spec import time_error
 from portal.errors import InvalidRequest
@@ -33,7 +36,9 @@ class PayloadTooLarge(exceptions.APIException):
 
     status_code = 413
     default_code = "too_large"
-    default_detail = f"The body is larger than {MAX_BODY_BYTES // 1024} KiB."
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"The body is larger than {limit // 1024} KiB.")
 
 
 class StrictJson(BaseParser):
@@ -45,10 +50,7 @@ class StrictJson(BaseParser):
         self, stream: Any, media_type: str | None = None, parser_context: Mapping[str, Any] | None = None
     ) -> Any:
         """Return the parsed body. Raise ParseError with a message, or PayloadTooLarge."""
-        raw = stream.read(MAX_BODY_BYTES + 1)
-        if len(raw) > MAX_BODY_BYTES:
-            raise PayloadTooLarge
-        return parse_json(raw)
+        return parse_json(_read_limited(stream, parser_context))
 
 
 class YamlParser(BaseParser):
@@ -64,9 +66,7 @@ class YamlParser(BaseParser):
         self, stream: Any, media_type: str | None = None, parser_context: Mapping[str, Any] | None = None
     ) -> Any:
         """Return the parsed body. Raise ParseError, ValidationError by field, or PayloadTooLarge."""
-        raw = stream.read(MAX_BODY_BYTES + 1)
-        if len(raw) > MAX_BODY_BYTES:
-            raise PayloadTooLarge
+        raw = _read_limited(stream, parser_context)
         try:
             value, lines, wrong = self.read(raw.decode("utf-8"))
         except UnicodeDecodeError as error:
@@ -79,6 +79,23 @@ class YamlParser(BaseParser):
         if wrong:
             raise exceptions.ValidationError(dict(wrong))
         return value
+
+
+def _read_limited(stream: Any, parser_context: Mapping[str, Any] | None) -> bytes:
+    """Read a body of at most ``max_body_bytes`` of its view. Raise PayloadTooLarge."""
+    limit: int = parser_context["view"].max_body_bytes if parser_context else MAX_BODY_BYTES
+    raw: bytes = stream.read(limit + 1)
+    if len(raw) > limit:
+        raise PayloadTooLarge(limit)
+    return raw
+
+
+def refuse_empty_yaml(request: Request) -> None:
+    """Raise as the parser of YAML does, if that is the media type of an empty body, which no parser gets."""
+    if not request.data and request.content_type.partition(";")[0].strip() == YamlParser.media_type:
+        for parser in request.parsers or ():
+            if isinstance(parser, YamlParser):
+                parser.parse(io.BytesIO())
 
 
 def parse_json(raw: bytes) -> Any:
@@ -286,6 +303,9 @@ def _check_storable(value: Any) -> None:
         case str():
             if FORBIDDEN_CHARACTERS.search(value):
                 raise exceptions.ParseError("A string contains a null character or an unpaired surrogate.")
+        case float():
+            if not math.isfinite(value):
+                raise exceptions.ParseError("A number is too large: numbers end at about 1.8e308.")
         case dict():
             for name, inner in value.items():
                 _check_storable(name)

@@ -29,11 +29,13 @@ from portal.api.framework.authentication import (
     client_key,
 )
 from portal.api.framework.request_parsing import (
+    MAX_BODY_BYTES,
     StrictCharField,
     StrictJson,
     StrictSerializer,
     read_body,
     read_query,
+    refuse_empty_yaml,
 )
 from portal.domain.states import JobKind
 from portal.errors import Forbidden, PreconditionRequired
@@ -202,6 +204,7 @@ class ApiView(APIView):
         PortalSessionAuthentication,
     ]
     parser_classes = [StrictJson]
+    max_body_bytes = MAX_BODY_BYTES
     permission_classes = []
     metadata_class = None
     http_method_names = ["get", "head", "post", "put", "patch", "delete"]
@@ -329,6 +332,8 @@ class ApiView(APIView):
         if plan.rate is not None:
             self._throttle(plan.rate)
         self.query = read_query(request.query_params, plan.query)
+        if plan.body:
+            refuse_empty_yaml(request)
         self.body = read_body(request.data, plan.body, partial=plan.partial) if plan.body else {}
 
     def perform_content_negotiation(self, request: Request, force: bool = False) -> Any:

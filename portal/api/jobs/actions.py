@@ -173,6 +173,7 @@ ROUTES = [
         "if it cannot move further.",
         do_move_job,
         body=MoveBody,
+        idempotent=True,
     ),
     _job_action("hold", "jobs_hold", "Hold a pending job", "", partial(do_hold_job, held=True)),
     _job_action("release", "jobs_release", "Release a held job", "", partial(do_hold_job, held=False)),
@@ -191,6 +192,7 @@ ROUTES = [
         "`no_other_node` if the other nodes are too few.",
         do_restart_elsewhere,
         body=RankBody,
+        idempotent=True,
     ),
     _job_action(
         "check-checkpoints",

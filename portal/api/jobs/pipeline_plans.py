@@ -13,6 +13,7 @@ from rest_framework.request import Request
 from portal.access import visible_projects
 from portal.api.framework.pagination import NEWEST
 from portal.api.framework.request_parsing import (
+    MAX_BODY_BYTES,
     StrictCharField,
     StrictFloatField,
     StrictIntegerField,
@@ -173,6 +174,8 @@ class Plan(PlanSummary):
 
 
 class ProfilesView(SignedInView):
+    max_body_bytes = MAX_PROFILE_BYTES + MAX_BODY_BYTES
+
     @_read("profiles_list", "List layer profiles", response=[LayerProfileSummary])
     def get(self, request: Request) -> HttpResponse:
         return self.paginated_response(list_profiles(self.user), LayerProfileSummary.represent, NEWEST)

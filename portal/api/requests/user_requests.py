@@ -32,7 +32,7 @@ from portal.selectors.jobs.jobs import get_job, visible_job_ids
 from portal.selectors.projects.quota_effect import read_quota_effect
 from portal.selectors.requests.user_requests import get_request, list_requests, request_efficiencies
 from portal.services.accounts.tokens import Scope
-from portal.services.jobs.time_limits import MIN_EXTENSION_S, do_request_extension
+from portal.services.jobs.time_limits import MIN_EXTENSION_S, do_request_extension, prepare_extension
 from portal.services.projects.projects import MAX_MILLI
 from portal.services.requests.user_requests import (
     do_answer_request,
@@ -211,6 +211,8 @@ ROUTES = [
         "time. Otherwise the request is open: managers of the project answer it if it delays only jobs of the "
         "project; administrators answer all others.",
         do_request_extension,
+        prepare=prepare_extension,
+        idempotent=True,
         tag="jobs",
         scope=Scope.JOBS,
         scope_by_job_kind=True,

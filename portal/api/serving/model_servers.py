@@ -275,12 +275,16 @@ class VersionsView(SignedInView):
         body=ServiceUpdateBody,
         partial=True,
         response=Service,
+        idempotent=True,
         error_statuses=[409],
         detail="Only the owner may do this, because the service runs under the owner's account; others deploy a "
         "copy. One replica of the new version starts and becomes ready, then one of the old version stops, "
         "and so on. If one does not become ready, the update stops and the old version serves on.",
     )
     def post(self, request: Request, service: str) -> HttpResponse:
+        return self.idempotent_response(lambda: self._update(service), 200)
+
+    def _update(self, service: str) -> dict[str, Any]:
         row = get_service(self.user, service)
         require_may_update(self.user, row)
         current = next_deployment(row)
@@ -301,7 +305,7 @@ class VersionsView(SignedInView):
             wrong = {f"job.{each['field']}": each["message"] for each in field_errors(problem.detail)}
             raise InvalidRequest(fields=wrong) from problem
         deployment = Deployment(replace(current.spec, **spec), request_for_job, model)
-        return self.json_response(_represent(self.user, do_update_service(self.user, row, deployment)))
+        return _represent(self.user, do_update_service(self.user, row, deployment))
 
 
 class ReplicasView(SignedInView):

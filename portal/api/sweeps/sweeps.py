@@ -395,5 +395,6 @@ ROUTES = [
         "Adds a trial with its parameters and raises the budget by one. After a pruned trial it starts from the "
         "newest valid checkpoint of that, and is judged at the next rung.",
         do_repeat_trial,
+        idempotent=True,
     ),
 ]

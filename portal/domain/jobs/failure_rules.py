@@ -12,7 +12,7 @@ from enum import StrEnum
 
 import re2
 
-from portal.domain.jobs.python_exceptions import ProgramEnd, program_end
+from portal.domain.jobs.python_exceptions import ProgramEnd, program_end, without_quotations
 from portal.domain.jobs.reasons import EndReason
 
 CERTAIN, SPECIFIC, DEFAULT_PRIORITY, GENERAL, CONSEQUENCE, LAST = 90, 60, 50, 40, 30, 10
@@ -145,11 +145,14 @@ class FailureMatcher:
         ``streams`` are the names of the streams of the lines, in which the program ended with an exception is known
         only in each of them. Without them, all lines are of one.
         """
+        end = _program_end(lines, streams)
         matches: list[tuple[int, list[FailureRule]]] = []
         for at, line in enumerate(lines if self._by_pattern else ()):
-            if indexes := self._set.Match(line[:MAX_MATCHED_LINE_LENGTH]):
+            if at in end.source:
+                continue
+            shown = without_quotations(line) if end.is_specific and at in end.error else line
+            if indexes := self._set.Match(shown[:MAX_MATCHED_LINE_LENGTH]):
                 matches.append((at, [self._by_pattern[index] for index in sorted(indexes)]))
-        end = _program_end(lines, streams)
         if (rule := self._by_exception) and end.text:
             weight = _Weight(True, rule.priority)
             self._add(weight, FailureMatch(rule, rank, end.text[:MAX_STORED_LINE_LENGTH]))
@@ -208,10 +211,12 @@ def _program_end(lines: Sequence[str], streams: Sequence[str]) -> ProgramEnd:
                 error=frozenset(at[index] for index in of_stream.error),
                 others=frozenset(at[index] for index in of_stream.others),
                 caught=frozenset(at[index] for index in of_stream.caught),
+                source=frozenset(at[index] for index in of_stream.source),
             )
         )
     caught = frozenset[int]().union(*(each.caught for each in ends))
-    return replace(next((each for each in ends if each.text), ProgramEnd()), caught=caught)
+    source = frozenset[int]().union(*(each.source for each in ends))
+    return replace(next((each for each in ends if each.text), ProgramEnd()), caught=caught, source=source)
 
 
 def _options(memory_bytes: int) -> re2.Options:

@@ -76,8 +76,12 @@ def kubernetes_resources(
         and (value := getattr(spec, each)) != rule.default
         and (value or rule.default)  # an empty list equals an empty tuple
     ]
-    if spec.launcher_options.keys() - _EXPORTED_OPTIONS.get(spec.launcher, set()):
+    is_gloo = spec.launcher == "horovod" and spec.launcher_options.get("controller") == "gloo"
+    if is_gloo or spec.launcher_options.keys() - _EXPORTED_OPTIONS.get(spec.launcher, set()):
         missing.append("launcher_options")
+    for each in ("ports", "start_order", "may_fail"):
+        if any(getattr(role, each) for role in spec.roles):
+            missing.append(f"roles.{each}")
     if spec.gpu_model and spec.gpus_per_task and not _gpu_products(spec):
         missing.append("gpu_model")
     return found, missing
@@ -154,7 +158,7 @@ def _workload(spec: JobSpec, image: str, name: str) -> list[dict[str, Any]]:
 
 def _torchrun_body(spec: JobSpec, image: str, name: str) -> dict[str, Any]:
     options = spec.launcher_options
-    template = _pod(spec, image, name, "pytorch", ["torchrun", "--no-python", *spec.command])
+    template = _pod(spec, image, name, "pytorch", _torchrun_command(spec))
     body = {"nprocPerNode": str(_processes(spec))}
     if spec.min_tasks is not None and spec.is_elastic:
         elastic = {"minReplicas": spec.min_tasks, "maxReplicas": spec.tasks, "rdzvBackend": "c10d"}
@@ -167,6 +171,13 @@ def _torchrun_body(spec: JobSpec, image: str, name: str) -> dict[str, Any]:
     replicas = {"Master": _replica(1, template)}
     replicas |= {"Worker": _replica(spec.tasks - 1, template)} if spec.tasks > 1 else {}
     return {**body, "pytorchReplicaSpecs": replicas}
+
+
+def _torchrun_command(spec: JobSpec) -> list[str]:
+    """Return the command of a task; only an elastic PyTorchJob has a field for the restarts of its processes."""
+    restarts = 0 if spec.is_elastic else int(spec.launcher_options.get("max_restarts") or 0)
+    options = [f"--max-restarts={restarts}"] if restarts else []
+    return ["torchrun", *options, "--no-python", *spec.command]
 
 
 def _processes(spec: JobSpec) -> int:
@@ -280,7 +291,7 @@ def _train_job(spec: JobSpec, image: str, name: str) -> list[dict[str, Any]]:
         raise NotExportable(
             "A TrainJob has one of the launchers none, torchrun and jax, without roles, and is not elastic."
         )
-    command = ["torchrun", "--no-python", *spec.command] if spec.launcher == "torchrun" else spec.command
+    command = _torchrun_command(spec) if spec.launcher == "torchrun" else spec.command
     pod = _pod(spec, image, name, "node", command)
     pod["spec"]["restartPolicy"] = "Never"
     if spec.launcher == "none" and spec.tasks > 1:

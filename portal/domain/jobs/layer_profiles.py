@@ -9,6 +9,7 @@ activation size of a node with several outputs is a list, ``[BYTES; BYTES]``.
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any, NoReturn
 
@@ -41,7 +42,11 @@ def decode_profile(text: str) -> Any:
         return read_graph_text(text)
     try:
         return json.loads(
-            text, parse_constant=_refuse_constant, parse_int=_read_int, object_pairs_hook=_read_object
+            text,
+            parse_constant=_refuse_constant,
+            parse_int=_read_int,
+            parse_float=_read_float,
+            object_pairs_hook=_read_object,
         )
     except ProfileTextError:
         raise
@@ -100,6 +105,13 @@ def _read_int(text: str) -> int:
     if len(text) > MAX_NUMBER_LENGTH:
         raise ProfileTextError(f"The profile has a number of {len(text.lstrip('-'))} digits.")
     return int(text)
+
+
+def _read_float(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ProfileTextError(f"The profile has the number {text[:MAX_NUMBER_LENGTH]}, which is too large.")
+    return number
 
 
 def _refuse_constant(text: str) -> NoReturn:

@@ -20,6 +20,8 @@ _EXCEPTION = re.compile(rf"{_TYPE}(?::(?= |$).*)?$")
 _NOTEBOOK = re.compile(rf"{_TYPE} {{2,}}Traceback \(most recent call last\)$")
 """The heading of IPython, after the type of the exception."""
 _FILE = re.compile(r'  File "[^"]+", line \d+$')
+_FRAME = re.compile(r'(.*?)  File "[^"]+", line \d+(?:, in .+)?$')
+"""Before the source code of a frame, which is indented further."""
 _WRAPPERS = re.compile(
     r"(\w+\.)*(ChildFailedError|CalledProcessError|ProcessExitedException|BrokenProcessPool|SignalException"
     r"|RayTaskError|TuneError|CellExecutionError|PapermillExecutionError)(:|$)"
@@ -43,6 +45,7 @@ _CONSEQUENCES = re.compile(
 before. Every other exception, such as a ValueError, is itself the error that ended the program."""
 _HARDWARE = re.compile(r"gpu|cuda|dnn|nvml|nvidia|nccl|horovod", re.IGNORECASE)
 """In an exception that follows from what libraries of the GPUs or their network wrote before."""
+_QUOTATION = re.compile(r"""(?<!\w)(["'`])\w[^"'`]* [^"'`]*\1(?!\w)""")
 _CAUSE = "The above exception was the direct cause of the following exception:"
 _HANDLING = "During handling of the above exception, another exception occurred:"
 _REPORT = re.compile(r"Exception in (thread|callback) |(Task|Future) exception was never retrieved|future: <")
@@ -88,7 +91,8 @@ class ProgramEnd:
     ``text`` is the exception, see ``last_exception``. Line numbers are indexes of the log. ``error`` are the lines of
     the exception with its causes, empty if the log does not end with one that says what failed: then only a launcher
     or a thread reported one. ``others`` are the exceptions of other processes at the end, and ``caught`` tracebacks
-    after which the program went on. ``is_specific``: the exception is not a consequence of earlier lines;
+    after which the program went on. ``source`` are lines of source code that tracebacks quote: they are no output.
+    ``is_specific``: the exception is not a consequence of earlier lines;
     ``names_hardware``: it is of GPUs or their network. ``has_launcher``: a launcher reported the end, so there were
     several processes.
     """
@@ -97,6 +101,7 @@ class ProgramEnd:
     error: frozenset[int] = frozenset()
     others: frozenset[int] = frozenset()
     caught: frozenset[int] = frozenset()
+    source: frozenset[int] = frozenset()
     is_specific: bool = False
     names_hardware: bool = False
     has_launcher: bool = False
@@ -142,22 +147,30 @@ def program_end(lines: Sequence[str]) -> ProgramEnd:
         else:
             others.append(each)
     every = {at for each in tracebacks for at in range(each.start, each.end)}
+    source = _source_lines(lines)
     if not last:
-        return ProgramEnd(fallback, caught=frozenset(every - reported), has_launcher=has_launcher)
+        caught = frozenset(every - reported)
+        return ProgramEnd(fallback, caught=caught, source=source, has_launcher=has_launcher)
     first = min(last.values(), key=lambda each: each.start)
     error = _lines_with_causes(first, tracebacks, lines)
     other = {at for each in [*last.values(), *others] for at in _lines_of(each, tracebacks, lines)} - error
-    names_hardware = bool(_HARDWARE.search(_quote(first)))
+    names_hardware = bool(_HARDWARE.search(without_quotations(_quote(first))))
     return ProgramEnd(
         _quote(first),
         frozenset(error),
         frozenset(other),
         frozenset(every - reported - error - other),
+        source,
         is_specific=not first.is_often_consequence and not names_hardware,
         names_hardware=names_hardware,
         has_launcher=has_launcher
         or any(_LAUNCHER_REPORT.search(lines[at]) for at in range(first.end, len(lines))),
     )
+
+
+def without_quotations(message: str) -> str:
+    """Leave out several words in quotation marks, which a message mentions: "expected 'CUDA out of memory'"."""
+    return _QUOTATION.sub("", message)
 
 
 def _lines_with_causes(error: _Traceback, tracebacks: Sequence[_Traceback], lines: Sequence[str]) -> set[int]:
@@ -176,6 +189,19 @@ def _lines_with_causes(error: _Traceback, tracebacks: Sequence[_Traceback], line
         result |= set(range(each.start, error.start))
         error = each
     return result
+
+
+def _source_lines(lines: Sequence[str]) -> frozenset[int]:
+    found: set[int] = set()
+    indent = ""
+    for at, line in enumerate(lines):
+        if "  File " in line and (frame := _FRAME.match(line)):
+            indent = f"{frame[1]}    "
+        elif indent and line.startswith(indent):
+            found.add(at)
+        else:
+            indent = ""
+    return frozenset(found)
 
 
 def _lines_of(each: _Traceback, tracebacks: Sequence[_Traceback], lines: Sequence[str]) -> set[int]:

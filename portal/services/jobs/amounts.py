@@ -11,12 +11,12 @@ from portal.domain.jobs.job_spec import JobField
 
 _SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 _MIB = {"Ki": Fraction(1, 1024), "Mi": Fraction(1), "Gi": Fraction(1024), "Ti": Fraction(1024**2)}
-_PART = r"(\d{1,18}(?:\.\d{1,9})?)\s*(sec|s|min|m|h|d)"
+_PART = r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*(sec|s|min|m|h|d)"
 _DURATION = re.compile(rf"{_PART}(?:\s*{_PART})*")
-_CLOCK = re.compile(r"(?:(\d{1,5})-)?(\d{1,5}):([0-5]\d):([0-5]\d)")
-_SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*(Ki|Mi|Gi|Ti)B?")
-_DECIMAL_SIZE = re.compile(r"\d+(?:\.\d+)?\s*([KMGT])B?", re.IGNORECASE)
-_MILLI = re.compile(r"(\d{1,18})m")
+_CLOCK = re.compile(r"(?:([0-9]{1,5})-)?([0-9]{1,5}):([0-5][0-9]):([0-5][0-9])")
+_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*(Ki|Mi|Gi|Ti)B?")
+_DECIMAL_SIZE = re.compile(r"[0-9]+(?:\.[0-9]+)?\s*([KMGT])B?", re.IGNORECASE)
+_MILLI = re.compile(r"([0-9]{1,18})m")
 
 
 def amount_unit(rule: JobField) -> str | None:
@@ -66,7 +66,7 @@ def _thousandths(text: str) -> Fraction | None:
 def _problem(text: str, unit: str) -> str:
     shown = text[:40]
     if unit == "s":
-        if re.fullmatch(r"\d+:\d+", text):
+        if re.fullmatch(r"[0-9]+:[0-9]+", text):
             message = _(
                 "{text} may be minutes or hours. Write it as hours:minutes:seconds, or such as 90 min."
             )

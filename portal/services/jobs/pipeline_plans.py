@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
-import json
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +13,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
 from portal.access import Permission, require_permission
+from portal.domain.jobs.layer_profiles import ProfileTextError, decode_profile
 from portal.domain.jobs.pipeline_plans import MAX_BANDWIDTH, MAX_GPUS_PER_NODE, MAX_NODES, MIN_BANDWIDTH
 from portal.domain.states import JobState
 from portal.engine_client import query_plan, query_profile
@@ -92,17 +91,25 @@ def unhandled_profile_runs() -> list[ProfileRun]:
 
 
 def measured_profile(run: ProfileRun) -> Any:
-    """Return the last JSON object with layers in the log of a completed profile job, or None."""
+    """Return the last JSON object with layers in the log of a completed profile job, or None.
+
+    Raise ProfileTextError if there are only such that cannot be read or stored.
+    """
     attempt = run.job.attempts.last()
     if run.job.state != JobState.COMPLETED.value or attempt is None:
         return None
     file = log_file(run.job.public_id, attempt.number, 0, complete=True)
     if not file.path.is_file():
         return None
+    problem: ProfileTextError | None = None
     for line in reversed(whole_lines(file, LOG_LINES)):
         if line.startswith("{") and '"nodes"' in line:
-            with contextlib.suppress(ValueError, RecursionError):
-                return json.loads(line)
+            try:
+                return decode_profile(line)
+            except ProfileTextError as error:
+                problem = problem or error
+    if problem:
+        raise problem
     return None
 
 

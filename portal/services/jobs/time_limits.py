@@ -7,6 +7,7 @@ answer, it is a request (``portal.services.requests.user_requests``). Times are 
 from __future__ import annotations
 
 import datetime as dt
+from dataclasses import dataclass
 from typing import Any
 
 from django.db import IntegrityError, transaction
@@ -91,12 +92,19 @@ def _warn(attempt_id: int) -> bool:
 # -- extensions ------------------------------------------------------------------------------------
 
 
-def do_request_extension(user: User, job: Job, extra_s: int, reason: str = "") -> UserRequest:
-    """Extend the limit of a running job if nothing is delayed, else create a request to be decided.
+@dataclass(frozen=True)
+class ExtensionCheck:
+    """A request for more time that may be made, and what the scheduler says it delays; None if it does not answer."""
 
-    ``extra_s`` is at least 60 and at most what the policy leaves. Must not run in a transaction, because the
-    scheduler is queried. Raise InvalidRequest by field, Conflict if the job runs without a limit or has a
-    pending request.
+    attempt: Attempt
+    limit_s: int | None
+    delays: dict[str, Any] | None
+
+
+def prepare_extension(user: User, job: Job, extra_s: int, reason: str = "") -> ExtensionCheck:
+    """Check a request for more time, and ask the scheduler what it delays. Must not run in a transaction.
+
+    Raise as ``do_request_extension`` does.
     """
     require_permission(user, Permission.CONTROL, job)
     attempt = _running_attempt(job)
@@ -115,7 +123,21 @@ def do_request_extension(user: User, job: Job, extra_s: int, reason: str = "") -
     if UserRequest.objects.filter(job=job, state=RequestState.OPEN.value).exists():
         raise Conflict(_("An extension request is already pending."), code="extension_pending")
     end_s = attempt.ends_at.timestamp()
-    answer = query_delay_impact(job.public_id, end_s, end_s + extra_s)
+    delays = query_delay_impact(job.public_id, end_s, end_s + extra_s)
+    return ExtensionCheck(attempt, job.time_limit_s, delays)
+
+
+def do_request_extension(
+    user: User, job: Job, extra_s: int, reason: str = "", prepared: ExtensionCheck | None = None
+) -> UserRequest:
+    """Extend the limit of a running job if nothing is delayed, else create a request to be decided.
+
+    ``extra_s`` is at least 60 and at most what the policy leaves. Without ``prepared``, it must not run in a
+    transaction, because the scheduler is queried. Raise InvalidRequest by field, Conflict if the job runs without a
+    limit or has a pending request.
+    """
+    prepared = prepared or prepare_extension(user, job, extra_s, reason)
+    attempt, limit_s = prepared.attempt, prepared.limit_s
     asked = UserRequest(
         kind=RequestKind.TIME.value,
         job=job,
@@ -123,9 +145,8 @@ def do_request_extension(user: User, job: Job, extra_s: int, reason: str = "") -
         requested_by=user,
         extra_s=extra_s,
         reason=reason[:500],
-        **_impact_columns(job, answer),
+        **_impact_columns(job, prepared.delays),
     )
-    limit_s = job.time_limit_s
     try:
         with transaction.atomic():
             locked = _lock_job(job.pk, attempt)

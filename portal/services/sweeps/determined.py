@@ -17,6 +17,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
 from portal.domain.jobs.end_states import FailureClass
+from portal.domain.jobs.job_spec import MAX_TASKS
 from portal.domain.sweeps.sweeps import MAX_PARALLEL, Searcher
 from portal.errors import InvalidRequest
 from portal.services.sweeps.determined_entrypoint import read_entrypoint
@@ -73,15 +74,17 @@ class ImportedExperiment:
     is_single_node: bool = False
 
     def spread(self, largest_node_gpus: int) -> None:
-        """Divide the GPUs of a trial into the fewest equal tasks of which each fits a node, as Determined does."""
+        """Divide the GPUs of a trial into the fewest equal tasks of which each fits a node, as Determined does.
+
+        More than a job may have are left as they are; its check refuses them.
+        """
         slots = int(self.job["gpus_per_task"])
         if self.is_single_node or not 0 < largest_node_gpus < slots:
             return
-        tasks = next(
-            count
-            for count in range(2, slots + 1)
-            if slots % count == 0 and slots // count <= largest_node_gpus
-        )
+        counts = range(2, min(slots, MAX_TASKS) + 1)
+        fitting = (count for count in counts if slots % count == 0 and slots // count <= largest_node_gpus)
+        if (tasks := next(fitting, None)) is None:
+            return
         self.job |= {"tasks": tasks, "gpus_per_task": slots // tasks}
         self.changed["resources.slots_per_trial"] = _(
             "{slots} GPUs are {tasks} tasks of {gpus}: the largest node has {largest}."
@@ -241,7 +244,7 @@ def _read_environment(environment: _Section, found: ImportedExperiment, slots: i
     path, given = environment.path("environment_variables"), environment.take("environment_variables", [])
     if isinstance(given, Mapping):
         kinds = _Section(given, path, found)
-        used = "cpu" if not slots else "cuda" if kinds.has("cuda") else "gpu" if kinds.has("gpu") else "rocm"
+        used = next((kind for kind in ("cuda", "gpu", "rocm") if kinds.has(kind)), "cuda") if slots else "cpu"
         path, given = f"{path}.{used}", kinds.take(used, [])
         for kind in ("cpu", "cuda", "gpu", "rocm"):
             if kinds.take(kind) is not None:
@@ -278,6 +281,11 @@ def _read_searcher(given: _Section, found: ImportedExperiment) -> None:
     elif searcher is not Searcher.GRID:
         sweep["max_trials"] = _whole(given.take("max_trials"), given.path("max_trials"), 1)
     parallel = given.whole("max_concurrent_trials", _DEFAULT_PARALLEL, 0, MAX_PARALLEL)
+    if parallel == 0:
+        given.changed(
+            "max_concurrent_trials",
+            _("It is {maximum}, the largest value here.").format(maximum=MAX_PARALLEL),
+        )
     sweep["max_parallel"] = min(parallel or MAX_PARALLEL, sweep.get("max_parallel", MAX_PARALLEL))
     _read_length(given, sweep)
     if searcher is Searcher.ASHA:
@@ -297,7 +305,7 @@ def _read_length(given: _Section, sweep: dict[str, Any]) -> None:
                 )
             )
         ((unit, length),) = length.items()
-    if length is not None:
+    if length is not None or unit:
         sweep["max_steps"] = _whole(length, given.path(name), 1)
     message = _("The program counts the steps that it reports in {unit}.")
     if unit:

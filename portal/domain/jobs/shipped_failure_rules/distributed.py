@@ -173,7 +173,8 @@ DISTRIBUTED_RULES = (
         priority=GENERAL,
         evidence=Evidence.CAUSE,
         pattern=r"[Gg]loo connectFullMesh failed|gloo/transport/tcp/\w+\.cc:\d+\] .*([Cc]onnect timeout"
-        r"|Connection refused|no route)",
+        r"|Connection refused|no route)"
+        r"|gloo/transport/tcp/\w+\.cc:\d+\] .*Unable to find address for",
     ),
     FailureRule(
         code="gloo_timeout",
@@ -342,7 +343,8 @@ DISTRIBUTED_RULES = (
         cause="mpirun could not start its daemon on a host of the job.",
         fix="Choose the launcher of the job for MPI, and install the same Open MPI in the images of all tasks.",
         evidence=Evidence.CAUSE,
-        pattern=r"(ORTE|PRTE) was unable to reliably start one or more daemons|(ORTE|PRTE) has lost communication",
+        pattern=r"(ORTE|PRTE) was unable to reliably start one or more daemons|(ORTE|PRTE) has lost communication"
+        r'|MCA parameter "plm_(rsh|ssh)_agent" was set to a path',
     ),
     FailureRule(
         code="preflight_all_reduce",

@@ -50,7 +50,8 @@ CUDA_RULES = (
         "driver.",
         action=FailureAction.EXCLUDE_NODE,
         evidence=Evidence.CAUSE,
-        pattern=r"The NVIDIA driver on your system is too old|CUDA driver version is insufficient for CUDA runtime",
+        pattern=r"The NVIDIA driver on your system is too old|CUDA driver version is insufficient for CUDA runtime"
+        r"|nvidia-container-cli: requirement error: unsatisfied condition: cuda",
     ),
     FailureRule(
         code="cuda_forward_compatibility",
@@ -84,6 +85,15 @@ CUDA_RULES = (
         cause="The program selected a GPU index that its task does not have; indexes begin at 0 in each task.",
         fix="Use LOCAL_RANK as the index, or request as many GPUs for each task as processes use.",
         pattern=r"CUDA error: invalid device ordinal|CUDA_ERROR_INVALID_DEVICE\b|cudaErrorInvalidDevice\b",
+    ),
+    FailureRule(
+        code="cuda_device_busy",
+        title="The GPU is busy or not available",
+        cause="Another process has the GPU in exclusive mode, or its driver is in a state that accepts no program.",
+        fix="Start one process for each GPU. If only this task uses it, start it again without this node.",
+        action=FailureAction.EXCLUDE_NODE,
+        evidence=Evidence.CAUSE,
+        pattern=r"all CUDA-capable devices are busy or unavailable|cudaErrorDevicesUnavailable",
     ),
     FailureRule(
         code="cuda_visible_devices",
@@ -202,7 +212,7 @@ CUDA_RULES = (
         priority=SPECIFIC,
         evidence=Evidence.CAUSE,
         pattern=r"cuDNN version incompatibility|Loaded runtime CuDNN library: \S+ but source was compiled with"
-        r"|Could not load library libcudnn",
+        r"|Could not load library libcudnn|Unable to load any of \{libcudnn",
     ),
     FailureRule(
         code="cudnn_frontend",

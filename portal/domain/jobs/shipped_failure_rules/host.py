@@ -106,6 +106,7 @@ HOST_RULES = (
         title="Too many processes or threads",
         cause="The task reached its limit of processes.",
         fix="Use fewer workers, and set OMP_NUM_THREADS to the CPU cores of the task.",
+        evidence=Evidence.CAUSE,
         pattern=r"can't start new thread|[Rr]esource temporarily unavailable"
         r"|OpenBLAS blas_thread_init: pthread_create failed",
     ),

@@ -20,7 +20,7 @@ NETWORK_RULES = (
         "it.",
         fix="Check the name, and whether the project may connect to the internet.",
         evidence=Evidence.CAUSE,
-        pattern=r"Temporary failure in name resolution|Name or service not known|Could not resolve host"
+        pattern=r"Temporary failure (in name resolution|resolving)|Name or service not known|Could not resolve host"
         r"|NameResolutionError"
         r"|nodename nor servname provided",
     ),

@@ -93,7 +93,8 @@ SOFTWARE_RULES = (
         cause="A package was compiled against another version of NumPy.",
         fix="Upgrade the package, or install numpy<2.",
         priority=SPECIFIC,
-        pattern=r"numpy\.(dtype|ufunc) size changed|compiled using NumPy 1\.x cannot be run in NumPy",
+        evidence=Evidence.CAUSE,
+        pattern=r"numpy\.(dtype|ufunc) size changed|compiled using NumPy 1\.x cannot be run in",
     ),
     FailureRule(
         code="wrong_architecture",
@@ -163,6 +164,15 @@ SOFTWARE_RULES = (
         pattern=r"Failed building wheel for|metadata-generation-failed|Failed to build installable wheels",
     ),
     FailureRule(
+        code="pip_externally_managed",
+        title="pip may not change the Python of the image",
+        cause="The Python of the image belongs to its operating system, which refuses packages of pip.",
+        fix="Install into a virtual environment (python3 -m venv), or set PIP_BREAK_SYSTEM_PACKAGES=1 for the job.",
+        priority=SPECIFIC,
+        evidence=Evidence.CAUSE,
+        pattern=r"^error: externally-managed-environment",
+    ),
+    FailureRule(
         code="conda_unsatisfiable",
         title="conda cannot solve the environment",
         cause="No set of packages in the channels meets the requirements.",
@@ -205,7 +215,8 @@ SOFTWARE_RULES = (
         fix="Read the compiler's first error. The versions of CUDA toolkit and PyTorch must match.",
         priority=GENERAL + 5,
         evidence=Evidence.CAUSE,
-        pattern=r"Error building extension '|Unable to JIT load the \S+ op",
+        pattern=r"Error building extension '|Unable to JIT load the \S+ op|CUDAMismatchException"
+        r"|detected CUDA version \S+ mismatches the version that was used to compile",
     ),
     FailureRule(
         code="torch_compile_failed",
@@ -246,6 +257,14 @@ SOFTWARE_RULES = (
         priority=SPECIFIC,
         pattern=r"PytorchStreamReader failed|SafetensorError: |unexpected EOF, expected \d+ more bytes"
         r"|invalid load key, ",
+    ),
+    FailureRule(
+        code="checkpoint_not_written",
+        title="A checkpoint could not be written",
+        cause="torch.save could not write its file, most often because a disk is full or a quota is used up.",
+        fix="Write to a volume with free space, and delete old checkpoints.",
+        priority=GENERAL,
+        pattern=r"PytorchStreamWriter failed writing file|inline_container\.cc:\d+\].*unexpected pos",
     ),
     FailureRule(
         code="weights_only_load",
@@ -417,16 +436,17 @@ SOFTWARE_RULES = (
         cause="The program logs to Weights & Biases, and the job has no key.",
         fix="Give the job the secret WANDB_API_KEY, or set WANDB_MODE=offline.",
         priority=SPECIFIC,
-        pattern=r"api_key not configured|wandb: ERROR .*(login|API key)",
+        pattern=r"api_key not configured|No API key configured|wandb: ERROR .*(login|API key|not logged in)"
+        r"|API key verification failed for host",
     ),
     FailureRule(
         code="storage_credentials",
         title="Credentials for object storage are missing or wrong",
-        cause="S3 or another storage did not accept the credentials of the job.",
+        cause="S3 or another storage did not accept the credentials of the job, or they do not permit the access.",
         fix="Give the job the access keys as secrets, and check the bucket's policy.",
         priority=SPECIFIC,
         pattern=r"NoCredentialsError|Unable to locate credentials|InvalidAccessKeyId|SignatureDoesNotMatch"
-        r"|DefaultCredentialsError",
+        r"|DefaultCredentialsError|\((AccessDenied|ExpiredToken|InvalidToken|403)\) when calling the",
     ),
     FailureRule(
         code="jupyter_config",
