@@ -81,7 +81,7 @@ def _check_seen(seen: Seen, node: Node, stopped: Sequence[Job]) -> None:
     if node.state != seen.state:
         raise Conflict(
             _("{name} was changed meanwhile, and is {state} now. Look at its jobs again.").format(
-                name=node.name, state=_(node.state)
+                name=node.name, state=_(node.state.capitalize()).lower()
             )
         )
     if new := sorted({job.name for job in stopped if job.public_id not in seen.jobs}):

@@ -122,13 +122,15 @@ def _install(node: Path, package: str, folder: Path, progress: Progress) -> None
     )
     threading.Thread(target=_say, args=(process, progress), daemon=True).start()
     last: list[str] = []
+    code = ""
     for line in process.stdout or ():
         last = [*last[-19:], line.strip()[:300]]
+        code = match[1] if (match := _NPM_CODE.search(line)) else code
         if not last[-1].startswith("npm warn"):  # about its options, which no user chose
             progress.line = last[-1]
     if process.wait() != 0:
         _print("\n".join(last))
-        sys.exit(f"VS Code could not be installed. {_cause(last, process.returncode)}")
+        sys.exit(f"VS Code could not be installed. {_cause(code, process.returncode)}")
     shutil.rmtree(folder / "cache", ignore_errors=True)
     (folder / "complete").touch()
     _print(f"VS Code is installed. {progress.text()}")
@@ -139,9 +141,8 @@ def _print(text: str) -> None:
     sys.stdout.flush()
 
 
-def _cause(lines: list[str], exit_code: int) -> str:
-    """Return why npm failed: its own code is a number if it could not build the package, else a name."""
-    code = next((match[1] for line in lines if (match := _NPM_CODE.search(line))), "")
+def _cause(code: str, exit_code: int) -> str:
+    """Return why npm failed: its own ``code`` is a number if it could not build the package, else a name."""
     if code and not code.isdigit():
         return f"npm could not download it ({code})."
     packages = {package for program, package in BUILD_TOOLS if shutil.which(program) is None}
