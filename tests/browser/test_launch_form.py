@@ -188,7 +188,9 @@ def test_amounts_follow_the_gpus_until_they_are_edited(open_as) -> None:
 def test_amounts_on_the_page_are_those_of_the_server(open_as, dataset) -> None:
     """The rule exists twice: ``amounts.js`` and ``proportional_amounts``."""
     for number, node in enumerate(dataset.nodes.values()):
-        Node.objects.filter(pk=node.pk).update(cpu_milli=7_300 + 3_000 * number, memory_mib=9_001 + 70_007 * number)
+        Node.objects.filter(pk=node.pk).update(
+            cpu_milli=7_300 + 3_000 * number, memory_mib=9_001 + 70_007 * number
+        )
     shares = list_resources_per_gpu(dataset.people["m-okafor"])
     models = sorted({share.model for share in shares})
     grid = [

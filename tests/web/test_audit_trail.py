@@ -205,7 +205,12 @@ def test_page_shows_and_narrows_the_rows(user):
 
 
 def test_values_have_units_and_times_of_the_reader():
-    after = {"memory_mib": 8192, "cpu_milli": 2000, "drain_s": 600, "ends_at": "2027-02-27T19:24:54.058219+00:00"}
+    after = {
+        "memory_mib": 8192,
+        "cpu_milli": 2000,
+        "drain_s": 600,
+        "ends_at": "2027-02-27T19:24:54.058219+00:00",
+    }
     entry = AuditEntry(before={"memory_mib": 23552}, after=after | {"seen_at": "soon", "name_s": "x"})
     shown = {name: new.replace("\N{NO-BREAK SPACE}", " ") for name, _, new in changed_fields(entry)}
     assert shown == {

@@ -143,7 +143,9 @@ def test_a_job_that_the_page_did_not_list_is_not_stopped(dataset, node, client_o
     unlisted = Job.objects.get(name="attn-probe")
     old = " ".join(word for word in seen.split() if word != unlisted.public_id)
     refused = client.post(address, {"jobs": "end", "seen": old})
-    assert refused.status_code == 409 and "attn-probe started on h200-3 meanwhile." in refused.content.decode()
+    assert (
+        refused.status_code == 409 and "attn-probe started on h200-3 meanwhile." in refused.content.decode()
+    )
     assert refused.context["seen"] == seen and not stopping(node)
     assert client.post(address, {"jobs": "wait", "seen": old}).status_code == 302, "it stops nothing"
 
@@ -154,7 +156,10 @@ def test_the_second_of_two_administrators_sees_that_the_node_is_drained(node, cl
     seen = second.get(address).context["seen"]
     assert first.post(address, {"jobs": "wait", "reason": "fans", "seen": seen}).status_code == 302
     refused = second.post(address, {"jobs": "end", "reason": "disks", "seen": seen})
-    assert refused.status_code == 409 and "h200-3 was changed meanwhile, and is drained now." in refused.content.decode()
+    assert (
+        refused.status_code == 409
+        and "h200-3 was changed meanwhile, and is drained now." in refused.content.decode()
+    )
     assert not stopping(node) and Node.objects.get(pk=node.pk).state_reason == "fans"
     again = {"jobs": "end", "reason": "disks", "seen": refused.context["seen"]}
     assert second.post(address, again).status_code == 302 and stopping(node)

@@ -767,7 +767,9 @@ def test_changes_that_start_it_sooner_are_shown_as_long_as_it_waits(dataset, cli
     verdict.save(force_insert=True)
     live = {"HX-Request": "true"}
     decided = words(client.get(f"{page}?shown=0", headers=live))
-    assert loads in decided and 'id="job-alternatives" hx-swap-oob="true"' in decided and "sooner=1" in decided
+    assert (
+        loads in decided and 'id="job-alternatives" hx-swap-oob="true"' in decided and "sooner=1" in decided
+    )
     assert loads not in words(client.get(f"{page}?shown=0&sooner=1", headers=live))
     Job.objects.filter(pk=job.pk).update(state="RUNNING", attempt_count=1)
     ended = words(client.get(f"{page}?shown=0&sooner=1", headers=live))

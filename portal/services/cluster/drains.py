@@ -47,8 +47,8 @@ def do_drain_node(
 
     ``signal``: send SIGUSR1 to the jobs that are to be moved, on which many programs save a checkpoint. A job that
     does not run yet, a workspace and a service have nothing to save and are requeued at once instead of moved.
-    Repeatable, also with another choice. Raise InvalidRequest for the id of no job; and Conflict if the node is not as
-    ``seen``, or a job that was not seen would be stopped.
+    Repeatable, also with another choice. Raise InvalidRequest for the id of no job; and Conflict if the node is not
+    as ``seen``, or a job that was not seen would be stopped.
     """
     require_permission(actor, Permission.CHANGE, node)
     own = dict(exceptions or {})
@@ -63,7 +63,11 @@ def do_drain_node(
         }
         kept = [task.pk for task in tasks if _choice(task, jobs, own) is not DrainChoice.END]
         if seen is not None:
-            _check_seen(seen, row, [task.attempt.job for task in tasks if task.pk not in kept or task.attempt_id in moved])
+            _check_seen(
+                seen,
+                row,
+                [task.attempt.job for task in tasks if task.pk not in kept or task.attempt_id in moved],
+            )
         row = do_set_node_state(actor, row, NodeState.DRAINED, reason=reason, keep=kept)
         for attempt in moved.values():
             message = stored_text(

@@ -46,8 +46,8 @@ _NPM_CODE = re.compile(r"npm error code (\S+)")
 PAGE = """<!doctype html><html lang="%s"><head><meta charset="utf-8"><meta http-equiv="refresh" content="3">
 <meta name="viewport" content="width=device-width"><meta name="color-scheme" content="light dark">
 <title>%s</title><style>:root{color-scheme:light dark}body{font:16px/1.5 system-ui,sans-serif;max-width:40rem;
-margin:15vh auto;padding:0 1rem}h1{font-size:24px}pre{white-space:pre-wrap;overflow-wrap:anywhere;font-size:13px}</style>
-</head><body><h1>%s</h1><p role="status">%s</p><p>%s</p><pre>%s</pre></body></html>
+margin:15vh auto;padding:0 1rem}h1{font-size:24px}pre{white-space:pre-wrap;overflow-wrap:anywhere;font-size:13px}
+</style></head><body><h1>%s</h1><p role="status">%s</p><p>%s</p><pre>%s</pre></body></html>
 """
 
 
