@@ -202,6 +202,7 @@ def test_amounts_on_the_page_are_those_of_the_server(open_as, dataset) -> None:
     ]
     page = open_as("m-okafor")
     page.goto("/launch/?kind=training&defaults=1")
+    page.locator("#launch[data-follows]").wait_for()  # the script has arrived
     shown = page.evaluate(AMOUNTS_OF, grid)
     for gpus, amounts in zip(grid, shown, strict=True):
         expected = proportional_amounts(shares, **gpus)
