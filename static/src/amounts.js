@@ -41,10 +41,10 @@ export function startAmounts(form, edited = editedFields(form)) {
     if (values && typed.has("memory_gib") && Number(valueOf("memory_gib")) > 0) values.shm_mib = sharedMib(Math.round(Number(valueOf("memory_gib")) * 1024));
     return values;
   };
-  const follow = () => {
+  const follow = (given = []) => {
     const values = current();
     if (!values) return;
-    for (const [name, field] of fields) if (!typed.has(name)) field.value = values[name];
+    for (const [name, field] of fields) if (!typed.has(name) && !given.includes(name)) field.value = values[name];
   };
   const show = () => {
     record.value = ["recorded", ...AMOUNTS.filter((name) => typed.has(name))].join(" ");
@@ -71,13 +71,9 @@ export function startAmounts(form, edited = editedFields(form)) {
   if (edited.has("memory_gib") || GPU_FIELDS.some((name) => edited.has(name))) follow();
   show();
   return {
-    /** Fields of these names have values that a suggestion gave: its amounts stay, the others follow its GPUs. */
+    /** Fields of these names have values that a suggestion gave, which stay until the GPUs change; others follow now. */
     applied(names) {
-      const values = current() ?? {};
-      for (const name of names) {
-        if (fields.has(name) && Number(fields.get(name).value) !== values[name]) typed.add(name);
-      }
-      follow();
+      follow(names);
       show();
     },
   };

@@ -17,10 +17,10 @@ PUBLIC = [Page(name, "get", path, frozenset({"anonymous"})) for name, path in (
     ("sign-in", "/sign-in/"), ("sign-in-link", "/sign-in/link/"), ("invitation", "/invitation/"),
 )]  # fmt: skip
 NO_PAGES = {
-    "api-docs", "api-docs-start", "help-section", "job-runs", "inbox-count", "job-environment-file", "job-files-list",
-    "job-log-download", "job-log-lines", "job-log-search", "job-series", "job-terminal", "jobs-csv", "node-series",
-    "plan-json", "plan-program", "quota-replay", "runs-csv", "search", "sweep-trials-csv", "terminal-state",
-    "usage-csv",
+    "api-docs", "api-docs-start", "help-section", "inbox-count", "job-alternatives", "job-environment-file",
+    "job-files-list", "job-log-download", "job-log-lines", "job-log-search", "job-runs", "job-series",
+    "job-terminal", "jobs-csv", "node-series", "plan-json", "plan-program", "quota-replay", "runs-csv",
+    "search", "sweep-trials-csv", "terminal-state", "usage-csv",
 }  # fmt: skip
 """Fragments, JSON and downloads; the API explorer, which Swagger UI draws; and terminals, which need a node."""
 

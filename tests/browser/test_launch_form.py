@@ -12,13 +12,29 @@ import pytest
 import yaml
 from playwright.sync_api import Page, Route, expect
 
-from portal.models import CodeArchive, Job, Volume
+from portal.models import CodeArchive, Job, Node, Volume
+from portal.selectors.nodes.resources_per_gpu import list_resources_per_gpu, proportional_amounts
 from portal.services.projects.secrets import do_save_secret
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 OPEN_FOLDS = "() => document.querySelectorAll('#launch details').forEach((fold) => { fold.open = true; })"
 MOVE_BUTTON = "() => { document.querySelector('#rail button[type=submit]').style.marginTop = '200px'; }"
+AMOUNTS_OF = """(grid) => {
+  const { elements } = document.getElementById("launch");
+  const set = (name, value) => {
+    const field = elements[name];
+    if (field instanceof RadioNodeList) { field[0].value = value; field[0].checked = true; return; }
+    field.value = value;
+  };
+  return grid.map((gpus) => {
+    for (const [name, value] of Object.entries(gpus)) set(name, value);
+    elements.gpus_per_task.dispatchEvent(new Event("input", { bubbles: true }));
+    const amount = (name, factor) => Math.round(Number(elements[name].value) * factor);
+    return [amount("cores", 1000), amount("memory_gib", 1024), amount("shm_mib", 1)];
+  });
+}"""
+"""CPU (milli), memory and shared memory (MiB) that the launch form shows for each request of GPUs."""
 PATIENCE_MS = 20_000
 
 
@@ -167,6 +183,31 @@ def test_amounts_follow_the_gpus_until_they_are_edited(open_as) -> None:
     expect(page.locator("#sum-limits")).to_contain_text("no time limit", timeout=PATIENCE_MS)
     expect(cores).to_have_value("3")
     expect(memory).to_have_value(str(int(before)))  # nobody typed it
+
+
+def test_amounts_on_the_page_are_those_of_the_server(open_as, dataset) -> None:
+    """The rule exists twice: ``amounts.js`` and ``proportional_amounts``."""
+    for number, node in enumerate(dataset.nodes.values()):
+        Node.objects.filter(pk=node.pk).update(
+            cpu_milli=7_300 + 3_000 * number, memory_mib=9_001 + 70_007 * number
+        )
+    shares = list_resources_per_gpu(dataset.people["m-okafor"])
+    models = sorted({share.model for share in shares})
+    grid = [
+        {"pool": pool, "gpu_model": model, "gpus_per_task": count, "milli_per_gpu": milli}
+        for pool in ("", *(pool.public_id for pool in dataset.pools.values()))
+        for model in ("", *models, "|".join(models[:2]))
+        for count in (0, 1, 2, 3, 8, 31)
+        for milli in ((1000, 500, 250) if count == 1 else (1000,))
+    ]
+    page = open_as("m-okafor")
+    page.goto("/launch/?kind=training&defaults=1")
+    page.locator("#launch[data-follows]").wait_for()  # the script has arrived
+    shown = page.evaluate(AMOUNTS_OF, grid)
+    for gpus, amounts in zip(grid, shown, strict=True):
+        expected = proportional_amounts(shares, **gpus)
+        if expected:  # else the form stays as it was
+            assert amounts == list(expected.values()), gpus
 
 
 @pytest.mark.parametrize("width", [1280, 390])

@@ -147,6 +147,25 @@ def test_more_on_a_phone_reaches_every_page_that_the_bar_lacks(open_as, dataset)
             page.keyboard.press("Escape")
 
 
+def test_a_tip_that_a_tap_shows_is_on_the_screen(open_as, dataset) -> None:
+    page = open_as("m-okafor", width=390, touch=True)
+    tips = 0
+    for address in ("/", f"/jobs/{dataset.jobs['depth-anything-ft'].public_id}/", "/usage/"):
+        page.goto(address)
+        for element in page.locator("main [title]:visible").all()[:8]:
+            if element.evaluate("each => Boolean(each.closest('a, button, summary, label'))"):
+                continue
+            element.scroll_into_view_if_needed()
+            element.tap(force=True)
+            tip = page.locator(".fw-tip")
+            expect(tip).to_have_text(str(element.get_attribute("title")))
+            box = tip.bounding_box()
+            assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= 390, (address, box)
+            assert box["y"] >= 0 and box["y"] + box["height"] <= 844, (address, box)
+            tips += 1
+    assert tips > 3
+
+
 def with_days(dataset) -> None:
     """Attempts of very different length, which ended: their hours, energy and waits need other units alone."""
     now = timezone.now()

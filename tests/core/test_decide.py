@@ -668,7 +668,7 @@ OFFERED: dict[str, tuple[Snapshot, AlternativeKind, dict[str, object], str]] = {
         ),
         AlternativeKind.FEWER_GPUS,
         {"gpus_per_task": 4, "cpu_milli": 32_000, "memory_mib": 32_768, "pool": "other"},
-        "with 4 GPUs instead of 8 and with 32 CPUs and 32 GiB of memory in the pool other",
+        "with 4 GPUs instead of 8 and with 32 CPUs and 32 GiB of memory, in the pool other",
     ),
     "CPU in proportion to fewer GPUs": (
         cluster([node("n1", 8)], [NLP], running=[runs("a", "nlp", ("n1", range(7)), preemptible=False)],
@@ -699,7 +699,7 @@ OFFERED: dict[str, tuple[Snapshot, AlternativeKind, dict[str, object], str]] = {
                 pending=[waits("j", "nlp", 4, gpu_model="A100")]),
         AlternativeKind.FEWER_GPUS,
         {"gpus_per_task": 2, "gpu_model": "H100"},
-        "with H100 instead of A100 with 2 GPUs instead of 4",
+        "with H100 instead of A100, with 2 GPUs instead of 4",
     ),
     "more tasks of fewer GPUs": (
         cluster(

@@ -74,6 +74,10 @@ def test_it_is_installed_once_and_a_page_shows_how_far(installation, package: Pa
     try:
         assert eventually(lambda: "building the editor" in page_of(port), 60)
         shown = page_of(port)
+        german = httpx.get(f"http://127.0.0.1:{port}/", headers={"Accept-Language": "fr, de-AT;q=0.8"}).text
+        assert '<html lang="de">' in german and "VS Code wird installiert" in german
+        assert "MiB installiert" in german and "installed" not in german
+        assert "color-scheme:light dark" in shown.split("body")[0], "a dark page with dark text"
         assert "MiB installed" in shown and 'http-equiv="refresh"' in shown and "secret" not in shown
         assert eventually(lambda: "hash" in page_of(port), 60)
         found = json.loads(page_of(port))
@@ -99,7 +103,16 @@ def test_a_failed_installation_ends_with_a_sentence(installation, package: Path,
     process = start(installation, str(package), tmp_path / "home", free_port())
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 1
-    assert "no compiler" in said and "VS Code could not be installed" in said
+    assert "no compiler" in said and "VS Code could not be installed. npm could not build it" in said
+
+
+def test_a_failed_download_is_not_a_lack_of_compilers(installation, tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / ".npmrc").write_text("registry=http://127.0.0.1:9/\nfetch-retries=0\n")
+    process = start(installation, "code-server@0.0.1", tmp_path / "home", free_port())
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "VS Code could not be installed. npm could not download it (E" in said and "apt-get" not in said
 
 
 @pytest.mark.django_db

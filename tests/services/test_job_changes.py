@@ -45,7 +45,7 @@ def test_a_change_is_recorded_with_the_old_value(world):
     assert [row.depends_on for row in changed.dependencies.all()] == [first]
     event = changed.events.get(kind="changed")
     assert event.message == (
-        "Changed by ada: gpus per task from 4 to 2, time limit from none to 1 h, dependencies from none to "
+        "Changed by ada: GPUs per task from 4 to 2, time limit from none to 1 h, dependencies from none to "
         f"{first.public_id}."
     )
     entry = AuditEntry.objects.get(action="job.change")
@@ -54,6 +54,16 @@ def test_a_change_is_recorded_with_the_old_value(world):
     assert OutboxMessage.objects.filter(name="scheduler.cycle").exists()
     assert do_change_job(world.owner, changed, {"gpus_per_task": 2}).version == changed.version
     assert not do_change_job(world.owner, changed, {"dependencies": ()}).dependencies.exists()
+
+
+def test_a_change_is_recorded_with_units(world):
+    job = submit(world, gpus_per_task=2, cpu_milli=2000, memory_mib=4096)
+    changes = {"gpu_model": "Test 80", "cpu_milli": 500, "memory_mib": 1536, "preemptible": False}
+    message = do_change_job(world.owner, job, changes).events.get(kind="changed").message
+    assert message == (
+        "Changed by ada: GPU model from none to Test 80, CPU from 2 cores to 0.5 core, memory from 4 GiB to 1.5 GiB, "
+        "preemptible from yes to no."
+    )
 
 
 def test_requests_impossible_in_this_cluster_are_refused(world):
@@ -110,7 +120,7 @@ def test_a_job_that_has_run_keeps_its_gpu_request(world):
     job.refresh_from_db()
     with pytest.raises(Conflict) as refused:
         do_change_job(world.owner, job, {"gpus_per_task": 2})
-    assert "It has already run, so its gpus per task cannot be changed" in refused.value.message
+    assert "It has already run, so its GPUs per task cannot be changed" in refused.value.message
     assert do_change_job(world.owner, job, {"priority": -1}).priority == -1
 
 

@@ -16,6 +16,7 @@ from portal.services.accounts.tokens import Scope, do_create_token
 from portal.services.jobs.submission import do_hold_job
 from portal.valkey import rate_limits
 from portal.valkey.rate_limits import RateLimit
+from portal.web.cluster.audit import changed_fields
 from tests import factories
 
 pytestmark = pytest.mark.django_db
@@ -201,3 +202,18 @@ def test_page_shows_and_narrows_the_rows(user):
     assert acts(q="10.9.9.9") == []
     page = client.get(reverse("audit"), {"kind": "workspaces"}).content.decode()
     assert "Nothing matches" in page and "Clear the search" in page
+
+
+def test_values_have_units_and_times_of_the_reader():
+    after = {
+        "memory_mib": 8192,
+        "cpu_milli": 2000,
+        "drain_s": 600,
+        "ends_at": "2027-02-27T19:24:54.058219+00:00",
+    }
+    entry = AuditEntry(before={"memory_mib": 23552}, after=after | {"seen_at": "soon", "name_s": "x"})
+    shown = {name: new.replace("\N{NO-BREAK SPACE}", " ") for name, _, new in changed_fields(entry)}
+    assert shown == {
+        "memory": "8 GiB", "cpu": "2 cores", "drain": "10 min", "ends at": "2027-02-27 19:24",
+        "seen at": "soon", "name": "x",
+    }  # fmt: skip

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from django.urls import reverse
 
 from portal.domain.jobs.job_spec import job_fields
-from portal.models import Gpu, Job
+from portal.models import Gpu, Job, JobVerdict, Node
 from portal.services.jobs.changes import CHANGEABLE_FIELDS, change_refusal
 from tests import factories
 
@@ -50,3 +52,27 @@ def test_the_form_has_every_field_that_can_be_changed(dataset, client_of, kind, 
         assert (
             str(again or "") == str(value).replace("on", "True") or again == value or again == "1 h 30 min"
         ), shown
+
+
+def test_amounts_that_a_suggestion_gave_are_nobodys_typing(dataset, client_of):
+    """They stay with the changed job, and the next launch has those of its own GPUs again."""
+    Node.objects.update(cpu_milli=64_000, memory_mib=262_144)
+    client, job = client_of("member"), Job.objects.get(name="depth-anything-ft")
+    Job.objects.filter(pk=job.pk).update(typed_amounts=["shm_mib"])
+    fields = {"gpus_per_task": 2, "cpu_milli": 1000, "memory_mib": 8192}
+    suggestion = {"kind": "fewer_gpus", "message": "It would start now.", "fields": fields}
+    JobVerdict.objects.filter(job=job).update(suggestion=suggestion)
+    form = client.get(reverse("job-change", args=[job.public_id]) + "?suggested=1").context["form"]
+    assert (float(form["cores"].value()), float(form["memory_gib"].value())) == (1, 8)
+    assert form["typed_amounts"].value() == "shm_mib"
+    copied = client.get(reverse("launch"), {"like": job.public_id, **fields}).context["form"]
+    assert (float(copied["cores"].value()), float(copied["memory_gib"].value())) == (1, 8)
+    assert copied["typed_amounts"].value() == "shm_mib"
+    values = {"version": job.version, "values": json.dumps(fields)}
+    assert client.post(reverse("job-apply-suggestion", args=[job.public_id]), values).status_code == 302
+    job.refresh_from_db()
+    assert (job.gpus_per_task, job.cpu_milli, job.typed_amounts) == (2, 1000, ["shm_mib"])
+    Job.objects.exclude(pk=job.pk).update(kind="service")
+    again = client.get(reverse("launch"), {"kind": "training"})
+    assert again.context["last_launch"] == job
+    assert float(again.context["form"]["cores"].value()) > 1

@@ -134,3 +134,32 @@ def test_a_choice_that_does_not_exist_changes_nothing(dataset, node, client_of) 
         page = client_of("admin").post(reverse("drain-node", args=[node.public_id]), fields)
         assert page.status_code == 400 and "Choose one of the options." in page.content.decode()
     assert Node.objects.get(pk=node.pk).state == "ready"
+
+
+def test_a_job_that_the_page_did_not_list_is_not_stopped(dataset, node, client_of) -> None:
+    """It may have started while an administrator read the page."""
+    client, address = client_of("admin"), reverse("drain-node", args=[node.public_id])
+    seen = client.get(address).context["seen"]
+    unlisted = Job.objects.get(name="attn-probe")
+    old = " ".join(word for word in seen.split() if word != unlisted.public_id)
+    refused = client.post(address, {"jobs": "end", "seen": old})
+    assert (
+        refused.status_code == 409 and "attn-probe started on h200-3 meanwhile." in refused.content.decode()
+    )
+    assert refused.context["seen"] == seen and not stopping(node)
+    assert client.post(address, {"jobs": "wait", "seen": old}).status_code == 302, "it stops nothing"
+
+
+def test_the_second_of_two_administrators_sees_that_the_node_is_drained(node, client_of) -> None:
+    address = reverse("drain-node", args=[node.public_id])
+    first, second = (client_of("admin") for _ in range(2))
+    seen = second.get(address).context["seen"]
+    assert first.post(address, {"jobs": "wait", "reason": "fans", "seen": seen}).status_code == 302
+    refused = second.post(address, {"jobs": "end", "reason": "disks", "seen": seen})
+    assert (
+        refused.status_code == 409
+        and "h200-3 was changed meanwhile, and is drained now." in refused.content.decode()
+    )
+    assert not stopping(node) and Node.objects.get(pk=node.pk).state_reason == "fans"
+    again = {"jobs": "end", "reason": "disks", "seen": refused.context["seen"]}
+    assert second.post(address, again).status_code == 302 and stopping(node)

@@ -747,3 +747,33 @@ def test_of_equal_events_one_is_shown_for_each_attempt():
     events = [JobEvent(message="It ended.", attempt_id=number) for number in (2, 2, 1, 1)]
     shown = dedupe_events([*events, JobEvent(), JobEvent()])
     assert [event.attempt_id for event in shown] == [2, 1, None, None]
+
+
+def test_numbers_of_a_verdict_have_no_ids(dataset, client_of):
+    job = Job.objects.get(name="depth-anything-ft")
+    details = {"project": job.project.public_id, "pool": "p4x", "needed_gpus": 8.0, "free_gpus": 2.0}
+    JobVerdict.objects.filter(job=job).update(details=details)
+    shown = client_of("member").get(reverse("job", args=[job.public_id])).context["verdict_details"]
+    assert set(shown) == {("Needed GPUs", "8"), ("Free GPUs", "2")}
+
+
+def test_changes_that_start_it_sooner_are_shown_as_long_as_it_waits(dataset, client_of):
+    """Also if the page was opened before its first verdict, and no longer once it has started."""
+    client, job = client_of("member"), Job.objects.get(name="depth-anything-ft")
+    page, ways = (reverse(name, args=[job.public_id]) for name in ("job", "job-alternatives"))
+    loads = f'hx-get="{ways}"'
+    verdict = JobVerdict.objects.get(job=job)
+    verdict.delete()
+    opened = words(client.get(page))
+    assert loads not in opened and "sooner=1" not in opened
+    verdict.save(force_insert=True)
+    live = {"HX-Request": "true"}
+    decided = words(client.get(f"{page}?shown=0", headers=live))
+    assert (
+        loads in decided and 'id="job-alternatives" hx-swap-oob="true"' in decided and "sooner=1" in decided
+    )
+    assert loads not in words(client.get(f"{page}?shown=0&sooner=1", headers=live))
+    Job.objects.filter(pk=job.pk).update(state="RUNNING", attempt_count=1)
+    ended = words(client.get(f"{page}?shown=0&sooner=1", headers=live))
+    assert '<div id="job-alternatives" hx-swap-oob="true" hidden></div>' in ended
+    assert words(client.get(ways)) == '<div id="job-alternatives" hidden></div>'

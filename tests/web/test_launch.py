@@ -10,7 +10,7 @@ import pytest
 from django.urls import reverse
 
 from portal.domain.jobs.job_spec import JobSpec
-from portal.models import CodeArchive, Job, JobVerdict, Quota
+from portal.models import CodeArchive, Job, JobVerdict, Quota, UsageInterval
 from portal.web.jobs.launch.form import LaunchForm
 from portal.web.jobs.launch.initial_values import initial_from_api_fields, initial_from_job
 from portal.web.jobs.launch.spec_fields import form_values
@@ -160,6 +160,10 @@ def test_the_quota_of_a_job_that_starts_now_is_that_of_its_pool(dataset, client_
     monkeypatch.setattr("portal.web.jobs.launch.preview.query_would_start", lambda body, wait_s: answer)
     page = client_of("member").post(reverse("launch-check"), typed)
     assert [bar.share.pool.name for bar in page.context["quota_bars"]] == ["a100"]
+    Quota.objects.filter(pool=dataset.pools["a100"]).delete()
+    UsageInterval.objects.all().delete()
+    page = client_of("member").post(reverse("launch-check"), typed)
+    assert [bar.terms.startswith("no quota") for bar in page.context["quota_bars"]] == [True]
 
 
 def test_the_sizes_are_limited_by_the_quota_of_the_chosen_pool(dataset, client_of, typed):

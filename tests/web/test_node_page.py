@@ -120,7 +120,7 @@ def test_a_quarantined_node_shows_why_and_only_administrators_see_incidents(data
         ({"state": "cordoned"}, "stopped", "Cordoned"),
         ({"breaker_state": "quarantined"}, "warning", "Quarantined"),
         ({"breaker_state": "probation"}, "warning", "On probation"),
-        ({"breaker_state": "quarantined", "state": "drained"}, "stopped", "Drained"),
+        ({"breaker_state": "quarantined", "state": "drained"}, "stopped", "Draining"),
         ({"reachable": False, "breaker_state": "quarantined"}, "unreachable", "Unreachable"),
     ],
 )
@@ -131,6 +131,15 @@ def test_each_state_has_a_symbol_that_is_drawn(dataset, client_of, changes, symb
     head = page[page.index("<h1>") : page.index("</h1>")]
     assert f"#s-{symbol}" in head and word in head
     assert f'id="s-{symbol}"' in Path("static/src/icons.svg").read_text()
+
+
+def test_a_drained_node_is_draining_until_its_jobs_are_gone(dataset, client_of) -> None:
+    node = dataset.nodes["h200-3"]
+    Node.objects.filter(pk=node.pk).update(state="drained")
+    assert "Draining" in page_of(client_of("admin"), node)
+    Allocation.objects.filter(gpu__node=node).update(ended_at=timezone.now(), proof="reported")
+    page = page_of(client_of("admin"), node)
+    assert "Draining" not in page and "Drained" in page
 
 
 def names_on_map(client: Client, **query: str) -> list[str]:

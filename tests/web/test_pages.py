@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import re
 from pathlib import Path
@@ -18,6 +19,7 @@ from portal.web.display.navigation import NAVIGATION
 from portal.web.middleware import error_pages
 from portal.web.middleware.security_headers import STATIC_HEADERS
 from tests import factories
+from tests.web.dataset import start
 
 COUNTS = {
     name.removeprefix("web."): count
@@ -179,8 +181,10 @@ def test_user_input_is_shown_as_text(dataset, client_of):
 @pytest.mark.parametrize("page", COUNTS)
 def test_query_counts_do_not_grow(dataset, client_of, page):
     """Pinned in tests/query_counts.json under ``web.<page>``; the same with three times the rows."""
-    client = client_of("member")
-    args = [dataset.jobs["vit-h-pretrain"].public_id] if page == "job" else []
+    node = dataset.nodes["h200-3"]
+    client = client_of("admin" if page == "drain-node" else "member")
+    subjects = {"job": dataset.jobs["vit-h-pretrain"], "drain-node": node}
+    args = [subjects[page].public_id] if page in subjects else []
     before = count(client, reverse(page, args=args))
     owner, project, batch = (
         dataset.people["m-okafor"],
@@ -193,6 +197,9 @@ def test_query_counts_do_not_grow(dataset, client_of, page):
     for number in range(3):
         factories.job(owner, factories.project(f"more-{number}", manager=owner), batch)
         factories.node(pool, name=f"more-{number}")
+    for gpu in node.gpus.filter(used_milli=0):
+        job = factories.job(owner, project, batch, name=f"on-{gpu.index}")
+        start(dataset, job, [(node.name, [gpu.index])], ran=dt.timedelta(hours=1))
     assert count(client, reverse(page, args=args)) == before
     assert before == COUNTS[page]
 

@@ -136,7 +136,7 @@ _REFUSALS = {
         410,
         "workspace_stopped",
         _("This workspace has stopped"),
-        _("Its files are kept. Start or resume it from the portal."),
+        _("Its files are kept. Its page in the portal shows why it ended, and starts it again."),
     ),
     AccessRefusal.NOT_READY: (
         503,

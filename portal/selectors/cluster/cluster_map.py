@@ -115,6 +115,8 @@ class NodeBox:
         if quarantined := health[GpuHealth.QUARANTINED.value]:
             text = ngettext("{count} GPU quarantined", "{count} GPUs quarantined", quarantined)
             return "failed", text.format(count=quarantined)
+        if node.state == NodeState.DRAINED.value and self.jobs:
+            return "stopped", _("Draining")
         if node.state != NodeState.READY.value:
             return "stopped", _(node.state.capitalize())
         if node.breaker_state != _BREAKER_HEALTHY:

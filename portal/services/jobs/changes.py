@@ -10,7 +10,7 @@ from django.db import transaction
 from django.utils.translation import gettext as _
 
 from portal.access import Permission, can, require_own_account, require_permission
-from portal.domain.formatting import format_duration
+from portal.domain.formatting import format_duration, format_gpu_models, format_memory
 from portal.domain.jobs.job_spec import PROPORTIONAL_AMOUNTS, job_fields
 from portal.domain.projects.secrets import PROJECT_SCOPE
 from portal.domain.states import DesiredState, JobKind, JobState
@@ -43,6 +43,17 @@ CHANGEABLE_FIELDS = (*WAITING_FIELDS, "pool", "project", "dependencies")
 _ROLE_AMOUNTS = {"tasks", "min_tasks", "gpus_per_task", "cpu_milli", "memory_mib"}
 CHANGE_LABELS = {
     name: name.removesuffix("_s").removesuffix("_mib").replace("_", " ") for name in CHANGEABLE_FIELDS
+} | {
+    "cpu_milli": "CPU",
+    "gpu_model": "GPU model",
+    "gpus_per_task": "GPUs per task",
+    "milli_per_gpu": "share of each GPU",
+    "mig_profile": "MIG profile",
+    "min_gpu_memory_mib": "minimum GPU memory",
+    "min_compute_capability": "minimum compute capability",
+    "min_tasks": "minimum tasks",
+    "allow_mixed_gpus": "different GPUs",
+    "shm_mib": "shared memory",
 }
 SUGGESTED_TYPES: dict[str, type] = {
     **dict.fromkeys(("tasks", "min_tasks", "gpus_per_task", "cpu_milli", "memory_mib", "time_limit_s"), int),
@@ -265,7 +276,17 @@ def _text(name: str, value: Any) -> str:
         return "none"
     if isinstance(value, list):
         return " ".join(value)
-    return format_duration(value) if name == "time_limit_s" else str(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if name.endswith("_s"):
+        return format_duration(value)
+    if name.endswith("_mib"):
+        return format_memory(value)
+    if name == "cpu_milli":
+        return f"{value / 1000:g} {'core' if value <= 1000 else 'cores'}"
+    if name == "milli_per_gpu":
+        return f"{value / 10:g} %"
+    return format_gpu_models(value).strip() if name == "gpu_model" else str(value)
 
 
 def _field_names(names: Iterable[str]) -> str:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from portal.domain.formatting import format_duration
+from portal.domain.formatting import format_duration, format_gpu_models, short_gpu_model
 from portal.domain.jobs.feasibility import proportional_cpu_and_memory
 from portal.domain.jobs.reasons import VerdictCode
 from portal.domain.states import JobKind
@@ -294,6 +294,8 @@ def _other_models(request: JobRequest) -> Iterator[Change]:
     for model in held.order_by("model").values_list("model", flat=True).distinct()[:MAX_OTHER_MODELS]:
         yield Change(
             "other_model",
-            _("with {model} instead of {gpu_model}").format(model=model, gpu_model=request.gpu_model),
+            _("with {model} instead of {gpu_model}").format(
+                model=short_gpu_model(model), gpu_model=format_gpu_models(request.gpu_model).strip()
+            ),
             {"gpu_model": model},
         )

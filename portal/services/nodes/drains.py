@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from django.db import transaction
 from django.utils import timezone
@@ -13,7 +14,7 @@ from portal.domain.jobs.reasons import EndReason
 from portal.domain.nodes.drains import MOVE_EVENT, SAVE_WAIT_S, DrainChoice
 from portal.domain.states import AttemptState, JobKind, NodeState
 from portal.domain.stored_texts import stored_text
-from portal.errors import InvalidRequest
+from portal.errors import Conflict, InvalidRequest
 from portal.models import Job, Node, Task, User
 from portal.selectors.nodes.drains import continuing_tasks, last_saved, move_deadline, pending_moves
 from portal.services.jobs.signals import do_send_signal
@@ -25,6 +26,13 @@ from portal.services.nodes.nodes import do_set_node_state
 SAVE_SIGNAL = "SIGUSR1"
 
 
+class Seen(NamedTuple):
+    """What the actor saw of a node before the decision: its state, and the jobs on it by public id."""
+
+    state: str
+    jobs: frozenset[str]
+
+
 def do_drain_node(
     actor: User,
     node: Node,
@@ -33,12 +41,14 @@ def do_drain_node(
     exceptions: Mapping[str, DrainChoice] | None = None,
     signal: bool = False,
     reason: str = "",
+    seen: Seen | None = None,
 ) -> Node:
     """Take a node out of service; ``jobs`` says what happens to its jobs, ``exceptions`` to single ones by id.
 
     ``signal``: send SIGUSR1 to the jobs that are to be moved, on which many programs save a checkpoint. A job that
     does not run yet, a workspace and a service have nothing to save and are requeued at once instead of moved.
-    Repeatable, also with another choice. Raise InvalidRequest for the id of no job.
+    Repeatable, also with another choice. Raise InvalidRequest for the id of no job; and Conflict if the node is not
+    as ``seen``, or a job that was not seen would be stopped.
     """
     require_permission(actor, Permission.CHANGE, node)
     own = dict(exceptions or {})
@@ -52,6 +62,12 @@ def do_drain_node(
             task.attempt_id: task.attempt for task in tasks if _choice(task, jobs, own) is DrainChoice.MOVE
         }
         kept = [task.pk for task in tasks if _choice(task, jobs, own) is not DrainChoice.END]
+        if seen is not None:
+            _check_seen(
+                seen,
+                row,
+                [task.attempt.job for task in tasks if task.pk not in kept or task.attempt_id in moved],
+            )
         row = do_set_node_state(actor, row, NodeState.DRAINED, reason=reason, keep=kept)
         for attempt in moved.values():
             message = stored_text(
@@ -63,6 +79,21 @@ def do_drain_node(
             if signal:
                 do_send_signal(actor, attempt.job, SAVE_SIGNAL)
     return row
+
+
+def _check_seen(seen: Seen, node: Node, stopped: Sequence[Job]) -> None:
+    if node.state != seen.state:
+        raise Conflict(
+            _("{name} was changed meanwhile, and is {state} now. Look at its jobs again.").format(
+                name=node.name, state=_(node.state.capitalize()).lower()
+            )
+        )
+    if new := sorted({job.name for job in stopped if job.public_id not in seen.jobs}):
+        raise Conflict(
+            _("{jobs} started on {name} meanwhile. Look at its jobs again.").format(
+                jobs=", ".join(new), name=node.name
+            )
+        )
 
 
 def _choice(task: Task, jobs: DrainChoice, exceptions: Mapping[str, DrainChoice]) -> DrainChoice:

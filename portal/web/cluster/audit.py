@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import Any
 
 from django.core.paginator import Paginator
 from django.db.models import Q
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
+from django.utils import timezone
 from django.utils.translation import gettext_lazy
 
 from portal.access import AccessPolicy
 from portal.config.production_checks import is_address
+from portal.domain.formatting import format_duration
 from portal.models import AuditEntry, User
-from portal.web.display.formatting import cores, gpu_amount
+from portal.web.display.formatting import cores, gpu_amount, memory
 from portal.web.views import page
 
 KINDS = {
@@ -69,7 +72,9 @@ def changed_fields(entry: AuditEntry) -> list[tuple[str, str, str]]:
 
 
 def _field_label(key: str) -> str:
-    return key.removesuffix("_milli").replace("_", " ")
+    for unit in ("_milli", "_mib", "_s"):
+        key = key.removesuffix(unit)
+    return key.replace("_", " ")
 
 
 def _value_text(key: str, value: Any) -> str:
@@ -79,8 +84,23 @@ def _value_text(key: str, value: Any) -> str:
         return "yes" if value else "no"
     if key.endswith("_milli") and isinstance(value, int):
         return gpu_amount(value) if key != "cpu_milli" else cores(value)
+    if key.endswith("_mib") and isinstance(value, int):
+        return memory(value)
+    if key.endswith("_s") and isinstance(value, (int, float)):
+        return format_duration(value)
+    if key.endswith("_at") and (at := _time(value)):
+        return f"{timezone.localtime(at):%Y-%m-%d %H:%M}"
     if isinstance(value, list):
         return " ".join(str(part) for part in value)
     if isinstance(value, dict):
         return ", ".join(f"{name} {part}" for name, part in value.items())
     return str(value)
+
+
+def _time(value: Any) -> dt.datetime | None:
+    """Return the time of a value that the trail keeps as ISO 8601; None for others."""
+    try:
+        at = dt.datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        return None
+    return at if at.tzinfo else None

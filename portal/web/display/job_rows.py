@@ -396,11 +396,14 @@ def nodes_by_free(verdict: JobVerdict) -> dict[int, int]:
 
 
 def verdict_details(verdict: JobVerdict | JobEvent, without: Collection[str] = ()) -> list[tuple[str, Any]]:
-    """Return the numbers of a verdict or its event with readable labels, except lists, tables and ``without``."""
+    """Return the numbers of a verdict or its event with readable labels, except lists, tables and ``without``.
+
+    Pool and project are public ids, and the message names both.
+    """
     plain = []
     for name, value in verdict.details.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float, str)) or name == "pool":
-            continue  # the message already names the pool
+        if isinstance(value, bool) or not isinstance(value, (int, float, str)) or name in ("pool", "project"):
+            continue
         if name.endswith(("_from_s", "_until_s", "_before_s")):
             continue  # the message already names the time
         if name in without or _NODES_BY_FREE.fullmatch(name):

@@ -13,7 +13,7 @@ from portal.domain.nodes.drains import SAVE_WAIT_S, DrainChoice
 from portal.errors import FairwayError, InvalidRequest
 from portal.models import Node, User
 from portal.selectors.nodes.drains import drained_jobs
-from portal.services.nodes.drains import do_drain_node
+from portal.services.nodes.drains import Seen, do_drain_node
 from portal.web.views import find_row, form_page, posted_values, render_form
 
 DRAIN_TITLES: dict[DrainChoice, str] = {
@@ -46,15 +46,18 @@ def drain_node(request: HttpRequest, user: User, public_id: str) -> HttpResponse
                 exceptions=exceptions,
                 signal=bool(values["signal"]),
                 reason=values["reason"],
+                seen=_seen(request.POST.get("seen", "")),
             )
         except FairwayError as error:
             refusal = error
         else:
             messages.success(request, _drained_message(node))
             return redirect("node", public_id)
+    node.refresh_from_db(fields=["state"])
     jobs = drained_jobs(node)
     context = {
         "node": node,
+        "seen": " ".join([node.state, *(row.job.public_id for row in jobs)]),
         "rows": [(row, own.get(row.job.public_id, "")) for row in jobs],
         "choices": [(choice.value, _(title)) for choice, title in DRAIN_TITLES.items()],
         "lost_gpu_seconds": sum(row.lost_gpu_seconds for row in jobs),
@@ -62,6 +65,11 @@ def drain_node(request: HttpRequest, user: User, public_id: str) -> HttpResponse
     }
     values["jobs"] = values["jobs"] or DrainChoice.WAIT.value
     return render_form(request, "nodes/node_drain.html", context, values, refusal)
+
+
+def _seen(text: str) -> Seen | None:
+    state, *jobs = text.split() or [""]
+    return Seen(state, frozenset(jobs)) if state else None
 
 
 def _choice(text: str) -> DrainChoice:

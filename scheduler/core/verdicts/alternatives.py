@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from portal.domain.formatting import format_duration
+from portal.domain.formatting import format_duration, format_gpu_models, short_gpu_model
 from portal.domain.jobs.feasibility import proportional_cpu_and_memory
 from portal.domain.stored_texts import stored_text
 from scheduler.core.model.plan import Alternative, AlternativeKind
@@ -231,14 +231,16 @@ class AlternativeSearch:
         if "pools" in fields:
             fields = {name: value for name, value in fields.items() if name != "pools"}
             fields["pool"] = variant.fields["pools"][0]
-        return Alternative(variant.kind, " ".join(parts), fields)
+        joined = "".join(f" {text}" if text.startswith("and ") else f", {text}" for text in parts)
+        return Alternative(variant.kind, joined.removeprefix(", "), fields)
 
     def _part(self, job: PendingRow, name: str, fields: dict[str, Any]) -> str:
         """Return the phrase for one changed field; blank if another one says it."""
         value = fields[name]
         match name:
             case "gpu_model":
-                return stored_text(f"with {value} instead of {job.gpu_model}")
+                model, gpu_model = short_gpu_model(value), format_gpu_models(job.gpu_model).strip()
+                return stored_text(f"with {model} instead of {gpu_model}")
             case "pools":
                 return stored_text(f"in the pool {self._pool_states[value[0]].pool.name}")
             case "topology_constraint":

@@ -457,6 +457,16 @@ SOFTWARE_RULES = (
         pattern=r"Bad config encountered during initialization|Jupyter command `[^`]+` not found",
     ),
     FailureRule(
+        code="vscode_not_installed",
+        title="VS Code could not be installed",
+        cause="VS Code is installed on first use, and npm could not download or build it on this machine.",
+        fix="Launch a notebook with JupyterLab, or connect VS Code on your computer with SSH. An administrator can "
+        "install code-server on the machine; then nothing is downloaded.",
+        priority=SPECIFIC,
+        evidence=Evidence.CAUSE,
+        pattern=r"VS Code could not be installed",
+    ),
+    FailureRule(
         code="notebook_kernel_died",
         title="The kernel of the notebook died",
         cause="The kernel ended while a cell ran, most often because the task reached its memory limit.",

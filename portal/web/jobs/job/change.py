@@ -17,7 +17,7 @@ from django.utils.translation import gettext as _
 from portal.access import AccessPolicy, Permission, require_permission, visible_jobs
 from portal.domain.formatting import format_gpu_models
 from portal.domain.jobs.job_spec import JobSpec, job_fields
-from portal.domain.states import LIVE_JOB_STATES
+from portal.domain.states import LIVE_JOB_STATES, JobState
 from portal.errors import Conflict, FairwayError, InvalidRequest, Unsatisfiable
 from portal.models import Gpu, Job, NodePool, Project, User
 from portal.selectors.jobs.jobs import get_job, visible_job_ids
@@ -90,8 +90,10 @@ class ChangeForm(forms.Form):
         initial |= {
             name: value or "" for name, value in (proposed or {}).items() if name in ("gpu_model", "pool")
         }
-        typed = {*typed_amounts_of_job(job, self.shares), *(proposed or {})}
-        initial = with_amounts(initial, self.shares, typed, refresh=bool(proposed))
+        typed = typed_amounts_of_job(job, self.shares)
+        initial = with_amounts(
+            initial, self.shares, typed, refresh=bool(proposed), fixed=(proposed or {}).keys()
+        )
         super().__init__(data, initial=initial, label_suffix="")
         self.fields |= {name: copy.deepcopy(LaunchForm.base_fields[name]) for name in LAUNCH_FIELDS}
         self.fields |= build_spec_fields(JobSpec)
@@ -175,6 +177,8 @@ def change(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
 def alternatives(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     """Return the changes that would start a waiting job sooner, each with a button, or why there are none."""
     job = get_job(user, public_id)
+    if job.state != JobState.PENDING.value:  # it started while the page asked
+        return render(request, "jobs/job/alternatives_load.html", {"job": job})
     found = job_start_alternatives(user, job)
     rows = [(each, json.dumps(json_fields(each))) for each in found.alternatives]
     return render(request, "jobs/job/alternatives.html", {"job": job, "rows": rows, "reason": found.reason})
@@ -193,7 +197,13 @@ def apply_suggestion(request: HttpRequest, user: User, public_id: str) -> HttpRe
             values = version = None
         if not isinstance(values, dict) or not values or version is None:
             raise InvalidRequest(_("There is no such change."))
-        do_change_job(user, job, parse_suggested_fields(values), version=version)
+        do_change_job(
+            user,
+            job,
+            parse_suggested_fields(values),
+            version=version,
+            typed_amounts=job.typed_amounts,  # nobody typed those of a suggestion
+        )
         messages.success(
             request, _("{name} is changed; the next cycle considers it anew.").format(name=job.name)
         )

@@ -118,12 +118,16 @@ class RelatedJob:
 
 @page(AccessPolicy.SIGNED_IN)
 def job(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
-    """Render the overview, or its live parts for htmx; ``shown`` is the attempt that the browser displays."""
+    """Render the overview, or its live parts for htmx; ``shown`` is the attempt that the browser displays.
+
+    ``sooner``: the browser displays the changes with which it would start sooner.
+    """
     row = get_job(user, public_id)
     context = overview_context(user, row) | {
         "tab": "overview",
         "other_attempt": request.GET.get("shown", "") != str(row.attempt_count),
     }
+    context["other_alternatives"] = ("sooner" in request.GET) != context["may_apply_changes"]
     return render_live(request, "jobs/job/overview.html", "jobs/job/live.html", context)
 
 

@@ -35,7 +35,8 @@ def with_amounts(
 ) -> dict[str, Any]:
     """Return the values of a form with amounts that follow its GPUs.
 
-    ``typed`` are those that were typed, None if that is unknown; ``fixed`` ones (API names) belong to a template.
+    ``typed`` are those that were typed, None if that is unknown; ``fixed`` ones (API names) keep their value, which a
+    template or a suggestion gave, until the GPUs are changed.
     Without ``refresh`` only missing amounts are filled in.
     """
     present, gpus = present_amounts(start), _gpus(start)

@@ -232,7 +232,9 @@ class LaunchForm(DataForm):
     )
     model_version = forms.CharField(
         label=gettext_lazy("Model version"), max_length=20, required=False, widget=text_input(),
-        help_text=gettext_lazy("Of the registry of the project. Without a command, MLflow serves it."),
+        help_text=gettext_lazy(
+            "Of the registry of the project. Without a command, MLflow serves it, which the environment must have."
+        ),
     )  # fmt: skip
 
     def __init__(

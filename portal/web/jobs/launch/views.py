@@ -272,6 +272,8 @@ def _initial(
         asked = {name for name in PROPORTIONAL_AMOUNTS if query.get(name)}
         refresh = last is not None or not query.keys().isdisjoint(GPU_FIELDS)
         fixed = _parameter_fields(user, start.get("template"))
+        if query.get("like"):  # a suggestion for that job gave them
+            fixed, asked = fixed | asked, set()
         known = None if typed is None and not asked else (typed or set()) | asked
         start = with_amounts(start, shares, known, refresh=refresh, fixed=fixed)
     if not start.get("project"):
@@ -442,16 +444,15 @@ def _quotas_in_question(
 ) -> list[QuotaUsage]:
     """Return the quotas of the pools in which the request would start, else of those that it fits.
 
-    Those of all pools while the form is incomplete.
+    While the form is incomplete, those of all pools that are used or have a quota.
     """
-    shown = [share for share in shares if share.has_quota or share.used_milli or share.bound_by_ancestor]
     if request is None:
-        return shown
+        return [share for share in shares if share.has_quota or share.used_milli or share.bound_by_ancestor]
     if found.nodes:
         pools = set(Node.objects.filter(name__in=found.nodes).values_list("pool", flat=True))
     else:
         pools = possible_pools(request)
-    return [share for share in shown if share.pool.pk in pools]
+    return [share for share in shares if share.pool.pk in pools]
 
 
 def size_presets(fitting: list[GpuModelSummary], count: str, shares: list[QuotaUsage]) -> list[SizePreset]:
