@@ -19,8 +19,8 @@ def main() -> None:
 
     try:
         argv = enter(Path(__file__).resolve().parent, [os.path.abspath(__file__), *sys.argv[1:]])
-    except BootstrapError as trouble:
-        sys.exit(str(trouble))
+    except BootstrapError as error:
+        sys.exit(str(error))
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.config.settings")
     from portal.config.data_paths import apply_data_dir_option
     from portal.config.variables import SettingsRefused

@@ -97,10 +97,10 @@ def run_connection_test(
         began_s = time.monotonic()
         try:
             outcome, message = getattr(test, f"step_{name}")()
-        except (SshError, _StepFailedError, OutcomeUnknownError) as failure:
-            outcome, message = StepOutcome.FAILED, str(failure)
-        except AgentError as refused:
-            outcome, message = StepOutcome.FAILED, refused.message
+        except (SshError, _StepFailedError, OutcomeUnknownError) as error:
+            outcome, message = StepOutcome.FAILED, str(error)
+        except AgentError as error:
+            outcome, message = StepOutcome.FAILED, error.message
         yield StepResult(name, title, outcome, message, time.monotonic() - began_s)
         if outcome is StepOutcome.FAILED and blocked_by is None:
             blocked_by = name

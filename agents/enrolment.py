@@ -181,8 +181,8 @@ def enrol_with_sudo(target: SshTarget, password: str, script: str) -> str:
     with login_with_password(target, password) as login:
         try:
             done = login.run_as_root(password, script, timeout_s=ENROLMENT_TIMEOUT_S)
-        except LoginError as refused:
-            raise EnrolmentScriptError(str(refused)) from refused
+        except LoginError as error:
+            raise EnrolmentScriptError(str(error)) from error
     if done.exit_status != 0:
         said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
         message = said[-1] if said else f"The script ended with status {done.exit_status} and no output."

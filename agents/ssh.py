@@ -265,9 +265,9 @@ def open_ssh(
             hello_timeout_s=hello_timeout_s,
             diagnostics=stream.end_reason,
         )
-    except OutcomeUnknownError as unknown:
+    except OutcomeUnknownError as error:
         if stream.exit_status() is not None:  # the program ended or never ran
-            raise agent_missing_error(stream) from unknown
+            raise agent_missing_error(stream) from error
         raise
     finally:
         if not stream.connection.is_alive:

@@ -265,8 +265,8 @@ class _ChannelStream:
         try:
             with self._server.connect() as sock:
                 self._relay(sock, request)
-        except (OSError, EOFError, ValueError, frames.FrameError, paramiko.SSHException) as problem:
-            log.info("a stream of an SSH connection ended: %s", problem)
+        except (OSError, EOFError, ValueError, frames.FrameError, paramiko.SSHException) as error:
+            log.info("a stream of an SSH connection ended: %s", error)
         finally:
             with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
                 self.channel.close()

@@ -77,8 +77,8 @@ def _or_problem(look: RequestCase, act: Callable[[RequestCase], _T]) -> _T | str
     """Return the result or the error: one failing page must not prevent the others."""
     try:
         return act(look)
-    except Exception as problem:
-        return f"it failed: {problem!r}"[:500]
+    except Exception as error:
+        return f"it failed: {error!r}"[:500]
 
 
 @contextmanager

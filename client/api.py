@@ -231,10 +231,10 @@ class Fairway:
                     raise refusal from None
                 pause_s = max(pause_s, min(_retry_after_s(error), MAX_PAUSE_S))
                 reason = f"{self.url}: {_first_sentences(error, refusal)}"
-            except (OSError, HTTPException) as problem:
-                reason = f"{self.url} does not answer: {getattr(problem, 'reason', None) or problem}"
+            except (OSError, HTTPException) as error:
+                reason = f"{self.url} does not answer: {getattr(error, 'reason', None) or error}"
                 if is_last:
-                    raise Unreachable(f"{reason}{_repeat_hint(key)}.") from problem
+                    raise Unreachable(f"{reason}{_repeat_hint(key)}.") from error
             if number == 1 and self.on_wait is not None:
                 self.on_wait(f"{reason.rstrip('.')}. Waiting for it.")
             time.sleep(min(pause_s, MAX_PATIENT_PAUSE_S) if patience_s else pause_s)
@@ -314,8 +314,8 @@ class Job:
             self.data = read(f"jobs/{self.id}/")  # before the log: what an ended job wrote is then complete
             try:
                 page = read(f"jobs/{self.id}/logs/", rank=rank, **place)
-            except Refused as refusal:
-                if refusal.status != 404 or not follow or self.has_ended:
+            except Refused as error:
+                if error.status != 404 or not follow or self.has_ended:
                     raise
                 time.sleep(POLL_S)
                 continue
@@ -375,8 +375,8 @@ def _read_config() -> dict[str, str]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as problem:
-        raise FairwayError(f"{path} cannot be read: {problem}") from problem
+    except (OSError, ValueError) as error:
+        raise FairwayError(f"{path} cannot be read: {error}") from error
     if stat.S_IMODE(mode) & 0o077:
         raise FairwayError(f"{path} is readable by others. Run: chmod 600 {path}")
     return found if isinstance(found, dict) else {}
@@ -423,8 +423,8 @@ class _Object(dict[str, Any]):
 def _json(content: bytes, address: str) -> Any:
     try:
         found = json.loads(content, object_hook=_Object)
-    except (ValueError, RecursionError) as problem:
-        raise FairwayError(f"The answer of {address} is not JSON: {problem}") from problem
+    except (ValueError, RecursionError) as error:
+        raise FairwayError(f"The answer of {address} is not JSON: {error}") from error
     if not isinstance(found, dict):
         raise FairwayError(f"The answer of {address} is not a JSON object. {_OTHER_SERVER}")
     return found

@@ -424,8 +424,8 @@ def _start_alternatives(server: Fairway, given: argparse.Namespace, shown: dict[
     """Add the changes with which the job would start sooner, or why there are none; make the one of ``--apply``."""
     try:
         answer: dict[str, Any] = server.get(f"jobs/{given.job}/alternatives/")
-    except Refused as refused:  # such as for a reader who may not change it
-        shown["start sooner"] = str(refused)
+    except Refused as error:  # such as for a reader who may not change it
+        shown["start sooner"] = str(error)
         return {}
     changes = answer["alternatives"]
     for number, each in enumerate(changes, start=1):

@@ -222,10 +222,10 @@ class McpServer:
             tool = TOOLS["preview_start" if name == "submit_job" else "show_job"]
         try:
             found = tool.act(self._server, given)
-        except Refused as refusal:
-            nearest = refusal.details.get("nearest")
+        except Refused as error:
+            nearest = error.details.get("nearest")
             return _content(
-                f"{refusal}{f' Nearest possible request: {json.dumps(nearest)}' if nearest else ''}",
+                f"{error}{f' Nearest possible request: {json.dumps(nearest)}' if nearest else ''}",
                 is_error=True,
             )
         except FairwayError as error:

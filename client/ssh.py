@@ -128,8 +128,8 @@ class _Wire:
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._open(parts.path + path, parts.netloc, server.authorization)
             self._sock.setblocking(False)
-        except OSError as problem:
-            raise Unreachable(f"{server.url} does not answer: {problem}") from problem
+        except OSError as error:
+            raise Unreachable(f"{server.url} does not answer: {error}") from error
 
     def _open(self, path: str, netloc: str, authorization: str) -> None:
         key = base64.b64encode(os.urandom(16)).decode()

@@ -29,8 +29,8 @@ def compile_catalogues(folder: Path) -> None:
         try:
             polib.pofile(str(source)).save_as_mofile(str(draft))
             draft.replace(compiled)
-        except OSError as problem:
-            log.warning("%s cannot be written: %s", compiled, problem)
+        except OSError as error:
+            log.warning("%s cannot be written: %s", compiled, error)
 
 
 def stored_translations(language: str) -> Iterator[tuple[str, str]]:

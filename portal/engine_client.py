@@ -51,8 +51,8 @@ def query_engine(kind: str, body: dict[str, Any], wait_s: float = 1.0) -> dict[s
             )
             with waiting_for_others():
                 reported = store.blpop([answer_key(question.public_id)], timeout=wait_s)
-    except (BrokerAway, redis.RedisError, OSError) as problem:
-        log.warning("no response to %s: %s", kind, problem)
+    except (BrokerAway, redis.RedisError, OSError) as error:
+        log.warning("no response to %s: %s", kind, error)
         return None
     if reported is None:
         return None

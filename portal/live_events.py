@@ -62,9 +62,9 @@ def publish(events: Sequence[TopicEvent]) -> None:
         return
     try:
         _run_in_background_loop(_send(events))
-    except (OSError, RedisError, RuntimeError, ValueError) as problem:
-        record_valkey_error(problem)
-        log.warning("events of %s were not published: %s", ", ".join(topics[:5]), problem or "no response")
+    except (OSError, RedisError, RuntimeError, ValueError) as error:
+        record_valkey_error(error)
+        log.warning("events of %s were not published: %s", ", ".join(topics[:5]), error or "no response")
 
 
 async def _send(news: Sequence[TopicEvent]) -> None:

@@ -85,8 +85,8 @@ def _send(row: OutboxMessage) -> bool:
             ignore_result=True,
             headers={"fairway_sent_s": time.time()},  # later cycles have seen the change
         )
-    except (BrokerAway, RedisError, OSError) as problem:
-        log.warning("the message %s was not sent: %s", row.name, problem)
+    except (BrokerAway, RedisError, OSError) as error:
+        log.warning("the message %s was not sent: %s", row.name, error)
         return False
     failpoint("hint.sent")
     return True
@@ -98,6 +98,6 @@ def has_queued_messages(queue: str) -> bool:
         return False
     try:
         return bool(valkey_client(BROKER_TIMEOUT_S).llen(queue))
-    except (RedisError, OSError) as problem:
-        record_valkey_error(problem)
+    except (RedisError, OSError) as error:
+        record_valkey_error(error)
         return False

@@ -83,8 +83,8 @@ class PolicyMiddleware:
             enforce(request.user, wanted)
             if request.user.is_authenticated:
                 renew_session(request.session)
-        except Forbidden as refusal:
-            raise PermissionDenied(refusal.message) from refusal
+        except Forbidden as error:
+            raise PermissionDenied(error.message) from error
         except Unauthenticated:
             if request.headers.get("HX-Request"):
                 answer = HttpResponse(status=401)
@@ -104,5 +104,5 @@ def _record_denied_request(request: HttpRequest) -> None:
         return
     try:
         record_denied_request(user, method=request.method or "", path=request.path, route=match.view_name)
-    except DatabaseError as problem:
-        log.error("a refused request is not in the audit trail: %s", problem)
+    except DatabaseError as error:
+        log.error("a refused request is not in the audit trail: %s", error)

@@ -82,6 +82,6 @@ def _serialize_inputs(inputs: DecisionInput | None, settings: ClusterSettings) -
     pool_settings = inputs.policy.settings() if inputs else settings.policy
     try:
         return gzip.compress(case_to_json(snapshot, pool_settings).encode(), mtime=0)
-    except (TypeError, ValueError, RecursionError) as unsaved:
-        log.warning("the failed cycle could not be saved for replay: %s", unsaved)
+    except (TypeError, ValueError, RecursionError) as error:
+        log.warning("the failed cycle could not be saved for replay: %s", error)
         return b""

@@ -34,10 +34,10 @@ def answer_plan_query(kind: str, body: dict[str, Any]) -> dict[str, Any]:
             }
         levels = [BandwidthLevel(int(machines), float(bandwidth)) for machines, bandwidth in body["levels"]]
         return compare_plans(profile, levels, memory_bytes=body["memory_bytes"], max_steps=MAX_STEPS)
-    except ProfileError as problem:
-        return {"error": str(problem), "invalid": "profile"}
-    except PlanError as problem:
-        return {"error": str(problem), "invalid": "topology"}
+    except ProfileError as error:
+        return {"error": str(error), "invalid": "profile"}
+    except PlanError as error:
+        return {"error": str(error), "invalid": "topology"}
 
 
 def store_measured_profiles() -> None:
@@ -46,8 +46,8 @@ def store_measured_profiles() -> None:
         content, reason = None, ""
         try:
             content = measured_profile(run)
-        except ProfileTextError as problem:
-            reason = f" that can be used: {problem}"
+        except ProfileTextError as error:
+            reason = f" that can be used: {error}"
         if content is None:
             answer = {"error": f"The job is {run.job.state} and its log has no profile{reason or '.'}"}
         else:

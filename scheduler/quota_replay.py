@@ -74,8 +74,8 @@ def run_next_replay() -> bool:
         if row.attempt_count > MAX_ATTEMPTS:
             raise ReplayEndedError(f"It was begun {MAX_ATTEMPTS} times without an end.")
         values: dict[str, Any] = {"result": _replay(row), "progress_percent": 100}
-    except ReplayEndedError as ended:
-        values = {"error": str(ended)}
+    except ReplayEndedError as error:
+        values = {"error": str(error)}
     _claimed(row).update(finished_at=Now(), claimed_until=None, **values)
     return True
 
@@ -152,8 +152,8 @@ def _recorded_jobs(
             request = build_placeable_row(
                 columns[job], (PoolId(row.pool.public_id),), inputs.ineligible, [], inputs.home_nodes
             )
-        except (KeyError, TypeError, ValueError) as invalid:
-            log.warning("job %s is left out of a replay: %s", job, invalid)
+        except (KeyError, TypeError, ValueError) as error:
+            log.warning("job %s is left out of a replay: %s", job, error)
             left_out += 1
             continue
         if request.task_requests or not request.total_milli or ran_s[job] < 1:

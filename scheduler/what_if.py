@@ -84,8 +84,8 @@ def send_heartbeats(stopping: threading.Event) -> None:
     while not stopping.is_set():
         try:
             valkey_client(VALKEY_TIMEOUT_S).set(HEARTBEAT_KEY, "1", ex=HEARTBEAT_TTL_S)
-        except RedisError as away:
-            log.warning("this worker could not announce that it answers what-if queries: %s", away)
+        except RedisError as error:
+            log.warning("this worker could not announce that it answers what-if queries: %s", error)
         stopping.wait(HEARTBEAT_TTL_S / 3)
 
 

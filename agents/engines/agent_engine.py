@@ -391,15 +391,15 @@ class AgentEngine:
         answer = self._link.request(verb, timeout_s=timeout_s, **fields)
         try:
             return parse(answer)
-        except (KeyError, ValueError) as problem:
-            raise InvalidReplyError(f"Its response to {verb} is invalid: {problem}.") from problem
+        except (KeyError, ValueError) as error:
+            raise InvalidReplyError(f"Its response to {verb} is invalid: {error}.") from error
 
     def _on_event(self, message: dict[str, Any]) -> None:
         """Called in the link's reading thread; events before the first ``watch`` are buffered."""
         try:
             event = parse_event(message)
-        except InvalidMessageError as problem:
-            event = self._count_invalid_event(str(problem))
+        except InvalidMessageError as error:
+            event = self._count_invalid_event(str(error))
         if event is None:
             return
         with self._lock:

@@ -144,8 +144,8 @@ class AgentSession:
             if greeting is None:
                 return 0
             self._check_greeting(greeting)
-        except AgentError as refusal:
-            self.push({"ok": False, "code": refusal.code, "message": refusal.message})
+        except AgentError as error:
+            self.push({"ok": False, "code": error.code, "message": error.message})
             return 2
         except OSError as error:
             message = f"The agent cannot start: {error}."
@@ -264,8 +264,8 @@ class AgentSession:
             OtherClusters(self._settings).register()
             try:
                 self.tasks.reconcile()
-            except AgentError as refusal:  # the node must stay reachable when an engine does not respond
-                sys.stderr.write(f"{refusal.message}\n")
+            except AgentError as error:  # the node must stay reachable when an engine does not respond
+                sys.stderr.write(f"{error.message}\n")
 
     def _read_line(self) -> Optional[JsonObject]:
         line = self._reader.readline(MAX_LINE_BYTES + 1)
@@ -285,8 +285,8 @@ class AgentSession:
         while not self._closing.is_set():
             try:
                 request = self._read_line()
-            except AgentError as refusal:  # the stream may be out of sync
-                self.push({"ok": False, "code": refusal.code, "message": refusal.message})
+            except AgentError as error:  # the stream may be out of sync
+                self.push({"ok": False, "code": error.code, "message": error.message})
                 return
             if request is None:
                 return
@@ -311,10 +311,10 @@ class AgentSession:
                 raise AgentError(errors.FORBIDDEN, f"The role {self.role} may not use {verb}.")
             with disk_full_as_error(self._settings.state_dir):
                 answer = self._verbs[verb](request)
-        except AgentError as refusal:
-            if verb in ("start", "prepare") and refusal.code == errors.DISK_FULL:
-                self.tasks.record_disk_full(refusal.message)
-            return {"id": number, "ok": False, "code": refusal.code, "message": refusal.message}
+        except AgentError as error:
+            if verb in ("start", "prepare") and error.code == errors.DISK_FULL:
+                self.tasks.record_disk_full(error.message)
+            return {"id": number, "ok": False, "code": error.code, "message": error.message}
         except Exception as error:  # one failing request must not end the session
             traceback.print_exc(file=sys.stderr)
             message = f"{type(error).__name__}: {error}"

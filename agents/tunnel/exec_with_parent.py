@@ -26,8 +26,8 @@ def main(parent_pid: int, argv: list[str]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     try:
         os.execvp(argv[0], argv)  # noqa: S606  (no shell is the point)
-    except OSError as failure:
-        sys.exit(f"{argv[0]} cannot be run: {failure.strerror}")
+    except OSError as error:
+        sys.exit(f"{argv[0]} cannot be run: {error.strerror}")
 
 
 if __name__ == "__main__":

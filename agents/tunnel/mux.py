@@ -109,11 +109,11 @@ async def request_stream(control_socket: str, host: str, port: int) -> tuple[Str
         for end in (theirs_to_read, theirs_to_write):
             socket.send_fds(wire, [b"\0"], [end])
         _, request = await asyncio.get_running_loop().create_unix_connection(StreamRequest, sock=wire)
-    except BaseException as problem:
+    except BaseException as error:
         wire.close()
         pipes.close()
-        if isinstance(problem, OSError):
-            raise ProcessExitedError(f"the ssh process does not respond: {problem}") from problem
+        if isinstance(error, OSError):
+            raise ProcessExitedError(f"the ssh process does not respond: {error}") from error
         raise
     finally:
         os.close(theirs_to_read)

@@ -87,9 +87,9 @@ def check_key_file(path: Path) -> None:
     """Raise KeyFileError when ssh would reject the key file."""
     try:
         found = path.stat()
-    except OSError as problem:
-        message = f"The portal cannot read its tunnel key: {problem.strerror}."
-        raise KeyFileError(message, SshStep.LOGIN) from problem
+    except OSError as error:
+        message = f"The portal cannot read its tunnel key: {error.strerror}."
+        raise KeyFileError(message, SshStep.LOGIN) from error
     if found.st_uid != os.geteuid():
         raise KeyFileError(
             f"The tunnel key belongs to uid {found.st_uid}, but this process has uid {os.geteuid()}.",
@@ -269,12 +269,12 @@ class SshProcess:
             request, pipes = await request_stream(f"/proc/self/fd/{self._dir_fd}/{_CONTROL}", host, port)
             try:
                 await asyncio.shield(request.reply)
-            except BaseException as problem:
+            except BaseException as error:
                 pipes.close()  # a stream that opens later ends at once
-                if not isinstance(problem, StreamRefusedError | ProcessExitedError):
+                if not isinstance(error, StreamRefusedError | ProcessExitedError):
                     request.reply.add_done_callback(lambda _: request.close())
-                if isinstance(problem, StreamRefusedError) and self._is_forwarding_prohibited():
-                    raise ForwardingProhibitedError(str(problem)) from problem
+                if isinstance(error, StreamRefusedError) and self._is_forwarding_prohibited():
+                    raise ForwardingProhibitedError(str(error)) from error
                 raise
         stream = TunnelStream(request, protocol(), f"{host}:{port}", self._is_connected)
         self.streams.add(request)

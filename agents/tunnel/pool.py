@@ -173,17 +173,17 @@ class _NodeTunnel:
                     return await process.open(JOB_ADDRESS, port, protocol, STEP_TIMEOUT_S)
                 except ProcessExitedError:
                     process.terminate()  # it has ended: retry once with a new process
-                except ForwardingProhibitedError as refused:
-                    raise TunnelError(f"{place} does not allow tunnels to {JOB_ADDRESS}.") from refused
-                except StreamRefusedError as refused:
+                except ForwardingProhibitedError as error:
+                    raise TunnelError(f"{place} does not allow tunnels to {JOB_ADDRESS}.") from error
+                except StreamRefusedError as error:
                     raise PortRefusedError(
                         f"Nothing listens on port {port} of the jobs on {place}."
-                    ) from refused
-                except NoReplyError as problem:
-                    if problem.node_unresponsive:
+                    ) from error
+                except NoReplyError as error:
+                    if error.node_unresponsive:
                         process.terminate()
-                        raise TunnelError(f"{place} no longer responds.") from problem
-                    raise PortRefusedError(f"Port {port} of {place} accepts no connections.") from problem
+                        raise TunnelError(f"{place} no longer responds.") from error
+                    raise PortRefusedError(f"Port {port} of {place} accepts no connections.") from error
             raise TunnelError(f"{place} opens no tunnel: it closes the connection.")
         finally:
             self._opening -= 1

@@ -64,8 +64,8 @@ class TunnelStream(asyncio.Transport):
             return
         try:
             self._protocol.data_received(data)
-        except Exception as problem:  # an error in one stream must not affect others
-            reported = {"message": "a protocol failed", "exception": problem, "transport": self}
+        except Exception as error:  # an error in one stream must not affect others
+            reported = {"message": "a protocol failed", "exception": error, "transport": self}
             self._loop.call_exception_handler(reported)
             self.abort()
 

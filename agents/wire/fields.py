@@ -162,8 +162,8 @@ class FieldReader:
     def _with_field_name(key: str, parse: Callable[..., T], *arguments: Any) -> T:
         try:
             return parse(*arguments)
-        except ValueError as problem:
-            raise InvalidMessageError(f"{key}: {problem}") from problem
+        except ValueError as error:
+            raise InvalidMessageError(f"{key}: {error}") from error
 
 
 class WireField(NamedTuple):

@@ -202,8 +202,8 @@ def _parse_subnet(row: Any) -> dict[str, Any]:
         gateway = read.name_or_none("gateway", 64) or None
         if gateway is not None:
             ipaddress.ip_address(gateway)
-    except ValueError as problem:
-        raise InvalidMessageError(f"subnets: {str(problem)[:80]!a}") from None
+    except ValueError as error:
+        raise InvalidMessageError(f"subnets: {str(error)[:80]!a}") from None
     if len(span) != 2 or any(end not in subnet for end in span) or int(span[0]) > int(span[1]):
         raise InvalidMessageError("subnets: a range lies outside its network")
     return {"subnet": str(subnet), "range": [str(each) for each in span], "gateway": gateway}

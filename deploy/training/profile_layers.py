@@ -28,8 +28,8 @@ def main(words):
             raise ValueError("it is a %s, not a torch.nn.Sequential" % type(model).__name__)
         if not len(model):
             raise ValueError("it has no layers")
-    except Exception as problem:
-        sys.exit("profile_layers.py: cannot load %s: %s" % (arguments.model, problem))
+    except Exception as error:
+        sys.exit("profile_layers.py: cannot load %s: %s" % (arguments.model, error))
     name = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
     if arguments.integers:
@@ -38,8 +38,8 @@ def main(words):
         example = torch.rand(arguments.input, device=device)
     try:
         nodes = measure(model.to(device).train(), example, arguments.steps)
-    except RuntimeError as problem:
-        sys.exit("profile_layers.py: %s does not run on the input: %s" % (arguments.model, problem))
+    except RuntimeError as error:
+        sys.exit("profile_layers.py: %s does not run on the input: %s" % (arguments.model, error))
     edges = [[one["id"], other["id"]] for one, other in zip(nodes, nodes[1:])]
     profile = {
         "model": arguments.model,

@@ -78,8 +78,8 @@ def lock_fingerprint(locks: Sequence[Path]) -> str:
     """Return one line per lock file: its name and the SHA-256 of its bytes."""
     try:
         return "".join(f"{lock.name} {hashlib.sha256(lock.read_bytes()).hexdigest()}\n" for lock in locks)
-    except FileNotFoundError as missing:
-        raise BootstrapError(f"{missing.filename} is missing, so there is nothing to install from.") from None
+    except FileNotFoundError as error:
+        raise BootstrapError(f"{error.filename} is missing, so there is nothing to install from.") from None
 
 
 def pins(lock_text: str) -> list[tuple[str, str, str]]:
@@ -206,9 +206,9 @@ def _create_environment(folder: Path) -> None:
     print_message(f"Creating {folder} with Python {version} ...")
     try:
         venv.EnvBuilder(with_pip=True, clear=True, symlinks=True).create(folder)
-    except (OSError, subprocess.CalledProcessError) as failure:
+    except (OSError, subprocess.CalledProcessError) as error:
         shutil.rmtree(folder, ignore_errors=True)
-        raise BootstrapError(f"The virtual environment could not be created: {failure}") from failure
+        raise BootstrapError(f"The virtual environment could not be created: {error}") from error
 
 
 def _is_runnable(python: Path) -> bool:

@@ -169,11 +169,11 @@ def _membership(cursor: Any, role: str) -> Iterator[None]:
             cursor.execute("SELECT pg_has_role(current_user, %s, 'USAGE')", [role])
             if not cursor.fetchone()[0]:  # PostgreSQL 15, and the owner has NOINHERIT
                 raise ProgrammingError("the owner does not inherit privileges")
-    except DatabaseError as refused:
+    except DatabaseError as error:
         raise ProgrammingError(
             f'Tables belong to the role "{role}", and the table owner may not take them over. As a superuser, '
             f"in this database: {reassign_statement(role, owner)}"
-        ) from refused
+        ) from error
     yield
     undo = "GRANT {role} TO {owner} WITH INHERIT FALSE" if granted_before else "REVOKE {role} FROM {owner}"
     _execute(cursor, undo, **names)
@@ -254,10 +254,10 @@ def _ensure_role(cursor: Any, name: str, password: str) -> None:
     try:
         with transaction.atomic():
             cursor.execute(statement.as_string(None))
-    except ProgrammingError as refused:
-        if not isinstance(refused.__cause__, errors.InsufficientPrivilege):
+    except ProgrammingError as error:
+        if not isinstance(error.__cause__, errors.InsufficientPrivilege):
             raise
         if not known:
             raise ProgrammingError(
                 f'The table owner cannot create roles. As a superuser: CREATE ROLE "{name}" LOGIN PASSWORD ...'
-            ) from refused
+            ) from error

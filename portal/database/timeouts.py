@@ -43,13 +43,13 @@ class TimeoutConnection(psycopg.Connection[Any]):
         patience_s = self._timeout_s or SERVER_TIMEOUT_S
         try:
             return super().wait(gen, interval, patience_s)
-        except psycopg.errors._WaitTimeout as silence:
+        except psycopg.errors._WaitTimeout as error:
             self.pgconn.finish()  # the server rolls back on disconnect
             self.timed_out = True
             DATABASE_BREAKER.trip()
             raise psycopg.OperationalError(
                 f"the database has not responded for {patience_s:.0f} s"
-            ) from silence
+            ) from error
 
     def wait_longer(self, timeout_s: float) -> None:
         """Wait this long for each further answer, such as to a statement that removes many tables."""

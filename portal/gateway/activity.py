@@ -107,8 +107,8 @@ class ActivityTracker:
         while True:
             try:
                 await self.poll()
-            except (DatabaseError, OSError, TimeoutError) as problem:
-                log.warning("the activity of workspaces could not be stored: %s", problem)
+            except (DatabaseError, OSError, TimeoutError) as error:
+                log.warning("the activity of workspaces could not be stored: %s", error)
             except Exception:  # a failed poll must not end the loop
                 log.exception("the workspace activity poll failed")
             await asyncio.sleep(POLL_INTERVAL_S)
@@ -134,8 +134,8 @@ class ActivityTracker:
             ValueError,
             KeyError,
             TypeError,
-        ) as problem:
-            log.info("the activity of %s is unknown: %s", target.job, problem or type(problem).__name__)
+        ) as error:
+            log.info("the activity of %s is unknown: %s", target.job, error or type(error).__name__)
             return False, None
         if own_s is not None:
             ages.append(own_s)

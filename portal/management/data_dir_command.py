@@ -33,11 +33,11 @@ class DataDirCommand(BaseCommand):
         os.umask(PRIVATE_UMASK)  # inherited by all processes that `up` starts
         try:
             return super().execute(*args, **options)
-        except (StartError, FrontendError, FairwayError) as trouble:
-            raise CommandError(str(trouble)) from trouble
-        except OSError as trouble:  # such as a full disk
-            where = f"{trouble.filename}: " if trouble.filename else ""
-            raise CommandError(f"{where}{trouble.strerror or trouble}.") from trouble
+        except (StartError, FrontendError, FairwayError) as error:
+            raise CommandError(str(error)) from error
+        except OSError as error:  # such as a full disk
+            where = f"{error.filename}: " if error.filename else ""
+            raise CommandError(f"{where}{error.strerror or error}.") from error
 
 
 def shown(text: str) -> str:

@@ -68,6 +68,6 @@ def name_error(name: str) -> str | None:
     """Return why a text is not a valid name, or None."""
     try:
         slug_validator(name)
-    except ValidationError as refused:
-        return str(refused.messages[0])
+    except ValidationError as error:
+        return str(error.messages[0])
     return None

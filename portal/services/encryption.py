@@ -76,6 +76,6 @@ def decrypt(ciphertext: str, context: EncryptionContext) -> str:
             return cipher.decrypt(
                 raw[:_NONCE_BYTES], raw[_NONCE_BYTES:], context.associated_data(key_id)
             ).decode()
-        except (InvalidTag, ValueError) as problem:
-            raise DecryptionError("it was modified, or copied from another row") from problem
+        except (InvalidTag, ValueError) as error:
+            raise DecryptionError("it was modified, or copied from another row") from error
     raise DecryptionError("its key is unknown")

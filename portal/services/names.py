@@ -17,8 +17,8 @@ def atomic_unique(field: str, message: str, code: str | None = "already_exists")
     try:
         with transaction.atomic():
             yield
-    except IntegrityError as clash:
-        raise InvalidRequest(fields={field: message}, code=code) from clash
+    except IntegrityError as error:
+        raise InvalidRequest(fields={field: message}, code=code) from error
 
 
 def check_name(name: str) -> None:

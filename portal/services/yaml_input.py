@@ -208,8 +208,8 @@ def load_yaml_document(text: str, field: str) -> tuple[Any, dict[str, int]]:
         problem = _("It contains a character in line {line} that YAML does not allow.").format(line=line)
     except yaml.YAMLError as error:
         problem = _("It is not valid YAML: {error}").format(error=str(error)[:300])
-    except _RefusedError as refusal:
-        problem = str(refusal)
+    except _RefusedError as error:
+        problem = str(error)
     except (ValueError, OverflowError) as error:  # such as 0b, which is no number
         problem = _("It contains a value that cannot be read: {error}").format(error=str(error)[:200])
     finally:

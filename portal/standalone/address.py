@@ -26,10 +26,10 @@ def check_bind_options(listening: ListenOptions) -> None:
         _check_certificate(listening.tls_cert, listening.tls_key)
     try:
         found = socket.getaddrinfo(listening.bind, listening.port, type=socket.SOCK_STREAM)
-    except OSError as trouble:
+    except OSError as error:
         raise StartError(
-            f"{listening.bind} has no address ({trouble.strerror}). Choose another with --bind."
-        ) from trouble
+            f"{listening.bind} has no address ({error.strerror}). Choose another with --bind."
+        ) from error
     for family, kind, _, _, address in found:
         try:
             with socket.socket(family, kind) as trial:
@@ -37,12 +37,12 @@ def check_bind_options(listening: ListenOptions) -> None:
                 if family == socket.AF_INET6:
                     trial.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
                 trial.bind(address)
-        except OSError as refusal:
-            option = "--port" if refusal.errno in (errno.EADDRINUSE, errno.EACCES) else "--bind"
+        except OSError as error:
+            option = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--bind"
             raise StartError(
-                f"Port {listening.port} on {listening.bind} cannot be used ({os.strerror(refusal.errno or 0)}). "
+                f"Port {listening.port} on {listening.bind} cannot be used ({os.strerror(error.errno or 0)}). "
                 f"Choose another with {option}."
-            ) from refusal
+            ) from error
 
 
 def _check_certificate(certificate: Path, key: Path) -> None:
@@ -52,20 +52,20 @@ def _check_certificate(certificate: Path, key: Path) -> None:
             if not file.is_file():
                 raise StartError(f"{file} cannot be read: there is no such file.")
             file.open("rb").close()
-        except OSError as trouble:
-            raise StartError(f"{file} cannot be read: {trouble.strerror}.") from trouble
+        except OSError as error:
+            raise StartError(f"{file} cannot be read: {error.strerror}.") from error
 
     def refuse_password() -> str:
         raise StartError(f"{key} is encrypted with a password, which nobody can enter: use one without.")
 
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, refuse_password)
-    except ssl.SSLError as trouble:
-        if trouble.reason == "KEY_VALUES_MISMATCH":
-            raise StartError(f"{key} is not the private key of the certificate {certificate}.") from trouble
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise StartError(f"{key} is not the private key of the certificate {certificate}.") from error
         raise StartError(
             f"{certificate} and {key} are not a certificate chain and its private key in PEM format."
-        ) from trouble
+        ) from error
 
 
 def portal_url(listening: ListenOptions, configured: str | None) -> str:

@@ -53,9 +53,9 @@ def main(root: Path) -> int:
         print(json.dumps(addresses), flush=True)
         select.select([sys.stdin], [], [])
         return 0
-    except StartError as trouble:
+    except StartError as error:
         lines = (root / LOG).read_text(errors="replace") if (root / LOG).exists() else ""
-        print(json.dumps({"trouble": f"{lines[-2000:]}{trouble}"}), flush=True)
+        print(json.dumps({"trouble": f"{lines[-2000:]}{error}"}), flush=True)
         return 1
     finally:
         for process, server in running:

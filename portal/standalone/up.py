@@ -114,8 +114,8 @@ def _stop_demo_jobs(supervisor: Supervisor, lines: PrefixedWriter) -> None:
             and not supervisor.force_stop_requested
         ):
             time.sleep(0.1)
-    except DatabaseError as away:
-        lines.supervisor_line(f"the demo's jobs could not be stopped: {away}")
+    except DatabaseError as error:
+        lines.supervisor_line(f"the demo's jobs could not be stopped: {error}")
     finally:
         connections.close_all()
 
@@ -208,8 +208,8 @@ def _start_servers(folder: DataDir, supervisor: Supervisor) -> bool:
     start_servers(supervisor, servers)
     try:
         ping(settings.REDIS_URL, timeout_s=5)
-    except redis.RedisError as trouble:
-        raise StartError(f"The server of REDIS_URL does not respond: {trouble}") from trouble
+    except redis.RedisError as error:
+        raise StartError(f"The server of REDIS_URL does not respond: {error}") from error
     return any(server.from_wheel for server in servers)
 
 
@@ -217,10 +217,10 @@ def migrate_database() -> None:
     """Migrate; raise StartError when the database does not answer or denies it."""
     try:
         call_command("migrate", interactive=False, verbosity=0)
-    except OperationalError as trouble:
-        raise database_start_error(trouble) from trouble
-    except ProgrammingError as trouble:
-        raise StartError(f"The database cannot be migrated: {trouble}") from trouble
+    except OperationalError as error:
+        raise database_start_error(error) from error
+    except ProgrammingError as error:
+        raise StartError(f"The database cannot be migrated: {error}") from error
 
 
 def _wait_until_ready(supervisor: Supervisor, listening: ListenOptions, url: str, socket: Path) -> None:

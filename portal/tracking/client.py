@@ -68,10 +68,10 @@ def send(
         with waiting_for_others():
             connection.request(method, target, body, sent)
             return connection.getresponse()
-    except (OSError, http.client.HTTPException) as problem:
+    except (OSError, http.client.HTTPException) as error:
         connection.close()
-        log.warning("the tracking server does not respond: %s", problem)
-        raise TrackingUnavailable from problem
+        log.warning("the tracking server does not respond: %s", error)
+        raise TrackingUnavailable from error
 
 
 def call(
@@ -89,8 +89,8 @@ def call(
     ) as answer:
         try:
             found = json.loads(answer.read() or b"{}")
-        except (OSError, ValueError, http.client.HTTPException) as problem:
-            raise TrackingUnavailable from problem
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise TrackingUnavailable from error
     if answer.status == http.HTTPStatus.OK:
         return dict(found)
     if answer.status >= http.HTTPStatus.INTERNAL_SERVER_ERROR:

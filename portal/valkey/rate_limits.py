@@ -95,9 +95,9 @@ def _increment(name: str, period_s: int, delta: int = 1) -> int:
             pipe.incrby(name, delta)
             pipe.expire(name, period_s + 1)
             return max(here, int(pipe.execute()[0]))
-        except (RedisError, OSError) as problem:
-            log.warning("rate limits are counted per process for now: %s", problem)
-            record_valkey_error(problem)
+        except (RedisError, OSError) as error:
+            log.warning("rate limits are counted per process for now: %s", error)
+            record_valkey_error(error)
     return here
 
 

@@ -47,8 +47,8 @@ def latest_frames(names: Iterable[str]) -> dict[str, dict[str, Any]]:
         return {}
     try:
         found = valkey_client(VALKEY_TIMEOUT_S).mget([frame_key(name) for name in wanted])
-    except RedisError as problem:
-        log.warning("no last samples: %s", problem)
+    except RedisError as error:
+        log.warning("no last samples: %s", error)
         return {}
     texts = zip(wanted, found, strict=True)
     return {name: json.loads(text) for name, text in texts if text is not None}
@@ -58,8 +58,8 @@ def attempt_seconds(job: str, attempt: int) -> list[dict[str, Any]]:
     """Return the rows of an attempt, oldest first; empty while Redis does not answer."""
     try:
         found = valkey_client(VALKEY_TIMEOUT_S).lrange(_seconds_key(job, attempt), 0, -1)
-    except RedisError as problem:
-        log.warning("no samples of %s: %s", job, problem)
+    except RedisError as error:
+        log.warning("no samples of %s: %s", job, error)
         return []
     return [json.loads(text) for text in found]
 

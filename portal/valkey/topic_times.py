@@ -33,9 +33,9 @@ def mark_announced(topics: Iterable[str]) -> None:
             for topic in topics:
                 notes.set(_key(topic), now_ms(), ex=TTL_S)
             notes.execute()
-    except (RedisError, OSError) as problem:
-        record_valkey_error(problem)
-        log.warning("the time of an announcement was not stored: %s", problem)
+    except (RedisError, OSError) as error:
+        record_valkey_error(error)
+        log.warning("the time of an announcement was not stored: %s", error)
 
 
 def announced_since(since_ms: Mapping[str, int]) -> set[str]:
@@ -48,8 +48,8 @@ def announced_since(since_ms: Mapping[str, int]) -> set[str]:
     known_from_ms = now_ms() - TTL_S * 1000 + CLOCK_TOLERANCE_MS
     try:
         found = valkey_client(VALKEY_TIMEOUT_S).mget([_key(topic) for topic in since_ms])
-    except (RedisError, OSError) as problem:
-        log.warning("missed announcements are unknown, so all topics are refreshed: %s", problem)
+    except (RedisError, OSError) as error:
+        log.warning("missed announcements are unknown, so all topics are refreshed: %s", error)
         return set(since_ms)
     return {
         topic

@@ -66,9 +66,9 @@ def parse_local_time(text: str, field: str, zone: dt.tzinfo) -> dt.datetime:
     """Parse date and time of a ``datetime-local`` input in the user's time zone. Raise InvalidRequest."""
     try:
         return dt.datetime.strptime(text[:16], LOCAL_FORMAT).replace(tzinfo=zone).astimezone(dt.UTC)
-    except (ValueError, OverflowError) as wrong:
+    except (ValueError, OverflowError) as error:
         message = _("Enter a date and a time, such as 2026-05-12T08:00.")
-        raise InvalidRequest(fields={field: message}) from wrong
+        raise InvalidRequest(fields={field: message}) from error
 
 
 def parse_number(text: str, field: str) -> float:

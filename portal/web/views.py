@@ -68,8 +68,8 @@ def refusals_as_messages(request: HttpRequest) -> Iterator[None]:
         yield
     except ChoiceRequired:
         raise
-    except FairwayError as refusal:
-        messages.error(request, refusal.message)
+    except FairwayError as error:
+        messages.error(request, error.message)
 
 
 def find_row(rows: Manager[Row] | QuerySet[Row], message: str | None = None, **lookup: Any) -> Row:

@@ -148,8 +148,8 @@ def _start_jobs(leader: HeldLease, starts: Sequence[JobPlacement]) -> list[Commi
             milli = sum(milli for placement in placements for _, milli in placement.gpus)
             quota_check.check_and_add(job, pool, milli)
             isolation_check.add(job, placements)
-        except Conflict as conflict:
-            refused.append(_build_refusal(start, conflict))
+        except Conflict as error:
+            refused.append(_build_refusal(start, error))
             continue
         if growth is not None:
             growths.append(growth)

@@ -92,9 +92,9 @@ def list_checkpoints(connection: NodeConnection, task: Task) -> None:
         place = checkpoints.job_checkpoint_place(task.attempt.job, volumes.volumes)
         if place is not None:
             update_listing(connection, task, place, volumes)
-    except AgentError as refusal:
-        log.warning("%s cannot list the checkpoints of task %s: %s", connection.node.name, task.pk, refusal)
-        checkpoints.record_listing_problem(task.attempt, refusal.message, asked_at=timezone.now())
+    except AgentError as error:
+        log.warning("%s cannot list the checkpoints of task %s: %s", connection.node.name, task.pk, error)
+        checkpoints.record_listing_problem(task.attempt, error.message, asked_at=timezone.now())
 
 
 def list_checkpoints_at_end(connection: NodeConnection, ended: Mapping[int, Container | None]) -> None:

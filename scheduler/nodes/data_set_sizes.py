@@ -35,8 +35,8 @@ def measure_version(connection: NodeConnection, row: DataSetVersion) -> None:
     """Ask the node once. Without an answer the request stays, and the next pass asks again."""
     try:
         size = _measure(connection, row)
-    except AgentError as refusal:
-        record_measure_problem(row, refusal.message)
+    except AgentError as error:
+        record_measure_problem(row, error.message)
         return
     except OutcomeUnknownError as error:
         log.info("%s did not answer a request to measure a data set: %s", connection.node.name, error)

@@ -117,16 +117,16 @@ def start_task(
         epoch = connection.epoch()
         failpoint(f"{step}.before_send")
         started = (connection.engine.prepare if prepares else connection.engine.start)(epoch, spec)
-    except job_control.OwnerNotPermittedError as denied:
-        log.info("task %s was not started: %s", task.pk, denied)
+    except job_control.OwnerNotPermittedError as error:
+        log.info("task %s was not started: %s", task.pk, error)
         reason = EndReason.OWNER_NOT_PERMITTED
-        elastic.end_tasks([task.pk], reason, message=end_message(reason, detail=denied))
+        elastic.end_tasks([task.pk], reason, message=end_message(reason, detail=error))
         return NextStep.DONE
-    except AgentError as refusal:
+    except AgentError as error:
         failpoint(f"{step}.refused")
-        if refusal.code == "stale_epoch":
-            raise OutcomeUnknownError(refusal.message) from refusal  # a new hello brings a higher epoch
-        return _handle_refusal(connection.node, task, refusal, attempts_left)
+        if error.code == "stale_epoch":
+            raise OutcomeUnknownError(error.message) from error  # a new hello brings a higher epoch
+        return _handle_refusal(connection.node, task, error, attempts_left)
     failpoint(f"{step}.answered")
     if prepares:
         job_control.record_task_prepared(task.pk)
@@ -425,11 +425,9 @@ def collect_log(connection: NodeConnection, task: Task, key: TaskKey) -> bool:
     for _ in range(MAX_LOG_CHUNKS):
         try:
             chunk = connection.engine.logs(key, offset)
-        except AgentError as refusal:
-            if refusal.code != "no_such_container":
-                log.warning(
-                    "%s does not return the log of %s: %s", connection.node.name, key, refusal.message
-                )
+        except AgentError as error:
+            if error.code != "no_such_container":
+                log.warning("%s does not return the log of %s: %s", connection.node.name, key, error.message)
                 return False
             # the node no longer has the task: the copy is final
             record_log_progress(task.pk, offset, complete=True)
@@ -437,8 +435,8 @@ def collect_log(connection: NodeConnection, task: Task, key: TaskKey) -> bool:
         end = chunk.offset + len(chunk.data)
         try:
             offset = write_log_bytes(key.job, key.attempt, key.task, chunk.format, chunk.offset, chunk.data)
-        except OSError as full:  # the log stays on the node and is fetched when there is disk space
-            log.error("the log of %s cannot be stored: %s", key, full)
+        except OSError as error:  # the log stays on the node and is fetched when there is disk space
+            log.error("the log of %s cannot be stored: %s", key, error)
             return False
         complete = chunk.eof and offset == end  # a lower offset requests bytes that the copy lacks
         record_log_progress(task.pk, offset, complete=complete)
@@ -456,8 +454,8 @@ def remove_ended(connection: NodeConnection, attempts: Iterable[tuple[str, int]]
         failpoint("remove.before_send")
         try:
             connection.engine.remove(epoch, job, attempt)
-        except AgentError as refusal:
-            log.info("%s could not remove %s/%s yet: %s", connection.node.name, job, attempt, refusal.message)
+        except AgentError as error:
+            log.info("%s could not remove %s/%s yet: %s", connection.node.name, job, attempt, error.message)
         failpoint("remove.answered")
 
 

@@ -56,18 +56,18 @@ def open_engine(node: Node, role: Role = "control") -> NodeEngine:
             )
         else:
             engine = AgentEngine.ssh(ssh_target(node), control_key_path(), cluster=cluster, role=role)
-    except SshError as problem:
-        raise EngineConnectError(str(problem), problem.code) from problem
-    except AgentError as refusal:
-        raise EngineConnectError(refusal.message, refusal.code) from refusal
-    except OutcomeUnknownError as problem:
+    except SshError as error:
+        raise EngineConnectError(str(error), error.code) from error
+    except AgentError as error:
+        raise EngineConnectError(error.message, error.code) from error
+    except OutcomeUnknownError as error:
         raise EngineConnectError(
-            stored_text(f"The agent on {node.name} did not answer: {problem}"), "command_timeouts"
-        ) from problem
-    except OSError as problem:
+            stored_text(f"The agent on {node.name} did not answer: {error}"), "command_timeouts"
+        ) from error
+    except OSError as error:
         raise EngineConnectError(
-            stored_text(f"The agent of {node.name} cannot be started: {problem}"), "agent_missing"
-        ) from problem
+            stored_text(f"The agent of {node.name} cannot be started: {error}"), "agent_missing"
+        ) from error
     engine.on_wait(release_connection)
     return engine
 

@@ -46,8 +46,8 @@ def serve_request(connection: NodeConnection, request: FileRequest) -> None:
     try:
         try:
             _send(connection, request, sender)
-        except AgentError as refusal:
-            sender.send_error(refusal.code, refusal.message)
+        except AgentError as error:
+            sender.send_error(error.code, error.message)
         except OutcomeUnknownError as error:
             log.info("%s did not answer a request for files: %s", connection.node.name, error)
             sender.send_error("node_unreachable", f"{connection.node.name} did not answer. Try again.")

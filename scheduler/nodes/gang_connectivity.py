@@ -37,10 +37,8 @@ def check_connectivity(connection: NodeConnection, task: Task) -> None:
         check = connection.engine.check_rendezvous(
             key, row.address, row.port, timeout_s=CONNECT_TIMEOUT_S, measure_s=MEASURE_S
         )
-    except AgentError as refusal:  # the agent changed after placement and cannot check
-        log.warning(
-            "%s could not check the connection to %s: %s", connection.node.name, row.node.name, refusal
-        )
+    except AgentError as error:  # the agent changed after placement and cannot check
+        log.warning("%s could not check the connection to %s: %s", connection.node.name, row.node.name, error)
         check = RendezvousCheck()
     failpoint("connectivity.answered")
     if check.mib_per_s is not None:

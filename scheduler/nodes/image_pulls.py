@@ -142,8 +142,8 @@ class ImagePuller:
         pin = pin or environment.image_digest
         try:
             engine = open_engine(node, role="bulk")
-        except EngineConnectError as problem:
-            return str(problem)
+        except EngineConnectError as error:
+            return str(error)
         try:
             if environment.archive:
                 self._load(engine, node, environment)
@@ -159,19 +159,19 @@ class ImagePuller:
                 check_wanted.update(check_tag=False)
             if missing := _verify(engine, node, environment, pin):
                 return missing
-        except AgentError as refusal:
+        except AgentError as error:
             # the image that the tag named may be gone
             with contextlib.suppress(AgentError, OutcomeUnknownError):
                 record_claim(environment, node, engine.images())
-            return refusal.message
+            return error.message
         except OutcomeUnknownError as error:
             return stored_text(f"The node no longer responds: {error}")
-        except DecryptionError as problem:
+        except DecryptionError as error:
             return stored_text(
-                f"The registry credentials cannot be decrypted: {problem}. An administrator must enter them again."
+                f"The registry credentials cannot be decrypted: {error}. An administrator must enter them again."
             )
-        except OSError as problem:
-            return stored_text(f"The archive cannot be read: {problem}")
+        except OSError as error:
+            return stored_text(f"The archive cannot be read: {error}")
         finally:
             engine.close()
         record_image_state(environment, node, "present", "")

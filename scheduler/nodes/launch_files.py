@@ -41,5 +41,5 @@ def refresh_hosts(connection: NodeConnection, tasks: Iterable[Task]) -> None:
             connection.engine.update_files(
                 key, {name: files[name].content for name in (HOSTS_FILE, CONFIG_FILE)}
             )
-        except AgentError as refusal:
-            log.info("the hosts of %s were not updated: %s", key, refusal.message)
+        except AgentError as error:
+            log.info("the hosts of %s were not updated: %s", key, error.message)

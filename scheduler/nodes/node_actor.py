@@ -155,17 +155,17 @@ class NodeActor(threading.Thread):
                 except LeaseLostError as error:
                     log.info("%s: %s", self.node_name, error)
                     return
-                except InvalidReplyError as answer:
-                    self._drop_connection(f"{answer}", IncidentKind.MALFORMED)
+                except InvalidReplyError as error:
+                    self._drop_connection(f"{error}", IncidentKind.MALFORMED)
                 except OutcomeUnknownError as error:
                     open_still = self._connection is not None and self._connection.engine.is_open
                     self._drop_connection(
                         f"{error}", IncidentKind.COMMAND_TIMEOUTS if open_still else IncidentKind.LINK_LOST
                     )
-                except AgentError as refusal:
-                    log.warning("%s refused: %s", self.node_name, refusal)
+                except AgentError as error:
+                    log.warning("%s refused: %s", self.node_name, error)
                     self._next_poll_s = self._reconcile_at_s = time.monotonic() + RETRY_S
-                    if refusal.code == "stale_epoch":
+                    if error.code == "stale_epoch":
                         self._drop_connection("The node has seen a higher epoch.")
                 except DatabaseError as error:
                     log.warning("%s: the database does not answer: %s", self.node_name, error)
@@ -279,8 +279,8 @@ class NodeActor(threading.Thread):
         try:
             with _CONNECT_LIMIT.acquire(last_attempt_failed=self._backoff_s > FIRST_BACKOFF_S):
                 engine = self._open_engine(node)
-        except EngineConnectError as problem:
-            self._record_unreachable(node, problem, permanent=problem.code in PERMANENT_ERRORS)
+        except EngineConnectError as error:
+            self._record_unreachable(node, error, permanent=error.code in PERMANENT_ERRORS)
             return
         try:
             node_connection = NodeConnection(engine, self.lease, node)
@@ -290,9 +290,9 @@ class NodeActor(threading.Thread):
             node.refresh_from_db()
             record_images(node, engine.hello["images"], self._images.in_progress())
             engine.watch(self.handle_soon)
-        except EngineConnectError as problem:
+        except EngineConnectError as error:
             engine.close()
-            self._record_unreachable(node, problem, permanent=True)
+            self._record_unreachable(node, error, permanent=True)
             return
         except BaseException:
             engine.close()
@@ -325,9 +325,9 @@ class NodeActor(threading.Thread):
         try:
             node_connection.engine.deny_egress(addresses)
             self._denied_addresses = addresses
-        except AgentError as refusal:
+        except AgentError as error:
             # with a full disk it starts nothing; the reconciliation records that
-            if refusal.code != DISK_FULL:
+            if error.code != DISK_FULL:
                 raise
 
     def _record_unreachable(self, node: Node, problem: EngineConnectError, *, permanent: bool) -> None:

@@ -115,10 +115,10 @@ def _enrol(operation_id: str, node: Node) -> bool:
         script = get_script(node.host, engine=login.engine, runtime=node.runtime, account=node.ssh_user)
         target = SshTarget(node.host, login.username, node.host_key, node.port)
         enrol_with_sudo(target, login.password, script)
-    except (SshError, EnrolmentScriptError) as problem:
-        return step(False, str(problem))
-    except FairwayError as problem:
-        return step(False, problem.message)
+    except (SshError, EnrolmentScriptError) as error:
+        return step(False, str(error))
+    except FairwayError as error:
+        return step(False, error.message)
     return step(
         True, "The account, the three keys and the agent are installed; the credentials were not stored."
     )
@@ -164,8 +164,8 @@ def _check_local_node(operation_id: str, node: Node) -> bool:
     step = _timed_step(operation_id, "Agent")
     try:
         engine = open_engine(node)
-    except EngineConnectError as problem:
-        return step(False, str(problem))
+    except EngineConnectError as error:
+        return step(False, str(error))
     hello = engine.hello
     engine.close()
     return step(True, f"Version {hello['agent_version']} responds, with {len(hello['gpus'])} GPUs.")

@@ -64,8 +64,8 @@ def run_due_operations(connection: NodeConnection, reconnect: Callable[[], None]
                     _preflight(operation)
                 case OperationKind.GC:
                     _collect_garbage(operation)
-        except (AgentError, FairwayError) as problem:
-            operation.step(check.title, False, problem.message)
+        except (AgentError, FairwayError) as error:
+            operation.step(check.title, False, error.message)
             operation.finish(False)
 
 
@@ -76,8 +76,8 @@ def _send_signals(connection: NodeConnection) -> None:
         try:
             signal = row.signal.removeprefix("SIG")
             connection.engine.signal(connection.epoch(), attempt.job.public_id, attempt.number, signal)
-        except AgentError as refusal:
-            record_signal_delivery(row, refusal.message)
+        except AgentError as error:
+            record_signal_delivery(row, error.message)
         else:
             record_signal_delivery(row)
 

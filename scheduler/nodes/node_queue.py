@@ -287,10 +287,10 @@ class NodeQueue:
         try:
             if stop():
                 collect_and_remove(connection, [(task.attempt.job.public_id, task.attempt.number)])
-        except AgentError as refusal:
-            if refusal.code == "stale_epoch":
-                raise OutcomeUnknownError(refusal.message) from refusal  # a new hello brings a higher epoch
-            log.warning("%s does not stop attempt %s: %s", connection.node.name, task.attempt_id, refusal)
+        except AgentError as error:
+            if error.code == "stale_epoch":
+                raise OutcomeUnknownError(error.message) from error  # a new hello brings a higher epoch
+            log.warning("%s does not stop attempt %s: %s", connection.node.name, task.attempt_id, error)
 
     # -- readiness of workspaces and services -------------------------------------------------------------------
 
@@ -336,8 +336,8 @@ def _ask(
     key = TaskKey(task.attempt.job.public_id, task.attempt.number, task.rank)
     try:
         return question(connection, key, task)
-    except AgentError as refusal:
-        log.info("%s failed on %s: %s", key, connection.node.name, refusal)
+    except AgentError as error:
+        log.info("%s failed on %s: %s", key, connection.node.name, error)
         return None
 
 

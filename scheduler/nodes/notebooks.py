@@ -20,8 +20,8 @@ def list_notebooks(connection: NodeConnection, listing: NotebookListing) -> None
             raise AgentError("agent_too_old", _TOO_OLD)
         home = {"mount": mount, "uid": job.owner.uid, "gid": job.owner.gid}
         listed = connection.engine.notebooks(home)
-    except AgentError as refusal:
-        record_notebooks(listing, (), refusal.message)
+    except AgentError as error:
+        record_notebooks(listing, (), error.message)
     except OutcomeUnknownError:
         record_notebooks(listing, (), "The node did not answer. Try again in a moment.")
         raise

@@ -22,8 +22,8 @@ def save_image(connection: NodeConnection, row: SavedImage) -> None:
         saved = connection.engine.save_image(key, row.environment.image, limit_mib)
         if not DIGEST.fullmatch(saved.image.image_id):
             raise AgentError("invalid_image", "The node reported no digest of the image.")
-    except AgentError as refusal:
-        record_not_saved(row, refusal.message)
+    except AgentError as error:
+        record_not_saved(row, error.message)
     except OutcomeUnknownError:
         if connection.engine.is_open:
             record_not_saved(row, "The node did not finish in time.")

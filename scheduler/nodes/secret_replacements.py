@@ -23,7 +23,7 @@ def replace_secret(connection: NodeConnection, replacement: Replacement) -> None
     secret = new_secret()
     try:
         connection.engine.update_files(key, {SECRET_NAME: secret})
-    except AgentError as refusal:
-        log.warning("the secret of %s was not replaced: %s", key, refusal.message)
+    except AgentError as error:
+        log.warning("the secret of %s was not replaced: %s", key, error.message)
         return
     do_record_replacement(replacement, secret)

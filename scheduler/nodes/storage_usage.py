@@ -23,8 +23,8 @@ def measure_storage(connection: NodeConnection) -> None:
             return
         try:
             usage = connection.engine.storage_usage([root.path for root in roots])
-        except AgentError as refusal:
-            record_usage(connection.node, roots, (), problem=refusal.message)
+        except AgentError as error:
+            record_usage(connection.node, roots, (), problem=error.message)
         except OutcomeUnknownError as error:
             record_usage(connection.node, roots, (), problem=f"{error}")
             if isinstance(error, InvalidReplyError) or not connection.engine.is_open:

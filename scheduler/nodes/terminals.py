@@ -38,8 +38,8 @@ def open_terminal(connection: NodeConnection, terminal: Terminal) -> None:
                 rows=terminal.rows,
                 idle_s=settings.TERMINAL_IDLE_S,
             )
-    except AgentError as refusal:
-        record_open_failure(terminal, refusal.message)
+    except AgentError as error:
+        record_open_failure(terminal, error.message)
     except DecryptionError:
         record_open_failure(terminal, _UNREADABLE)
     except OutcomeUnknownError:

@@ -35,13 +35,13 @@ def main(words: list[str]) -> int:
         command.error(f"--gpus is {arguments.gpus}, but --levels has {total} GPUs")
     try:
         profile = parse_profile(_read_text(arguments.profile))
-    except (OSError, UnicodeDecodeError, ProfileError) as problem:
-        reason = problem.strerror if isinstance(problem, OSError) else problem
+    except (OSError, UnicodeDecodeError, ProfileError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         command.error(f"{arguments.profile}: {reason}")
     try:
         plan = compare_plans(profile, levels, arguments.cost, arguments.memory_bytes)
-    except PlanError as problem:
-        sys.stderr.write(f"{command.prog}: {problem}\n")
+    except PlanError as error:
+        sys.stderr.write(f"{command.prog}: {error}\n")
         return IMPOSSIBLE
     if plan["merged"]:
         sys.stderr.write(f"{command.prog}: {merged_text(plan['merged'])}\n")

@@ -113,8 +113,8 @@ def _fields_of_fixed(
     for replicas in choices:
         try:
             plans.append(search.best(replicas))
-        except PlanError as problem:
-            reason = str(problem)
+        except PlanError as error:
+            reason = str(error)
     if not plans:
         return {"impossible": reason}
     return plan_fields(min(plans, key=lambda plan: plan.stage_time_s), profile, search)

@@ -40,8 +40,8 @@ def main(words: list[str]) -> int:
     arguments = own.parse_args(words[1:])
     try:
         return int(replay.run(arguments))
-    except MalformedFileError as problem:
-        sys.stderr.write(f"{problem}\n")
+    except MalformedFileError as error:
+        sys.stderr.write(f"{error}\n")
         return MALFORMED
 
 

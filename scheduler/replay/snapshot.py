@@ -29,19 +29,19 @@ def run(arguments: argparse.Namespace) -> int:
     with_snapshot, settings = _case(arguments.file, text)
     try:
         snapshot = snapshot_from_json(text) if with_snapshot else None
-    except SnapshotError as wrong:
-        raise MalformedFileError(arguments.file, "", str(wrong)) from None
+    except SnapshotError as error:
+        raise MalformedFileError(arguments.file, "", str(error)) from None
     try:
         policy = Policy.from_settings(settings)
         if snapshot is None:
             raise MalformedFileError(arguments.file, "snapshot", "there is none, and its policy is valid")
         plan = decide(snapshot, policy)
-    except (SnapshotError, PolicyError) as refused:
-        return _failed(str(refused), refused.field)
+    except (SnapshotError, PolicyError) as error:
+        return _failed(str(error), error.field)
     except MalformedFileError:
         raise
-    except Exception as fault:  # the error for which the cycle was saved
-        return _failed(f"{type(fault).__name__}: {fault}", "")
+    except Exception as error:  # the error for which the cycle was saved
+        return _failed(f"{type(error).__name__}: {error}", "")
     sys.stdout.write(plan_to_json(plan) + "\n")
     return 0
 
@@ -50,8 +50,8 @@ def _case(path: str, text: str) -> tuple[bool, dict[str, Any]]:
     """Return whether there is a snapshot, and the policy settings."""
     try:
         outer = json.loads(text)
-    except (ValueError, RecursionError) as wrong:
-        raise MalformedFileError(path, "", f"not valid JSON ({wrong})") from None
+    except (ValueError, RecursionError) as error:
+        raise MalformedFileError(path, "", f"not valid JSON ({error})") from None
     if not isinstance(outer, dict) or "snapshot" not in outer:
         raise MalformedFileError(path, "snapshot", "missing: not a saved cycle")
     settings = outer.get("policy") or {}

@@ -453,8 +453,8 @@ def frames(marked: Marked, actor: str, names: dict[str, str]) -> Iterator[tuple[
             topic = parse_topic(name.format(**names), user)
             check_topic_access(user, topic)
             yield name, json.dumps(initial_frame(user, topic), default=str)
-        except FairwayError as refusal:
-            yield name, refusal.message
+        except FairwayError as error:
+            yield name, error.message
 
 
 @pytest.mark.parametrize("actor", READERS)

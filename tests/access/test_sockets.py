@@ -55,8 +55,8 @@ def test_who_may_watch(name: str, fixture_data: FixtureData) -> None:
             topic = parse_topic(name.format(**names), user)
             check_topic_access(user, topic)
             initial_frame(user, topic)
-        except FairwayError as refusal:
-            code = refusal.code
+        except FairwayError as error:
+            code = error.code
         hidden = actor in OUTSIDE or name.startswith(("user", "inbox"))
         expected = "allowed" if actor in TOPICS[name] else "not_found" if hidden else "forbidden"
         assert code == expected, actor

@@ -249,8 +249,8 @@ def test_closing_releases_waiting_threads() -> None:
     def ask() -> None:
         try:
             link.request("echo", timeout_s=30, say=1, delay_s=60)
-        except OutcomeUnknownError as unknown:
-            seen.append(unknown)
+        except OutcomeUnknownError as error:
+            seen.append(error)
 
     waiting = threading.Thread(target=ask)
     waiting.start()

@@ -96,6 +96,15 @@ def test_identifiers_have_no_retired_word(path: Path) -> None:
     assert sorted({fault for name in identifiers(path) for fault in retired_in(name)}) == []
 
 
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_handlers_call_their_exception_error(path: Path) -> None:
+    """Inside another handler it has another name, since Python deletes the name of a handler at its end."""
+    handlers = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ExceptHandler)]
+    inner = {id(node) for outer in handlers if outer.name for each in outer.body for node in ast.walk(each)}
+    other = {node.name for node in handlers if node.name and id(node) not in inner}
+    assert other <= {"error"}
+
+
 def test_file_names_have_no_retired_word() -> None:
     folders = (*PACKAGES, "templates", "static/src", "docs", "tests")
     names = {

@@ -38,8 +38,8 @@ def test_what_is_no_id_is_refused_before_ssh_runs(
     words = ["ssh", job]
     try:
         assert cli.main(words) == cli.USAGE
-    except SystemExit as usage:  # argparse read it as an option of its own
-        assert usage.code == cli.USAGE
+    except SystemExit as error:  # argparse read it as an option of its own
+        assert error.code == cli.USAGE
     assert capsys.readouterr().err
 
 

@@ -104,8 +104,8 @@ def test_nothing_behind_a_refused_value_is_parsed() -> None:
 def test_every_text_is_json_or_refused(text: str) -> None:
     try:
         json.dumps(load_yaml(text, "field"), allow_nan=False).encode()
-    except InvalidRequest as refusal:
-        assert refusal.fields["field"]
+    except InvalidRequest as error:
+        assert error.fields["field"]
 
 
 def test_one_loader_reads_the_yaml_of_users() -> None:

@@ -67,8 +67,8 @@ def elsewhere(act: Callable[[], object]) -> object:
     def run() -> None:
         try:
             reported.append(act())
-        except Exception as problem:
-            reported.append(problem)
+        except Exception as error:
+            reported.append(error)
 
     thread = threading.Thread(target=run)
     thread.start()

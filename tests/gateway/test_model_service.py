@@ -78,9 +78,9 @@ def test_a_registered_model_is_deployed_and_answers_through_the_gateway(
         )
         try:
             wait_for("a ready replica", lambda: ready_replicas(service), 80)
-        except AssertionError as late:
+        except AssertionError as error:
             logs = [each.read_text()[-4000:] for each in harness.folder.glob("*/state/tasks/*/log*")]
-            raise AssertionError(list(service.versions.values()), logs) from late
+            raise AssertionError(list(service.versions.values()), logs) from error
         with cluster.program(service) as program:
             answer = program.post("/invocations", json={"inputs": [[21.0]]})
             assert (answer.status_code, answer.json()) == (200, {"predictions": [pytest.approx(42.0)]})

@@ -226,8 +226,8 @@ class Load:
                         self.refused.append((time.time(), f"{answer.status_code} {text[:200]}"))
                     else:
                         self.answers[text.split()[0]] += 1
-                except httpx.HTTPError as problem:
-                    self.refused.append((time.time(), repr(problem)))
+                except httpx.HTTPError as error:
+                    self.refused.append((time.time(), repr(error)))
                 time.sleep(0.1)
 
 

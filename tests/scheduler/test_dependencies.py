@@ -94,8 +94,8 @@ def test_a_submit_that_races_an_end_is_refused_or_cancelled(dataset) -> None:
             gate.wait()
             try:
                 submit(dataset, f"late-{number}", dependencies=[first])
-            except InvalidRequest as wrong:
-                refused.append(wrong)
+            except InvalidRequest as error:
+                refused.append(error)
             finally:
                 connection.close()
 

@@ -365,8 +365,8 @@ class Dataset:
     def _open_control(self, node: Node) -> Any:
         try:
             return self.agent.engine()
-        except AgentError as refusal:
-            raise EngineConnectError(refusal.message, refusal.code) from refusal
+        except AgentError as error:
+            raise EngineConnectError(error.message, error.code) from error
 
     def open_watch(self, watched: Any, on_event: Any) -> Any:
         if watched.name != "hostile":

@@ -36,8 +36,8 @@ def test_actions_in_opposite_orders_and_single_changes_end_and_leave_one_result_
     def run(work) -> None:
         try:
             work()
-        except Exception as problem:
-            unforeseen.append(problem)
+        except Exception as error:
+            unforeseen.append(error)
         finally:
             connection.close()
 

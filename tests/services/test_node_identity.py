@@ -158,8 +158,8 @@ def test_one_of_several_confirmations_at_once_is_stored(dataset, reinstalled, ss
         try:
             begin.wait(10)
             outcomes.append(confirm(dataset["admin"], reinstalled, sshd.host_key).kind)
-        except Conflict as refused:
-            outcomes.append(refused.code)
+        except Conflict as error:
+            outcomes.append(error.code)
         finally:
             connection.close()
 

@@ -122,8 +122,8 @@ def test_of_two_concurrent_reservations_one_sees_the_conflict(dataset) -> None:
     def second() -> None:
         try:
             do_save_reservation(dataset["admin"], words(dataset, name="second"))
-        except Conflict as refusal:
-            reported.append(refusal.code)
+        except Conflict as error:
+            reported.append(error.code)
         finally:
             connection.close()
 

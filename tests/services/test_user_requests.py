@@ -299,8 +299,8 @@ def test_of_two_concurrent_answers_one_counts(dataset) -> None:
     def answer(approve: bool) -> str:
         try:
             return do_answer_request(dataset["admin"], asked, approve=approve).state
-        except FairwayError as refusal:
-            return refusal.code
+        except FairwayError as error:
+            return error.code
         finally:
             connection.close()
 

@@ -135,8 +135,8 @@ class MpsDaemons:
                 timeout=_START_TIMEOUT_S,
                 check=False,
             )
-        except subprocess.TimeoutExpired as late:
-            raise self._error(share.uuid, "it did not start in time") from late
+        except subprocess.TimeoutExpired as error:
+            raise self._error(share.uuid, "it did not start in time") from error
         if answer.returncode != 0:
             raise self._error(share.uuid, answer.stderr.decode(errors="replace").strip()[-300:])
         deadline_s = time.monotonic() + _REPLY_TIMEOUT_S

@@ -87,8 +87,8 @@ class ImageManager:
             before = _image_ids(runtime)
             try:
                 image = runtime.pull(reference, progress, folder)
-            except AgentError as refusal:
-                raise _explain_login_error(refusal, reference, login is not None) from refusal
+            except AgentError as error:
+                raise _explain_login_error(error, reference, login is not None) from error
             self._record_arrival(runtime, image, before)
         return {"image": _row(runtime.kind, image)}
 

@@ -60,8 +60,8 @@ def check_fabric(raw: Any, runtimes: Mapping[str, Runtime], allowed_devices: Seq
         lacks.append(f"There is no interface {named.interface} with an address.")
     try:
         devices = expand_device_patterns(named.devices, allowed_devices)
-    except AgentError as refusal:
-        lacks.append(refusal.message)
+    except AgentError as error:
+        lacks.append(error.message)
     if runtime is None or runtime.kind == "process":
         if named.network or named.devices:
             lacks.append(

@@ -229,8 +229,8 @@ class Runtime:
         """Like :meth:`refresh_firewall`, but return the message of a refusal."""
         try:
             return self.refresh_firewall()
-        except AgentError as refusal:
-            return refusal.message
+        except AgentError as error:
+            return error.message
 
     def port_fault(self) -> Optional[str]:
         """Close the ports of tasks to tasks of other accounts; idempotent.

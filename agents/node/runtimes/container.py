@@ -175,8 +175,8 @@ class ContainerRuntime(Runtime):
     def seccomp_fault(self) -> Optional[str]:
         try:
             path = self._seccomp_profile(user_namespaces=False)
-        except AgentError as refusal:
-            return refusal.message
+        except AgentError as error:
+            return error.message
         return self._seccomp.missing_message("AF_VSOCK") if path is None and has_vsock() else ""
 
     def _seccomp_profile(self, *, user_namespaces: bool) -> Optional[str]:

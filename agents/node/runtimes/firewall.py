@@ -139,10 +139,10 @@ class Firewall:
         """
         try:
             self._set()
-        except AgentError as refusal:
+        except AgentError as error:
             if not self._within or os.path.exists(self._digest_path):
                 raise
-            return refusal.message
+            return error.message
         return ""
 
     def _set(self) -> None:

@@ -75,6 +75,6 @@ class RootlessBridges:
                 try:
                     self._run_checked([*WITHIN_NAMESPACE, "ip", "link", "delete", name])
                     removed += 1
-                except AgentError as refusal:
-                    sys.stderr.write(f"The bridge {name} could not be removed: {refusal.message}\n")
+                except AgentError as error:
+                    sys.stderr.write(f"The bridge {name} could not be removed: {error.message}\n")
         return removed

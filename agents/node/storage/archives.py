@@ -89,8 +89,8 @@ def main(text: str) -> int:
     signal.alarm(TIME_LIMIT_S)
     try:
         answer: Dict[str, Any] = _unpack(sys.stdin.buffer, fields["limit_mib"], fields["folder"])._asdict()
-    except ArchiveError as refusal:
-        answer = {"problem": str(refusal)}
+    except ArchiveError as error:
+        answer = {"problem": str(error)}
     except OSError as error:
         answer = {"problem": f"The archive could not be unpacked: {error.strerror or error}."}
     except MemoryError:

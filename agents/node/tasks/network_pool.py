@@ -113,8 +113,8 @@ class NetworkPool:
     def _make(self, runtime: Runtime, name: str, subnet: str, hold_fd: int) -> bool:
         try:
             runtime.create_network(name, subnet, lock_fd=hold_fd)
-        except AgentError as refusal:
-            sys.stderr.write(f"No network could be created in advance: {refusal.message}\n")
+        except AgentError as error:
+            sys.stderr.write(f"No network could be created in advance: {error.message}\n")
             runtime.remove_network(name)  # an interrupted command may have created it
             self._tasks.ledger.remove_pooled_network(name)
             return False

@@ -36,5 +36,5 @@ def unpack_code(
             run_unpacker(command, archive, code.limit_mib, folder, **account)
     except FileNotFoundError as error:
         raise AgentError(CODE_MISSING, "The archive of its code is not on this node.") from error
-    except ArchiveError as refusal:
-        raise AgentError(CODE_REFUSED, f"The code was not unpacked: {refusal}") from refusal
+    except ArchiveError as error:
+        raise AgentError(CODE_REFUSED, f"The code was not unpacked: {error}") from error

@@ -168,8 +168,8 @@ class TaskManager:
     def _admit(self, epoch: int, spec: TaskSpec, *, needs_uid: bool, needs_network: bool) -> Any:
         try:
             return self.ledger.admit(epoch, spec, needs_uid=needs_uid, needs_network=needs_network)
-        except AgentError as refusal:
-            if refusal.code != errors.GPU_OVERCOMMITTED:
+        except AgentError as error:
+            if error.code != errors.GPU_OVERCOMMITTED:
                 raise
         self.reconcile()  # the holder of the GPU may have ended unnoticed
         return self.ledger.admit(epoch, spec, needs_uid=needs_uid, needs_network=needs_network)
@@ -218,8 +218,8 @@ class TaskManager:
                 self.ledger.mark_starting(name)
                 try:
                     runtime.start(name)
-                except AgentError as refusal:
-                    again = refusal.code == errors.PORT_IN_USE or isinstance(refusal, RecreateContainerError)
+                except AgentError as error:
+                    again = error.code == errors.PORT_IN_USE or isinstance(error, RecreateContainerError)
                     if not again or turn == _MAX_PORT_ATTEMPTS - 1:
                         raise
                     runtime.remove(name)
@@ -250,8 +250,8 @@ class TaskManager:
         runtime.prepare(order)
         try:
             runtime.create(order)
-        except AgentError as refusal:
-            if refusal.code != errors.NAME_CONFLICT:
+        except AgentError as error:
+            if error.code != errors.NAME_CONFLICT:
                 raise
             found = runtime.find(spec.name)
             if found is None:

@@ -66,8 +66,8 @@ def _check(probe: Callable[[], bool]) -> dict[str, Any]:
     began_s = time.monotonic()
     try:
         ok = probe()
-    except (DatabaseError, RedisError, OSError) as problem:
-        log.warning("%s: %s", probe.__name__.strip("_"), problem)
+    except (DatabaseError, RedisError, OSError) as error:
+        log.warning("%s: %s", probe.__name__.strip("_"), error)
         ok = False
     return {"ok": ok, "milliseconds": round((time.monotonic() - began_s) * 1000, 1)}
 
@@ -88,8 +88,8 @@ def _scheduler(database_answers: bool) -> dict[str, Any]:
         return {"ok": False}
     try:
         status = CYCLE_WATCH.observe()
-    except DatabaseError as problem:
-        log.warning("scheduler: %s", problem)
+    except DatabaseError as error:
+        log.warning("scheduler: %s", error)
         return {"ok": False}
     ages = {"last_cycle_s": round(status.age_s, 1), "limit_s": round(status.limit_s, 1)}
     return {"ok": status.ok, **ages} | ({} if status.ok else {"reason": status.reason})

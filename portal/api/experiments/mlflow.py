@@ -100,10 +100,10 @@ def mlflow_api(request: HttpRequest, path: str, project: str = "") -> HttpRespon
         row = _authorize(caller, endpoint, project or request.headers.get(WORKSPACE_HEADER, ""))
         _check_artifact_path(request, endpoint)
         return _forward(request, caller, endpoint, row, path)
-    except Throttled as limit:
-        return _error(429, "Too many invalid tokens.", retry_after_s=float(getattr(limit, "wait", None) or 1))
-    except FairwayError as refusal:
-        return _error(refusal.status, refusal.message, retry_after_s=refusal.retry_after_s)
+    except Throttled as error:
+        return _error(429, "Too many invalid tokens.", retry_after_s=float(getattr(error, "wait", None) or 1))
+    except FairwayError as error:
+        return _error(error.status, error.message, retry_after_s=error.retry_after_s)
 
 
 mlflow_api.checks_policy_itself = True  # type: ignore[attr-defined]
@@ -171,8 +171,8 @@ def _forward(
     elif request.method != "GET":
         try:
             content = checked_body(request.body, endpoint.name, caller.user, caller.attempt)
-        except RequestDataTooBig as refused:
-            raise TooLarge("The request exceeds 1 MiB. Log in smaller batches.") from refused
+        except RequestDataTooBig as error:
+            raise TooLarge("The request exceeds 1 MiB. Log in smaller batches.") from error
     uses_default = _uses_default(request, caller, endpoint, content)
     may_create = endpoint.access is EndpointAccess.WRITE or (
         uses_default and can(caller.user, Permission.SUBMIT, project)

@@ -47,10 +47,10 @@ class PortalSessionAuthentication(SessionAuthentication):
         try:
             # of Django's request: the parsers of REST would read the body, which may be a file
             super().enforce_csrf(cast("Request", request._request))
-        except PermissionDenied as refused:
+        except PermissionDenied as error:
             raise Forbidden(
                 "The CSRF token is missing or wrong. Reload the page and try again.", code="csrf_failed"
-            ) from refused
+            ) from error
 
 
 def client_key(request: Request) -> str:

@@ -91,9 +91,9 @@ def _decode_cursor(cursor: str, request: Request) -> tuple[Any, int] | None:
         return None
     try:
         value, row = json.loads(decrypt(cursor, _list_signature(request)))
-    except DecryptionError as wrong:
+    except DecryptionError as error:
         message = "The cursor is invalid or belongs to another list."
-        raise InvalidRequest(fields={"cursor": message}, code="invalid_cursor") from wrong
+        raise InvalidRequest(fields={"cursor": message}, code="invalid_cursor") from error
     if isinstance(value, dict):
         value = parse_datetime(value["at"])
     return value, row

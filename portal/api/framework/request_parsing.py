@@ -71,8 +71,8 @@ class YamlParser(BaseParser):
             value, lines, wrong = self.read(raw.decode("utf-8"))
         except UnicodeDecodeError as error:
             raise exceptions.ParseError("The body is not UTF-8.") from error
-        except InvalidRequest as refusal:
-            raise exceptions.ParseError(refusal.message) from refusal
+        except InvalidRequest as error:
+            raise exceptions.ParseError(error.message) from error
         _check_storable(value)
         if parser_context:
             parser_context["view"].lines_of_body = lines
@@ -102,14 +102,14 @@ def parse_json(raw: bytes) -> Any:
     """Parse JSON bytes. Raise ParseError."""
     try:
         text = raw.decode("utf-8")
-    except UnicodeDecodeError as wrong:
-        raise exceptions.ParseError("The body is not UTF-8.") from wrong
+    except UnicodeDecodeError as error:
+        raise exceptions.ParseError("The body is not UTF-8.") from error
     if _nesting_depth(text) > MAX_DEPTH:
         raise exceptions.ParseError(f"The body is nested deeper than {MAX_DEPTH} levels.")
     try:
         value = json.loads(text, parse_constant=_reject_constant, object_pairs_hook=_reject_duplicate_names)
-    except ValueError as wrong:
-        raise exceptions.ParseError("The body is not valid JSON.") from wrong
+    except ValueError as error:
+        raise exceptions.ParseError("The body is not valid JSON.") from error
     _check_storable(value)
     return value
 
@@ -126,10 +126,10 @@ class StrictSerializer(serializers.Serializer[Any]):
         }
         try:
             values = super().to_internal_value(data)
-        except exceptions.ValidationError as refusal:
-            if not isinstance(refusal.detail, dict):
+        except exceptions.ValidationError as error:
+            if not isinstance(error.detail, dict):
                 raise
-            wrong = {**refusal.detail, **wrong}
+            wrong = {**error.detail, **wrong}
         if wrong:
             raise exceptions.ValidationError(wrong)
         return values

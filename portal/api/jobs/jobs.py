@@ -249,8 +249,8 @@ class JobKubernetesView(SignedInView):
         wanted, remark = readable_request(self.user, row)
         try:
             text = kubernetes_yaml(wanted, self.query["kind"])
-        except NotExportable as problem:
-            raise Conflict(str(problem), code="not_exportable") from None
+        except NotExportable as error:
+            raise Conflict(str(error), code="not_exportable") from None
         return _yaml_answer(remark + text, f"{row.public_id}-kubernetes.yaml")
 
 

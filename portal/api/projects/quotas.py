@@ -122,8 +122,8 @@ class BaseQuotaView(SignedInView):
             changed = do_change_quota(
                 self.user, row.project, row.pool, values, version=row.version, reason=reason
             )
-        except PreconditionFailed as lost:
-            raise self.stale_error(current_quota(self.user, row.project, row.pool)) from lost
+        except PreconditionFailed as error:
+            raise self.stale_error(current_quota(self.user, row.project, row.pool)) from error
         return self.etag_response(changed)
 
 

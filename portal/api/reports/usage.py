@@ -258,5 +258,5 @@ def _period(query: Mapping[str, Any]) -> tuple[dt.datetime, dt.datetime]:
 def _before(end: dt.datetime) -> dt.datetime:
     try:
         return end - DEFAULT_PERIOD
-    except OverflowError as wrong:
-        raise InvalidRequest(fields={"end": "The date is too early."}) from wrong
+    except OverflowError as error:
+        raise InvalidRequest(fields={"end": "The date is too early."}) from error

@@ -195,8 +195,8 @@ def _policy_route(
             settings, reason = self.body.get("settings", {}), self.body["reason"]
             try:
                 do_change_policy(self.user, owner, settings, version=document["version"], reason=reason)
-            except PreconditionFailed as lost:
-                raise _stale_error(owner) from lost
+            except PreconditionFailed as error:
+                raise _stale_error(owner) from error
             return etag_response(self, owner)
 
     return path(f"{prefix}policy/", PolicyView.as_view())

@@ -301,9 +301,9 @@ class VersionsView(SignedInView):
             model = ModelReference(**self.body["model"]) if self.body["model"] else None
         try:
             request_for_job = build_job_request(self.user, job, JobBody)
-        except serializers.ValidationError as problem:  # the schema does not describe the merged fields
-            wrong = {f"job.{each['field']}": each["message"] for each in field_errors(problem.detail)}
-            raise InvalidRequest(fields=wrong) from problem
+        except serializers.ValidationError as error:  # the schema does not describe the merged fields
+            wrong = {f"job.{each['field']}": each["message"] for each in field_errors(error.detail)}
+            raise InvalidRequest(fields=wrong) from error
         deployment = Deployment(replace(current.spec, **spec), request_for_job, model)
         return _represent(self.user, do_update_service(self.user, row, deployment))
 

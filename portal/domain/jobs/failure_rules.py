@@ -108,8 +108,8 @@ def pattern_error(pattern: str) -> str | None:
         return f"Must have at most {MAX_PATTERN_LENGTH} characters."
     try:
         compiled = re2.compile(pattern, _options(_PATTERN_MEMORY_BYTES))
-    except re2.error as refused:
-        detail = refused.args[0]
+    except re2.error as error:
+        detail = error.args[0]
         detail = detail.decode(errors="replace") if isinstance(detail, bytes) else str(detail)
         return f"This is not a valid RE2 pattern: {detail}."
     return "It must not match an empty line." if compiled.search("") else None

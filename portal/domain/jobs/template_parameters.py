@@ -227,8 +227,8 @@ def template_errors(fields: object, parameters: object) -> dict[str, str]:
     """Return what is wrong with the content of a template: ``fields`` or ``parameters``."""
     try:
         declared = read_template_parameters(parameters)
-    except ValueError as problem:
-        return {"parameters": str(problem)}
+    except ValueError as error:
+        return {"parameters": str(error)}
     if not isinstance(fields, Mapping):
         return {"fields": "Must be an object of job fields by name."}
     known = {name: rule for name, rule in job_fields().items() if name not in NOT_IN_TEMPLATES}
@@ -250,12 +250,12 @@ def template_errors(fields: object, parameters: object) -> dict[str, str]:
             and not whole
         ):
             return {"fields": f"{name}: a parameter can only fill it as a whole."}
-    if error := shell_error(fields):
-        return {"fields": error}
+    if message := shell_error(fields):
+        return {"fields": message}
     filled = fill_fields(fields, {each.name: each.default for each in declared})
     for name, value in filled.items():
-        if error := field_error(known[name], value):
-            return {"fields": f"{name}: {error}"}
+        if message := field_error(known[name], value):
+            return {"fields": f"{name}: {message}"}
     return {}
 
 

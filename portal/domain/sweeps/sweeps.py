@@ -184,9 +184,9 @@ class TrialRecord:
 def sweep_errors(spec: SweepSpec, parameters: Any, points: Any) -> dict[str, str]:
     """Return what is wrong with a sweep, by field; its job is checked elsewhere."""
     wrong = {
-        name: error
+        name: message
         for name, rule in job_fields(SweepSpec).items()
-        if (error := rule.error_of(getattr(spec, name)))
+        if (message := rule.error_of(getattr(spec, name)))
     }
     if wrong:
         return wrong
@@ -198,8 +198,8 @@ def sweep_errors(spec: SweepSpec, parameters: Any, points: Any) -> dict[str, str
             read_points(points)
         elif points:
             wrong["points"] = "Only the searcher list has points."
-    except ValueError as problem:
-        wrong["points"] = str(problem)
+    except ValueError as error:
+        wrong["points"] = str(error)
     try:
         if searcher is not Searcher.LIST:
             found = read_parameters(parameters)
@@ -207,8 +207,8 @@ def sweep_errors(spec: SweepSpec, parameters: Any, points: Any) -> dict[str, str
                 wrong["parameters"] = "Name at least one parameter."
             if searcher is Searcher.GRID:
                 grid_points(found)
-    except ValueError as problem:
-        wrong["parameters"] = str(problem)
+    except ValueError as error:
+        wrong["parameters"] = str(error)
     if searcher not in ARRAY_SEARCHERS and spec.max_trials is None:
         wrong["max_trials"] = f"The searcher {searcher} needs a number of trials."
     if searcher in METRIC_SEARCHERS and not spec.metric:

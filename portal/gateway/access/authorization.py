@@ -148,8 +148,8 @@ def _target(attempt: Attempt, task: Task) -> Target | None:
         return None
     try:
         secret = decrypt_attempt_secret(attempt)
-    except DecryptionError as problem:
-        log.error("the secret of %s/%s cannot be decrypted: %s", job.public_id, attempt.number, problem)
+    except DecryptionError as error:
+        log.error("the secret of %s/%s cannot be decrypted: %s", job.public_id, attempt.number, error)
         return None
     header, form = AUTHORIZATION_FORMATS.get(job.environment.tool, DEFAULT_AUTHORIZATION_FORMAT)
     return Target(
@@ -319,8 +319,8 @@ class Authorizer:
 async def _within_time_limit(answer: Awaitable[_T]) -> _T:
     try:
         return await asyncio.wait_for(answer, DECISION_TIMEOUT_S)
-    except (DatabaseError, TimeoutError, OSError) as problem:
-        raise AuthorizationUnavailableError(str(problem)) from problem
+    except (DatabaseError, TimeoutError, OSError) as error:
+        raise AuthorizationUnavailableError(str(error)) from error
 
 
 def _close_connection(barrier: threading.Barrier) -> None:

@@ -68,15 +68,15 @@ class OriginApp:
         """Return the decision. Raise GatewayError if the database does not answer."""
         try:
             return await self._authorizer.decide(name, credential, max_age_s=max_age_s)
-        except AuthorizationUnavailableError as problem:
-            log.warning("access to %s could not be checked: %s", name, problem)
+        except AuthorizationUnavailableError as error:
+            log.warning("access to %s could not be checked: %s", name, error)
             raise GatewayError(
                 503,
                 "unavailable",
                 _("Fairway cannot check your permissions at the moment"),
                 _("Its database does not respond. Everything keeps running. Try again in a moment."),
                 retry_after_s=5,
-            ) from problem
+            ) from error
 
     async def _serve_gateway_path(self, name: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve the gateway's own paths on the origin: only the redemption of tickets."""
@@ -99,8 +99,8 @@ class OriginApp:
         ticket, path = await _read_ticket(receive)
         try:
             cookie = await self._authorizer.redeem(ticket, name) if ticket and name else None
-        except AuthorizationUnavailableError as problem:
-            log.warning("a ticket could not be checked: %s", problem)
+        except AuthorizationUnavailableError as error:
+            log.warning("a ticket could not be checked: %s", error)
             raise GatewayError(
                 503,
                 "unavailable",
@@ -108,7 +108,7 @@ class OriginApp:
                 _("Its database does not respond. Go back and open it again."),
                 link=portal_link(),
                 retry_after_s=5,
-            ) from problem
+            ) from error
         if cookie is None:
             raise GatewayError(
                 403,

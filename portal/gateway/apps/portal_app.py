@@ -55,11 +55,11 @@ class PortalApp:
                 await proxy_websocket(proxied, scope)
             else:
                 await proxy_http(proxied, scope, receive, send)
-        except HandshakeRejectedError as problem:
+        except HandshakeRejectedError as error:
             message = "The portal refused this connection."
-            raise GatewayError(problem.status, "refused", "Refused", message) from problem
-        except NoResponseError as problem:
-            log.warning("web does not respond: %s", problem)
+            raise GatewayError(error.status, "refused", "Refused", message) from error
+        except NoResponseError as error:
+            log.warning("web does not respond: %s", error)
             raise GatewayError(
                 503,
                 "unavailable",
@@ -68,7 +68,7 @@ class PortalApp:
                     "It is starting or under maintenance. Jobs and workspaces keep running. Try again in a moment."
                 ),
                 retry_after_s=5,
-            ) from problem
+            ) from error
 
     def _headers(self, scope: Scope) -> Headers:
         passed = cookies.portal_headers(rules.upstream_request_headers(scope["headers"]))

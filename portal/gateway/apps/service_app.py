@@ -98,19 +98,19 @@ class ServiceApp(OriginApp):
                 await proxy_websocket(proxied, scope)
             else:
                 await proxy_http(proxied, scope, receive, send)
-        except rules.RedirectDroppedError as problem:
-            raise redirect_error(problem.address) from problem
-        except HandshakeRejectedError as problem:
+        except rules.RedirectDroppedError as error:
+            raise redirect_error(error.address) from error
+        except HandshakeRejectedError as error:
             message = _("The service refused this connection.")
-            raise GatewayError(problem.status, "refused_by_tool", _("Refused"), message) from problem
-        except PermissionEndedError as ended:
-            if isinstance(ended.decision, AccessRefusal):
-                self._permitted(service, ended.decision, token)  # raises what says why
-            raise _unreachable_error() from ended
-        except NoResponseError as problem:
-            log.info("no response from service %s: %s", service, problem)
+            raise GatewayError(error.status, "refused_by_tool", _("Refused"), message) from error
+        except PermissionEndedError as error:
+            if isinstance(error.decision, AccessRefusal):
+                self._permitted(service, error.decision, token)  # raises what says why
+            raise _unreachable_error() from error
+        except NoResponseError as error:
+            log.info("no response from service %s: %s", service, error)
             self._authorizer.invalidate(service)
-            raise _unreachable_error() from problem
+            raise _unreachable_error() from error
         finally:
             pool.finish()
 
@@ -199,9 +199,9 @@ class ServiceApp(OriginApp):
             return
         try:
             await self._authorizer.run_in_thread(record_requests, counts)
-        except (DatabaseError, OSError) as problem:
+        except (DatabaseError, OSError) as error:
             self._counts.update(counts)
-            log.warning("the requests of services could not be stored: %s", problem)
+            log.warning("the requests of services could not be stored: %s", error)
 
 
 def _unreachable_error() -> GatewayError:

@@ -80,10 +80,10 @@ class SshGateway:
         open_stream = partial(open_authenticated, connect, secret)
         try:
             holder = await loop.run_in_executor(self._threads, open_stream)
-        except OSError as problem:
-            log.info("cannot open an SSH connection on %s: %s", target.node, problem)
+        except OSError as error:
+            log.info("cannot open an SSH connection on %s: %s", target.node, error)
             message = "Its node is not reachable at the moment."
-            raise GatewayError(502, "terminal_unreachable", "Not now", message) from problem
+            raise GatewayError(502, "terminal_unreachable", "Not now", message) from error
         ours, theirs = socket.socketpair()
         _, wire = await loop.create_connection(RelayEndpoint, sock=theirs)
         accept = base64.b64encode(hashlib.sha1(key + _WEBSOCKET_GUID).digest())  # noqa: S324  (RFC 6455 names it)
@@ -114,8 +114,8 @@ class SshGateway:
         joined = asyncio.run_coroutine_threadsafe(self._connect(target), loop)
         try:
             return joined.result(CONNECT_TIMEOUT_S)
-        except NoResponseError as problem:
-            raise OSError(str(problem)) from problem
+        except NoResponseError as error:
+            raise OSError(str(error)) from error
         finally:
             joined.cancel()
 

@@ -91,8 +91,8 @@ def decide_terminal_access(public_id: str, credential: str) -> AccessDecision:
         return AccessRefusal.NOT_READY
     try:
         secret = terminal_secret(row)
-    except DecryptionError as problem:
-        log.error("the secret of the terminal %s cannot be decrypted: %s", public_id, problem)
+    except DecryptionError as error:
+        log.error("the secret of the terminal %s cannot be decrypted: %s", public_id, error)
         return AccessRefusal.DENIED
     return Target(
         job=attempt.job.public_id,
@@ -143,8 +143,8 @@ class TerminalApp:
         """Close stale terminals; start also when the database does not answer."""
         try:
             await self._authorizer.run_in_thread(close_stale_terminals)
-        except (DatabaseError, OSError) as problem:
-            log.warning("stale terminals could not be closed in the database: %s", problem)
+        except (DatabaseError, OSError) as error:
+            log.warning("stale terminals could not be closed in the database: %s", error)
 
     def close(self) -> None:
         self._ssh.close()
@@ -174,10 +174,10 @@ class TerminalApp:
                 if token is not None and target is AccessRefusal.DENIED:
                     message = await self._authorizer.run_in_thread(find_open_failure, name, token) or message
                 raise GatewayError(403, "terminal_refused", "Refused", message)
-        except (AuthorizationUnavailableError, DatabaseError, OSError) as problem:
-            log.warning("access to the terminal %s could not be checked: %s", name, problem)
+        except (AuthorizationUnavailableError, DatabaseError, OSError) as error:
+            log.warning("access to the terminal %s could not be checked: %s", name, error)
             message = "Fairway's database does not respond. Try again in a moment."
-            raise GatewayError(503, "unavailable", "Not now", message, retry_after_s=5) from problem
+            raise GatewayError(503, "unavailable", "Not now", message, retry_after_s=5) from error
         if token is None:
             await self._proxy(scope, name, session_key, target)
             return
@@ -201,19 +201,19 @@ class TerminalApp:
             )
             if await proxy_websocket(proxied, scope):
                 why = "Access to it was revoked."
-        except (HandshakeRejectedError, NoResponseError) as problem:
+        except (HandshakeRejectedError, NoResponseError) as error:
             why = "Its node did not respond."
-            log.info("cannot connect to the terminal %s on %s: %s", name, target.node, problem)
+            log.info("cannot connect to the terminal %s on %s: %s", name, target.node, error)
             message = "Its node is not reachable at the moment."
-            raise GatewayError(502, "terminal_unreachable", "Not now", message) from problem
+            raise GatewayError(502, "terminal_unreachable", "Not now", message) from error
         finally:
             await asyncio.shield(self._record_close(name, why))
 
     async def _record_close(self, name: str, why: str) -> None:
         try:
             await self._authorizer.run_in_thread(do_close_terminal, name, why)
-        except (DatabaseError, OSError) as problem:
-            log.warning("the end of the terminal %s could not be stored: %s", name, problem)
+        except (DatabaseError, OSError) as error:
+            log.warning("the end of the terminal %s could not be stored: %s", name, error)
 
     def _on_input(self, attempt_row: int, session_key: str, *, extends_session: bool) -> None:
         self._activity.record_terminal_input(attempt_row)
@@ -223,8 +223,8 @@ class TerminalApp:
     async def _extend_session(self, session_key: str) -> None:
         try:
             await self._authorizer.run_in_thread(renew_workspace_session, session_key)
-        except (DatabaseError, OSError) as problem:
-            log.warning("a workspace session could not be renewed: %s", problem)
+        except (DatabaseError, OSError) as error:
+            log.warning("a workspace session could not be renewed: %s", error)
 
 
 class InputDetector:

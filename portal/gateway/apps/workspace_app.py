@@ -76,24 +76,24 @@ class WorkspaceApp(OriginApp):
                 await proxy_websocket(proxied, scope)
             else:
                 await proxy_http(proxied, scope, receive, send)
-        except rules.EncodedResponseError as problem:
+        except rules.EncodedResponseError as error:
             message = _("The tool compressed its response although it may not when it is shared.")
             raise GatewayError(
                 502, "response_unreadable", _("This response is not shown"), message
-            ) from problem
-        except rules.RedirectDroppedError as problem:
-            raise redirect_error(problem.address) from problem
-        except HandshakeRejectedError as problem:
+            ) from error
+        except rules.RedirectDroppedError as error:
+            raise redirect_error(error.address) from error
+        except HandshakeRejectedError as error:
             message = _("The workspace refused this connection.")
-            raise GatewayError(problem.status, "refused_by_tool", _("Refused"), message) from problem
-        except PermissionEndedError as ended:
-            if isinstance(ended.decision, AccessRefusal):
-                raise _refusal_error(ended.decision, job) from ended
-            raise _unreachable_error() from ended
-        except NoResponseError as problem:
-            log.info("no response from workspace %s on %s: %s", job, decision.node, problem)
+            raise GatewayError(error.status, "refused_by_tool", _("Refused"), message) from error
+        except PermissionEndedError as error:
+            if isinstance(error.decision, AccessRefusal):
+                raise _refusal_error(error.decision, job) from error
+            raise _unreachable_error() from error
+        except NoResponseError as error:
+            log.info("no response from workspace %s on %s: %s", job, decision.node, error)
             self._authorizer.invalidate(job)
-            raise _unreachable_error() from problem
+            raise _unreachable_error() from error
 
     # -- internal ----------------------------------------------------------------------------------
 

@@ -90,8 +90,8 @@ class ReplicaPool:
             try:
                 async with asyncio.timeout(CONNECT_TIMEOUT_S):
                     return await connect(self._pool(target))
-            except (NoResponseError, TimeoutError) as refused:
-                self._problem = NoResponseError(str(refused) or "no connection in time")
+            except (NoResponseError, TimeoutError) as error:
+                self._problem = NoResponseError(str(error) or "no connection in time")
                 self._balancer.record_failure(target.attempt_pk)
                 self.finish()
         raise self._problem

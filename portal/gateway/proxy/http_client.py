@@ -139,8 +139,8 @@ class Connection(asyncio.Protocol):
         self._framing_bytes += len(data)
         try:
             self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as problem:
-            self._fail(ConnectionError(f"upstream's response is invalid: {problem}"))
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._fail(ConnectionError(f"upstream's response is invalid: {error}"))
             return
         if self._framing_bytes > MAX_HEAD_BYTES and not self.complete:
             self._fail(ConnectionError("upstream's headers, chunk extensions or trailers are too long"))
@@ -258,8 +258,8 @@ class UpstreamPool:
         """Return a new connection for this protocol. Raise NoResponseError."""
         try:
             _, made = await self._connect(protocol)
-        except (OSError, TimeoutError) as problem:
-            raise NoResponseError(str(problem) or type(problem).__name__) from problem
+        except (OSError, TimeoutError) as error:
+            raise NoResponseError(str(error) or type(error).__name__) from error
         return made
 
     def release(self, connection: Connection) -> None:

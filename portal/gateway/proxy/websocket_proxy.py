@@ -60,10 +60,10 @@ class _UpstreamEndpoint(RelayEndpoint):
         rest = b""
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            rest = data[upgrade.args[0] :]
-        except httptools.HttpParserError as problem:
-            self._fail(f"the handshake response is invalid: {problem}")
+        except httptools.HttpParserUpgrade as error:
+            rest = data[error.args[0] :]
+        except httptools.HttpParserError as error:
+            self._fail(f"the handshake response is invalid: {error}")
             return
         if not self.handshake.done():
             if self._seen > MAX_HEAD_BYTES:

@@ -140,8 +140,8 @@ class Collector:
         while True:
             try:
                 await work()
-            except (DatabaseError, RedisError, OSError, TimeoutError) as problem:
-                log.warning("%s: %s", getattr(work, "__name__", "a pass"), problem)
+            except (DatabaseError, RedisError, OSError, TimeoutError) as error:
+                log.warning("%s: %s", getattr(work, "__name__", "a pass"), error)
             except Exception:  # a failed pass must not end the loop for all nodes
                 log.exception("%s broke", getattr(work, "__name__", "a pass"))
             now_s = time.time()
@@ -271,8 +271,8 @@ class Collector:
                 self._drop_node(node)
         try:
             await self._flush()
-        except (DatabaseError, OSError) as problem:
-            log.warning("the metrics of the last minute are lost: %s", problem)
+        except (DatabaseError, OSError) as error:
+            log.warning("the metrics of the last minute are lost: %s", error)
         await asyncio.get_running_loop().run_in_executor(self._database_thread, connections.close_all)
         self._database_thread.shutdown(wait=False)
         self._cache_thread.shutdown(wait=False)

@@ -55,8 +55,8 @@ class LogPublisher:
                     if frame is not None:
                         text = json.dumps(frame, separators=(",", ":"))
                         await send_frame(followed.topic, {"text": text})
-                except (OSError, RedisError) as problem:
-                    log.warning("a log update was not published: %s", problem)
+                except (OSError, RedisError) as error:
+                    log.warning("a log update was not published: %s", error)
 
     def _frame(self, followed: FollowedLog) -> dict[str, Any] | None:
         file = log_file(followed.job, followed.attempt, followed.rank)

@@ -122,8 +122,8 @@ class NodeStream:
             began = time.monotonic()
             try:
                 self._stream()
-            except (WatchError, OutcomeUnknownError, AgentError, OSError) as problem:
-                self._listener.on_state(self.node.public_id, str(problem) or type(problem).__name__)
+            except (WatchError, OutcomeUnknownError, AgentError, OSError) as error:
+                self._listener.on_state(self.node.public_id, str(error) or type(error).__name__)
             except Exception:  # malformed data of a node must not end its stream for ever
                 log.exception("watching %s failed", self.node.name)
                 self._listener.on_state(self.node.public_id, "Its data could not be processed.")
@@ -162,8 +162,8 @@ class NodeStream:
             return
         try:
             sample = NodeSample.from_wire(event)
-        except InvalidMessageError as problem:
-            self._listener.on_malformed(self.node.public_id, str(problem))
+        except InvalidMessageError as error:
+            self._listener.on_malformed(self.node.public_id, str(error))
             return
         now_s = time.time()
         self._last_message_at = time.monotonic()
@@ -186,8 +186,8 @@ class NodeStream:
                 grown = self._mirror(link, followed, offset)
             except AgentError:
                 continue  # the container does not exist yet or any more; the scheduler fetches the rest
-            except OSError as problem:
-                log.warning("the log of %s/%s cannot be stored: %s", followed.job, followed.rank, problem)
+            except OSError as error:
+                log.warning("the log of %s/%s cannot be stored: %s", followed.job, followed.rank, error)
                 continue
             if grown != offset:  # less: the copy was lost, as after a restore, and is fetched from the start
                 with self._lock:
@@ -210,9 +210,9 @@ class NodeStream:
             )
             try:
                 piece = LogChunk.from_wire(answer)
-            except ValueError as problem:
-                self._listener.on_malformed(self.node.public_id, f"logs: {problem}")
-                raise OutcomeUnknownError("The node's log data are invalid.") from problem
+            except ValueError as error:
+                self._listener.on_malformed(self.node.public_id, f"logs: {error}")
+                raise OutcomeUnknownError("The node's log data are invalid.") from error
             begin, data = piece.offset, piece.data
             if not data:
                 break
@@ -247,9 +247,9 @@ def open_stream(node: StreamedNode, on_event: Callable[[dict[str, Any]], None]) 
             on_event=on_event,
             hello_timeout_s=HELLO_TIMEOUT_S,
         )
-    except AgentError as refusal:
-        raise WatchError(refusal.message) from refusal
-    except (SshError, OutcomeUnknownError) as problem:
-        raise WatchError(str(problem)) from problem
-    except OSError as problem:
-        raise WatchError(f"The agent cannot be started: {problem}.") from problem
+    except AgentError as error:
+        raise WatchError(error.message) from error
+    except (SshError, OutcomeUnknownError) as error:
+        raise WatchError(str(error)) from error
+    except OSError as error:
+        raise WatchError(f"The agent cannot be started: {error}.") from error

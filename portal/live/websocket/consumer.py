@@ -166,8 +166,8 @@ class LiveConsumer:
             self._topics[name] = topic
             hub().subscribe(topic.name, self._send_buffer)
             first = await run_query(initial_frame, self.user, topic)
-        except FairwayError as refusal:
-            self._send_error(name, refusal.code, refusal.message)
+        except FairwayError as error:
+            self._send_error(name, error.code, error.message)
             return
         except (DatabaseError, TimeoutError, OSError):
             self._send_error(name, "unavailable", "The database does not respond; try again in a moment.")
@@ -242,8 +242,8 @@ class LiveConsumer:
         for topic in list(self._topics.values()):
             try:
                 check_topic_access(user, topic)
-            except FairwayError as refusal:
-                lost.append((topic, refusal))
+            except FairwayError as error:
+                lost.append((topic, error))
         return user, lost
 
     def _unsubscribe(self, topic: Topic) -> None:

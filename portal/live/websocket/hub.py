@@ -110,8 +110,8 @@ class Hub:
                 await self._receive()
                 if not self._subscribers:
                     return
-            except (RedisError, OSError, TimeoutError) as problem:
-                log.warning("live frames are interrupted: %s", problem)
+            except (RedisError, OSError, TimeoutError) as error:
+                log.warning("live frames are interrupted: %s", error)
                 await asyncio.sleep(RETRY_S)
 
     async def _receive(self) -> None:

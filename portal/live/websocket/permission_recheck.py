@@ -89,8 +89,8 @@ class PermissionRechecker:
                     {each.user.pk for each in sockets},
                     threads=_recheck_thread,
                 )
-            except (DatabaseError, TimeoutError, OSError) as problem:
-                log.warning("permissions of open sockets cannot be checked: %s", problem)
+            except (DatabaseError, TimeoutError, OSError) as error:
+                log.warning("permissions of open sockets cannot be checked: %s", error)
                 if time.monotonic() - self._confirmed_at > MAX_DATABASE_OUTAGE_S:
                     for socket in sockets:
                         socket.close(CLOSE_TRY_AGAIN_LATER)

@@ -65,8 +65,8 @@ class Command(BaseCommand):
         reading = _start_compile()
         try:
             build_frontend(settings.BASE_DIR)
-        except FrontendError as trouble:
-            raise CommandError(str(trouble)) from trouble
+        except FrontendError as error:
+            raise CommandError(str(error)) from error
         finally:
             if reading is not None:
                 reading.wait()

@@ -29,9 +29,9 @@ def bundled_agent() -> BundledAgent:
     folder = Path(settings.DATA_DIR) / "agent"
     try:
         signed = SignedAgent((folder / "agent.pyz").read_bytes(), (folder / "agent.pyz.sig").read_text())
-    except FileNotFoundError as missing:
+    except FileNotFoundError as error:
         message = _("The signed agent does not exist yet; start Fairway with `manage.py up`.")
-        raise ServiceUnavailable(message) from missing
+        raise ServiceUnavailable(message) from error
     return BundledAgent(signed, hashlib.sha256(signed.program).hexdigest())
 
 

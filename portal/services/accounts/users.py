@@ -259,12 +259,12 @@ def _create_user(
         wrong["username"] = _("This name is reserved for system accounts. Choose another.")
     try:
         _check_email(email)
-    except InvalidRequest as problem:
-        wrong |= problem.fields
+    except InvalidRequest as error:
+        wrong |= error.fields
     try:
         _check_password(password, User(username=username, full_name=full_name, email=email))
-    except InvalidRequest as problem:
-        wrong |= problem.fields
+    except InvalidRequest as error:
+        wrong |= error.fields
     if time_zone not in zoneinfo.available_timezones():
         wrong["timezone"] = _("There is no such time zone.")
     if not wrong and User.objects.filter(username__iexact=username).exists():
@@ -277,15 +277,15 @@ def _create_user(
         with transaction.atomic():
             fields = {"full_name": full_name[:200], "email": email, "timezone": time_zone}
             return User.objects.create_user(username, password, is_admin=is_admin, **fields)
-    except IntegrityError as clash:
-        raise Conflict(_("The name or uid was taken at the same time; try again.")) from clash
+    except IntegrityError as error:
+        raise Conflict(_("The name or uid was taken at the same time; try again.")) from error
 
 
 def _check_password(password: str, user: User) -> None:
     try:
         validate_password(password, user)
-    except ValidationError as weak:
-        raise InvalidRequest(fields={"password": " ".join(weak.messages)}) from weak
+    except ValidationError as error:
+        raise InvalidRequest(fields={"password": " ".join(error.messages)}) from error
     if len(password) > 1024:
         raise InvalidRequest(fields={"password": _("At most 1024 characters.")})
 
@@ -299,5 +299,5 @@ def _check_email(email: str) -> None:
     try:
         if email:
             validate_email(email)
-    except ValidationError as wrong:
-        raise InvalidRequest(fields={"email": _("This is not an e-mail address.")}) from wrong
+    except ValidationError as error:
+        raise InvalidRequest(fields={"email": _("This is not an e-mail address.")}) from error

@@ -240,8 +240,8 @@ def replenish_demo_jobs() -> int:
         )
         try:
             do_submit_job(random.choice(owners), request)  # noqa: S311
-        except FairwayError as refusal:
-            log.warning("the demo could not submit %s: %s", name, refusal.message)
+        except FairwayError as error:
+            log.warning("the demo could not submit %s: %s", name, error.message)
             continue
         submitted += 1
     return submitted

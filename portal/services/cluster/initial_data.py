@@ -116,8 +116,8 @@ def _ensure_local_environment(admin: User) -> None:
     """Create the JupyterLab environment; without it (such as without network) the portal still starts."""
     try:
         prefix = ensure_process_jupyterlab(settings.DATA_DIR)
-    except FairwayError as problem:
-        log.error("the initial environment could not be created: %s", problem.message)
+    except FairwayError as error:
+        log.error("the initial environment could not be created: %s", error.message)
         return
     existing = Environment.objects.filter(name="jupyterlab-local").first()
     if existing is not None and existing.prefix == str(prefix):

@@ -33,8 +33,8 @@ def archive_config_digest(path: str, image: str) -> str:
             (manifest,) = json.loads(_read(archive, "index.json"))["manifests"]
             blob = "blobs/" + manifest["digest"].replace(":", "/")
             return str(json.loads(_read(archive, blob))["config"]["digest"])
-    except (OSError, tarfile.TarError, ValueError, KeyError, TypeError, AttributeError) as problem:
-        log.info("the image in %s is not known: %s", path, problem)
+    except (OSError, tarfile.TarError, ValueError, KeyError, TypeError, AttributeError) as error:
+        log.info("the image in %s is not known: %s", path, error)
         return ""
 
 

@@ -159,11 +159,11 @@ def _run(command: list[str]) -> None:
         subprocess.run(
             command, check=True, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, umask=0o022
         )
-    except subprocess.CalledProcessError as problem:
-        words = (problem.stderr or problem.stdout or "").strip().splitlines()[-5:]
+    except subprocess.CalledProcessError as error:
+        words = (error.stderr or error.stdout or "").strip().splitlines()[-5:]
         raise ServiceUnavailable(
             "JupyterLab could not be installed: " + " ".join(words), code="environment_failed"
-        ) from problem
-    except subprocess.TimeoutExpired as problem:
+        ) from error
+    except subprocess.TimeoutExpired as error:
         message = f"Installing JupyterLab took longer than {INSTALL_TIMEOUT_S} s."
-        raise ServiceUnavailable(message, code="environment_failed") from problem
+        raise ServiceUnavailable(message, code="environment_failed") from error

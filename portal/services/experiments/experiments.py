@@ -152,7 +152,7 @@ def _change(
     release_connection()
     try:
         return call(project.public_id, "POST", endpoint, body)
-    except FairwayError as refusal:
+    except FairwayError as error:
         with transaction.atomic():
-            record_action(actor, f"{action}.failed", project, after=after | {"message": refusal.message})
+            record_action(actor, f"{action}.failed", project, after=after | {"message": error.message})
         raise

@@ -99,8 +99,8 @@ def _requeue_refusal(user: User, job: Job) -> str | None:
     if JobState(job.state) in TERMINAL_JOB_STATES:
         try:
             check_resubmission(user, job)
-        except FairwayError as refused:
-            return refused.message
+        except FairwayError as error:
+            return error.message
         return None
     if job.state == JobState.PENDING:
         return _("It waits in the queue.")
@@ -203,8 +203,8 @@ def advance_in_request(operation: BulkOperation) -> BulkOperation:
         return operation
     try:
         return advance_bulk(operation)
-    except _OUTAGES as failure:
-        log.warning("the bulk operation %s is left to the worker: %s", operation.public_id, failure)
+    except _OUTAGES as error:
+        log.warning("the bulk operation %s is left to the worker: %s", operation.public_id, error)
         return BulkOperation.objects.select_related("user").get(pk=operation.pk)
 
 
@@ -268,10 +268,10 @@ def _advance_operations_of_user(operations: Sequence[BulkOperation], deadline_s:
         share_s = left_s / (len(operations) - place)  # a long operation does not delay the others
         try:
             advance_bulk(operation, share_s, wait=False)
-        except _OUTAGES as failure:
-            if not _is_busy(failure):
+        except _OUTAGES as error:
+            if not _is_busy(error):
                 raise
-            log.warning("the bulk operation %s waits for a lock: %s", operation.public_id, failure)
+            log.warning("the bulk operation %s waits for a lock: %s", operation.public_id, error)
         except Exception:  # the other operations go on
             log.exception("the bulk operation %s failed", operation.public_id)
 
@@ -375,10 +375,10 @@ def _change_job(operation: BulkOperation, job: Job) -> BulkResult:
                 if value is None:
                     return BulkResult(job, _("There is no such project, or you may not see it."))
             return BulkResult(rule.perform(operation.user, job, value))
-    except FairwayError as refused:
-        return BulkResult(job, refused.message)
-    except OperationalError as failure:
-        if not _is_busy(failure):
+    except FairwayError as error:
+        return BulkResult(job, error.message)
+    except OperationalError as error:
+        if not _is_busy(error):
             raise
         return BulkResult(job, _("Another change of it takes too long; it was not changed. Try again."))
     except (InterfaceError, RedisError):

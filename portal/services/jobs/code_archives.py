@@ -46,8 +46,8 @@ def do_store_archive(user: User, project: Project, source: UploadSource) -> Code
         copy.seek(0)
         try:
             found = run_unpacker(_CHECK, copy, MAX_UNPACKED_MIB, directory=str(settings.BASE_DIR))
-        except ArchiveError as wrong:
-            raise _refusal(str(wrong)) from wrong
+        except ArchiveError as error:
+            raise _refusal(str(error)) from error
         copy.seek(0)
         content = copy.read()
     with transaction.atomic():

@@ -129,8 +129,8 @@ def _match(attempt: Attempt, rules: Sequence[FailureRule]) -> FailureMatch | Non
             matcher.add_lines(
                 task.rank, [displayed_text(line) for line in lines], [line.stream for line in lines]
             )
-        except OSError as unreadable:
-            log.warning("the log of %s, rank %d, cannot be read: %s", attempt.job, task.rank, unreadable)
+        except OSError as error:
+            log.warning("the log of %s, rank %d, cannot be read: %s", attempt.job, task.rank, error)
     return matcher.best
 
 

@@ -84,11 +84,11 @@ def _refusals(user: User, job: Job) -> Iterator[Drift]:
     """What the submission would be rejected for, such as a missing volume or secret."""
     try:
         validate_request(user, request_from_job(job))
-    except InvalidRequest as refusal:
-        for field, message in refusal.fields.items():
+    except InvalidRequest as error:
+        for field, message in error.fields.items():
             yield Drift(f"{field}_unavailable", message, blocking=True)
-    except FairwayError as refusal:
-        yield Drift(refusal.code or "not_permitted", refusal.message, blocking=True)
+    except FairwayError as error:
+        yield Drift(error.code or "not_permitted", error.message, blocking=True)
 
 
 def _image_drift(job: Job) -> Iterator[Drift]:

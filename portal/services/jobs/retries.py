@@ -99,8 +99,8 @@ def apply_failure_action(attempt: Attempt, rule: FailureRule | None) -> None:
     try:
         request, done = _fix(job, attempt, rule)
         validate_request(job.owner, request)
-    except FairwayError as refusal:
-        why = stored_text(f"The action of the failure rule {rule.code} is not possible: {refusal.message}")
+    except FairwayError as error:
+        why = stored_text(f"The action of the failure rule {rule.code} is not possible: {error.message}")
         finish_failure_check(attempt, job, f"{attempt.message} {why}")
         return
     before = {"memory_mib": job.memory_mib, "roles": job.roles}

@@ -148,11 +148,11 @@ def _run(schedule: Schedule, run: ScheduleRun) -> None:
     try:
         request = base_request(schedule)
         validate_request(schedule.owner, request)
-    except Unsatisfiable as refusal:
-        run.message = stored_text(f"Not submitted: {refusal.message}")[:1000]
-    except FairwayError as refusal:
-        run.message = stored_text(f"Not submitted: {refusal.message}")[:1000]
-        refused = stored_text(f"Its job was refused for {schedule.owner.username}: {refusal.message}")
+    except Unsatisfiable as error:
+        run.message = stored_text(f"Not submitted: {error.message}")[:1000]
+    except FairwayError as error:
+        run.message = stored_text(f"Not submitted: {error.message}")[:1000]
+        refused = stored_text(f"Its job was refused for {schedule.owner.username}: {error.message}")
         schedule.enabled, schedule.next_at, schedule.notice = (
             False,
             None,

@@ -164,8 +164,8 @@ def do_request_extension(
                     f"An extension by {format_duration(extra_s)} was requested. {_delay_message(asked)}"
                 )
                 record_owner_event(attempt, "time_asked", message, user.username)
-    except IntegrityError as twice:
-        raise Conflict(_("An extension request is already pending."), code="extension_pending") from twice
+    except IntegrityError as error:
+        raise Conflict(_("An extension request is already pending."), code="extension_pending") from error
     return asked
 
 

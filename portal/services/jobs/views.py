@@ -31,10 +31,10 @@ def do_save_view(user: User, *, name: str, query: str, project: Project | None =
         with transaction.atomic():
             view = SavedJobView.objects.create(owner=user, name=name, query=query, project=project)
             record_action(user, "job_view.save", view, after=_as_audit(view))
-    except IntegrityError as taken:
+    except IntegrityError as error:
         raise InvalidRequest(
             fields={"name": _("You have a view called {name}.").format(name=name)}
-        ) from taken
+        ) from error
     return view
 
 

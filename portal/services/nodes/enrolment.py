@@ -149,18 +149,18 @@ def _refusing() -> Iterator[None]:
     """Turn an EnrolmentError into InvalidRequest."""
     try:
         yield
-    except EnrolmentError as fault:
-        fields = {fault.field: str(fault)} if fault.field else None
-        raise InvalidRequest(str(fault), fields=fields) from fault
+    except EnrolmentError as error:
+        fields = {error.field: str(error)} if error.field else None
+        raise InvalidRequest(str(error), fields=fields) from error
 
 
 def check_resolves(host: str) -> None:
     """Raise InvalidRequest for a name without an address: the script could not deny this machine's."""
     try:
         socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
-    except OSError as trouble:
-        message = _("{host} has no address ({reason}).").format(host=host, reason=trouble.strerror)
-        raise InvalidRequest(fields={"host": message}) from trouble
+    except OSError as error:
+        message = _("{host} has no address ({reason}).").format(host=host, reason=error.strerror)
+        raise InvalidRequest(fields={"host": message}) from error
 
 
 def _portal_addresses(host: str) -> tuple[str, ...]:
@@ -186,8 +186,8 @@ def get_host_key(host: str, port: int) -> HostKey:
     try:
         with waiting_for_others():
             return scan_host_key(host, port)
-    except SshError as problem:
-        raise InvalidRequest(fields={"host": str(problem)}) from problem
+    except SshError as error:
+        raise InvalidRequest(fields={"host": str(error)}) from error
 
 
 def do_enrol_by_sudo(actor: User, node: Node, login: SudoLogin) -> NodeOperation:
@@ -203,9 +203,9 @@ def do_enrol_by_sudo(actor: User, node: Node, login: SudoLogin) -> NodeOperation
         sealed = encrypt(json.dumps(asdict(login)), _encryption_context(check.public_id))
         try:
             valkey_client(STORE_TIMEOUT_S).set(_login_key(check.public_id), sealed, ex=PASSWORD_TTL_S)
-        except RedisError as away:
+        except RedisError as error:
             message = _("Valkey does not respond, so the credentials cannot be passed on.")
-            raise ServiceUnavailable(message) from away
+            raise ServiceUnavailable(message) from error
         enqueue_task("scheduler.enrol_node", [check.public_id], "nodes")
     return check
 

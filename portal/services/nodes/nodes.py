@@ -91,8 +91,8 @@ def do_create_node(
         wrong |= check_address(host, port)
         try:
             check_account(ssh_user)
-        except EnrolmentError as fault:
-            wrong["account"] = str(fault)
+        except EnrolmentError as error:
+            wrong["account"] = str(error)
         if not HOST_KEY_PATTERN.fullmatch(host_key):
             wrong["host_key"] = _("Confirm the host key first.")
     if wrong:
@@ -124,8 +124,8 @@ def check_address(host: str, port: int) -> dict[str, str]:
     wrong: dict[str, str] = {}
     try:
         validate_host(host)
-    except InvalidRequest as refusal:
-        wrong |= refusal.fields
+    except InvalidRequest as error:
+        wrong |= error.fields
     if not 1 <= port <= 65_535:
         wrong["port"] = _("Must be between 1 and 65535.")
     return wrong

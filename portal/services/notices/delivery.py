@@ -191,19 +191,19 @@ def _send_mails(messages: Sequence[Sequence[NoticeDelivery]], deadline_s: float,
     password, failure = _smtp_password()
     server = get_connection(_SMTP_BACKEND, timeout=SMTP_TIMEOUT_S, password=password)
     for rows in messages:
-        error: str | None = failure
+        message: str | None = failure
         permanent = False
         if time.monotonic() > deadline_s:
-            error = failure or None
+            message = failure or None
         elif not failure:
-            error, permanent, lost = _send_mail(server, rows)
-            failure = error if lost else ""
+            message, permanent, lost = _send_mail(server, rows)
+            failure = message if lost else ""
         for row in rows:
-            report(Outcome(row, error, permanent))
+            report(Outcome(row, message, permanent))
     try:
         server.close()
-    except (OSError, smtplib.SMTPException) as problem:
-        log.debug("the mail server did not say goodbye: %s", problem)
+    except (OSError, smtplib.SMTPException) as error:
+        log.debug("the mail server did not say goodbye: %s", error)
 
 
 def _smtp_password() -> tuple[str | None, str]:
@@ -211,8 +211,8 @@ def _smtp_password() -> tuple[str | None, str]:
     try:
         path = settings.SMTP_PASSWORD_FILE
         return (Path(path).read_text().strip() if path else None), ""
-    except OSError as problem:
-        return None, f"The password of the mail server cannot be read: {problem.strerror}."
+    except OSError as error:
+        return None, f"The password of the mail server cannot be read: {error.strerror}."
 
 
 def _send_mail(server: BaseEmailBackend, rows: Sequence[NoticeDelivery]) -> tuple[str, bool, bool]:
@@ -226,17 +226,17 @@ def _send_mail(server: BaseEmailBackend, rows: Sequence[NoticeDelivery]) -> tupl
         failpoint("notice.before_send")
         server.send_messages([build_email(rows, address)])
         failpoint("notice.sent")
-    except smtplib.SMTPRecipientsRefused as refused:
-        code, text = next(iter(refused.recipients.values()))
+    except smtplib.SMTPRecipientsRefused as error:
+        code, text = next(iter(error.recipients.values()))
         return f"The mail server refused {address}: {code} {_text(text)}", code >= 500, False
-    except smtplib.SMTPResponseException as refused:
-        message = f"The mail server refused the message: {refused.smtp_code} {_text(refused.smtp_error)}"
+    except smtplib.SMTPResponseException as error:
+        message = f"The mail server refused the message: {error.smtp_code} {_text(error.smtp_error)}"
         lost = not isinstance(
-            refused, smtplib.SMTPDataError
+            error, smtplib.SMTPDataError
         )  # our sender, login or greeting: for every message
-        return message, refused.smtp_code >= 500 and not lost, lost
-    except (OSError, smtplib.SMTPException, ValueError) as problem:
-        return f"The mail server did not answer: {problem or type(problem).__name__}", False, True
+        return message, error.smtp_code >= 500 and not lost, lost
+    except (OSError, smtplib.SMTPException, ValueError) as error:
+        return f"The mail server did not answer: {error or type(error).__name__}", False, True
     return "", False, False
 
 
@@ -252,7 +252,7 @@ def _post(
     failure = "The address was removed, or the account is inactive." if gone else ""
     expired = False
     for row in rows:
-        error: str | None = failure
+        message: str | None = failure
         if hook is not None and not failure:
             if time.monotonic() > deadline_s:
                 error = None
@@ -278,12 +278,12 @@ def _post_one(hook: NoticeWebhook, row: NoticeDelivery, allow_private: bool) -> 
             else:
                 headers["Fairway-Signature"] = signature(secret, body)
         post_body(url, body, headers, allow_private=allow_private)
-    except DecryptionError as why:
-        return f"The address cannot be decrypted: {why}. Enter it again.", None
-    except WebhookError as problem:
-        return str(problem), problem.status
-    except ValueError as problem:
-        return str(problem), None
+    except DecryptionError as error:
+        return f"The address cannot be decrypted: {error}. Enter it again.", None
+    except WebhookError as error:
+        return str(error), error.status
+    except ValueError as error:
+        return str(error), None
     return "", None
 
 

@@ -86,11 +86,11 @@ def post_body(url: str, body: bytes, headers: Mapping[str, str], *, allow_privat
                 status = _exchange(plain, parts, port, body, headers)
             finally:
                 watchdog.cancel()
-    except TimeoutError as late:
-        raise WebhookError(f"{host} did not answer within {TIME_LIMIT_S:.0f} s.") from late
-    except (OSError, http.client.HTTPException, ValueError) as problem:
-        text = f"{host} did not answer: {problem or type(problem).__name__}"
-        raise WebhookError(text) from problem
+    except TimeoutError as error:
+        raise WebhookError(f"{host} did not answer within {TIME_LIMIT_S:.0f} s.") from error
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        text = f"{host} did not answer: {error or type(error).__name__}"
+        raise WebhookError(text) from error
     if 300 <= status < 400:
         raise WebhookError(f"{host} answered with status {status}; redirects are not followed.")
     if not 200 <= status < 300:
@@ -121,8 +121,8 @@ def _resolve(host: str, port: int, *, allow_private: bool) -> str:
         found = _resolvers.submit(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM).result(
             TIME_LIMIT_S
         )
-    except (OSError, UnicodeError, TimeoutError) as unknown:
-        raise WebhookError(_("The name {host} cannot be resolved.").format(host=host)) from unknown
+    except (OSError, UnicodeError, TimeoutError) as error:
+        raise WebhookError(_("The name {host} cannot be resolved.").format(host=host)) from error
     addresses = [str(each[4][0]).partition("%")[0] for each in found]
     for address in addresses:
         check_address(ipaddress.ip_address(address), allow_private=allow_private)

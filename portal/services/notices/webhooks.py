@@ -137,10 +137,10 @@ def do_subscribe_browser(user: User, url: str, p256dh: str, auth: str, label: st
     keys = BrowserKeys(p256dh, auth, portal_public_key())
     try:
         keys.check()
-    except ValueError as wrong:
+    except ValueError as error:
         raise InvalidRequest(
-            fields={"p256dh": _("These are not the keys of a browser: {wrong}").format(wrong=wrong)}
-        ) from wrong
+            fields={"p256dh": _("These are not the keys of a browser: {wrong}").format(wrong=error)}
+        ) from error
     host = _check_url(url)
     if not url.startswith("https:") and not allows_private_addresses():
         raise InvalidRequest(fields={"url": _("The address of a push service starts with https.")})
@@ -176,8 +176,8 @@ def _check_url(url: str) -> str:
         host = str(parse_url(url).hostname)[:255]
         with suppress(ValueError):  # a name is checked when it is resolved
             check_address(ipaddress.ip_address(host), allow_private=allows_private_addresses())
-    except WebhookError as wrong:
-        raise InvalidRequest(fields={"url": str(wrong)}) from wrong
+    except WebhookError as error:
+        raise InvalidRequest(fields={"url": str(error)}) from error
     return host
 
 

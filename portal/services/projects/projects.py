@@ -281,14 +281,14 @@ def _egress_targets(entries: Sequence[str]) -> list[str]:
         for entry in found:
             if entry not in (DNS_ENTRY, TRACKING_ENTRY):
                 parse_egress_target(entry)
-    except ValueError as fault:
+    except ValueError as error:
         raise InvalidRequest(
             fields={
                 "egress_allow": _(
                     "{fault}. Use the form 10.1.0.0/16, 10.1.2.3 443, {dns_entry} or {tracking_entry}."
-                ).format(fault=fault, dns_entry=DNS_ENTRY, tracking_entry=TRACKING_ENTRY)
+                ).format(fault=error, dns_entry=DNS_ENTRY, tracking_entry=TRACKING_ENTRY)
             }
-        ) from fault
+        ) from error
     if len(found) > MAX_TARGETS:
         raise InvalidRequest(
             fields={

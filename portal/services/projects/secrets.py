@@ -133,9 +133,9 @@ def read_job_secrets(job: Job) -> SecretValues:
             raise SecretMissingError(f"The secret {each['secret']} no longer exists")
         try:
             value = decrypt(row.encrypted_value, _encryption_context(row))
-        except DecryptionError as why:
-            message = f"The secret {row.name} cannot be decrypted: {why}. Set it again"
-            raise SecretMissingError(message) from why
+        except DecryptionError as error:
+            message = f"The secret {row.name} cannot be decrypted: {error}. Set it again"
+            raise SecretMissingError(message) from error
         way, name = _delivery(each)
         (found.variables if way == "variable" else found.files)[name] = value
     return found

@@ -185,8 +185,8 @@ def _open_request(asked: UserRequest) -> UserRequest:
             asked.refresh_from_db(fields=["requested_at"])
             record_action(user, "request.open", asked, after=_audit_values(asked), reason=asked.reason)
             _publish(asked)
-    except IntegrityError as twice:
-        raise Conflict(_("You already have an open request for this."), code="request_open") from twice
+    except IntegrityError as error:
+        raise Conflict(_("You already have an open request for this."), code="request_open") from error
     return asked
 
 

@@ -185,10 +185,10 @@ def _start_replica(service: Service, version: ServiceVersion) -> bool:
         with transaction.atomic():
             validate_request(service.owner, request)
             ServiceReplica.objects.create(version=version, job=create_job(service.owner, request))
-    except FairwayError as refusal:
+    except FairwayError as error:
         service.failures += 1
         service.retry_at = timezone.now() + dt.timedelta(seconds=backoff_s(service.failures))
-        service.message = stored_text(f"A replica could not be submitted: {refusal.message}")[:1000]
+        service.message = stored_text(f"A replica could not be submitted: {error.message}")[:1000]
         service.save(update_fields=["failures", "retry_at", "message"])
         return False
     return True

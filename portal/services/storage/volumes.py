@@ -84,11 +84,11 @@ def do_save_volume(
                 actor, "volume.save", saved, before=before, after=_audit_values(saved), reason=reason
             )
             trigger_cycle("volume")
-    except IntegrityError as clash:
+    except IntegrityError as error:
         fault = _("There is already a volume called {name}.").format(name=spec.name)
-        if "volume_one_declared_home" in str(clash):
+        if "volume_one_declared_home" in str(error):
             fault = _("There is only one volume for homes; change that one.")
-        raise InvalidRequest(fields={"name": fault}, code="already_exists") from clash
+        raise InvalidRequest(fields={"name": fault}, code="already_exists") from error
     return saved
 
 

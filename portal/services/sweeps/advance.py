@@ -197,9 +197,9 @@ def _start_waiting_trials(pk: int) -> bool:
                 validate_request(sweep.owner, requests[0])
                 requests += valid
                 jobs = create_jobs(sweep.owner, requests)
-        except FairwayError as refusal:
+        except FairwayError as error:
             pause_sweep(
-                sweep, stored_text(f"Trial {trials[0].number} could not be submitted: {refusal.message}")
+                sweep, stored_text(f"Trial {trials[0].number} could not be submitted: {error.message}")
             )
             return False
         failpoint("sweep.before_commit")

@@ -213,8 +213,8 @@ def record_saved(row: SavedImage, image_id: str, changed_mib: int) -> None:
                 do_allow_environment(user, environment, project, requested_by=user)
             else:
                 do_request_environment(user, project, environment.name, reason=environment.description)
-        except FairwayError as refusal:
-            problem = f"It was saved for you alone: {refusal.message}"
+        except FairwayError as error:
+            problem = f"It was saved for you alone: {error.message}"
             SavedImage.objects.filter(pk=row.pk).update(problem=problem[:500])
 
 

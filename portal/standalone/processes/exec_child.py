@@ -47,8 +47,8 @@ def main(arguments: list[str]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     try:
         os.execvp(program[0], program)  # noqa: S606  (no shell is the point)
-    except OSError as failure:
-        sys.exit(f"{program[0]} cannot be run: {failure.strerror}")
+    except OSError as error:
+        sys.exit(f"{program[0]} cannot be run: {error.strerror}")
 
 
 def _switch_account(account: str) -> None:

@@ -74,13 +74,13 @@ class Server(ABC):
             try:
                 self.check_ready()
                 return
-            except self.not_ready as trouble:
+            except self.not_ready as error:
                 if not is_running():
                     raise StartError(
                         f"{self.title} stopped while starting; see its log lines above."
-                    ) from trouble
+                    ) from error
                 if time.monotonic() > deadline:
                     raise StartError(
-                        f"{self.title} did not respond within {self.ready_timeout_s:.0f} s: {trouble}"
-                    ) from trouble
+                        f"{self.title} did not respond within {self.ready_timeout_s:.0f} s: {error}"
+                    ) from error
             time.sleep(POLL_INTERVAL_S)

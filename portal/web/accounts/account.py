@@ -146,8 +146,8 @@ def change_name(request: HttpRequest, user: User) -> HttpResponse:
     if form.is_valid():
         try:
             users.do_change_account(user, **form.cleaned_data)
-        except InvalidRequest as wrong:
-            add_service_errors(form, wrong)
+        except InvalidRequest as error:
+            add_service_errors(form, error)
         else:
             messages.success(request, _("Saved."))
             return redirect("account")
@@ -173,8 +173,8 @@ def change_password(request: HttpRequest, user: User) -> HttpResponse:
         return answer
     try:
         users.do_set_password(user, form.cleaned_data["password"], old=form.cleaned_data["old"])
-    except InvalidRequest as wrong:
-        add_service_errors(form, wrong)
+    except InvalidRequest as error:
+        add_service_errors(form, error)
     except TooManyRequests:
         for rate, who in counts:  # the password was not checked
             refund(rate, who)
@@ -209,8 +209,8 @@ def create_token(request: HttpRequest, user: User) -> HttpResponse:
             token, text = tokens.do_create_token(
                 user, name=data["name"], scopes=[Scope(scope) for scope in data["scopes"]], days=data["days"]
             )
-        except FairwayError as refusal:
-            add_service_errors(form, refusal)
+        except FairwayError as error:
+            add_service_errors(form, error)
         else:
             return _page(request, user, new_token=token, new_text=text)
     return _page(request, user, 400, token_form=form)

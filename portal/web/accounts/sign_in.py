@@ -81,8 +81,8 @@ def sign_in(request: HttpRequest) -> HttpResponse:
         wrong = _("The username or the password is wrong.")
         try:
             user, wait_s = _authenticate(request, name, password)
-        except TooManyRequests as busy:
-            user, wrong, retry_after_s = None, busy.message, busy.retry_after_s
+        except TooManyRequests as error:
+            user, wrong, retry_after_s = None, error.message, error.retry_after_s
         if user is not None:
             _start_session(request, user, by="password")
             answer: HttpResponse = redirect(target)
@@ -212,9 +212,9 @@ def sign_in_link(request: HttpRequest) -> HttpResponse:
         mine = link.pk == request.session.get(USED_LINK)
         if link.used_at is not None and not mine:
             raise NotFound(_(users.LINK_INVALID_MESSAGE), code="link_already_used")
-    except NotFound as closed:
+    except NotFound as error:
         record_failed_sign_in("", by="link")
-        return render(request, "accounts/sign_in_link.html", {"wrong": closed.message}, status=404)
+        return render(request, "accounts/sign_in_link.html", {"wrong": error.message}, status=404)
     if not mine:  # else this browser sends the form again
         _start_session(request, link.user, by="link")
         start_link_session(request.session, link)
@@ -250,12 +250,12 @@ def invitation(request: HttpRequest) -> HttpResponse:
     code = request.POST.get("code", "")
     try:
         found = users.get_invitation(code)
-    except NotFound as closed:
+    except NotFound as error:
         if user := _invited_user(request):
             _start_session(request, user, by="password")
             return redirect("home")
         record_failed_sign_in("", by="invitation")
-        return render(request, "accounts/invitation.html", {"wrong": closed.message}, status=404)
+        return render(request, "accounts/invitation.html", {"wrong": error.message}, status=404)
     if "username" not in request.POST:
         form = InvitationForm(initial={"full_name": found.full_name})
         return render(request, "accounts/invitation.html", {"form": form, "code": code, "invitation": found})
@@ -272,8 +272,8 @@ def invitation(request: HttpRequest) -> HttpResponse:
             )
         except TooManyRequests:
             raise  # answered by a page with Retry-After; the invitation stays open
-        except FairwayError as refusal:
-            add_service_errors(form, refusal)
+        except FairwayError as error:
+            add_service_errors(form, error)
         else:
             _start_session(request, user, by="invitation")
             return redirect("home")

@@ -77,8 +77,8 @@ def invite(request: HttpRequest, user: User) -> HttpResponse:
             role=parse_role(values["role"]) if project else None,
             grants_admin="grants_admin" in request.POST,
         )
-    except InvalidRequest as refusal:
-        return _page(request, refusal, values)
+    except InvalidRequest as error:
+        return _page(request, error, values)
     return _page(request, link=code_link("invitation", code), invitation=invitation)
 
 
@@ -119,9 +119,9 @@ def change_user(request: HttpRequest, user: User, public_id: str) -> HttpRespons
                 raise NotFound
             users.do_change_user(user, account, **CHANGES[act], choice=parse_choice(request))
             messages.success(request, _("Saved for {username}.").format(username=account.username))
-    except ChoiceRequired as needed:
+    except ChoiceRequired as error:
         title = CONFIRMATIONS[act][0].format(user=account.username)
-        return render_choice(request, needed, change=title, back=reverse("users"))
+        return render_choice(request, error, change=title, back=reverse("users"))
     return redirect("users")
 
 

@@ -32,8 +32,8 @@ def decide(request: HttpRequest, user: User, public_id: str, act: str) -> HttpRe
     if request.method == "POST":
         try:
             message = _adopt(user, row) if act == "adopt" else _stop(user, row)
-        except FairwayError as refused:
-            refusal = refused
+        except FairwayError as error:
+            refusal = error
         else:
             messages.success(request, message)
             return redirect("recovery")
@@ -67,8 +67,8 @@ def fence(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     if request.method == "POST":
         try:
             ended = do_fence_node(user, node, reason=reason)
-        except FairwayError as refused:
-            refusal = refused
+        except FairwayError as error:
+            refusal = error
         else:
             messages.success(request, fenced_message(node, ended))
             return redirect("recovery")

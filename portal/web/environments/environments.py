@@ -72,11 +72,11 @@ def save_environment(request: HttpRequest, user: User, public_id: str = "") -> H
     values = posted_values(request, *TEXT_FIELDS, "projects", "enabled")
     try:
         saved = do_save_environment(user, _build_input(user, values), row, choice=parse_choice(request))
-    except ChoiceRequired as needed:
+    except ChoiceRequired as error:
         back = reverse("environment", args=[public_id])
-        return render_choice(request, needed, change=_("Save {name}").format(name=values["name"]), back=back)
-    except InvalidRequest as refusal:
-        return _form(request, user, row, values, refusal)
+        return render_choice(request, error, change=_("Save {name}").format(name=values["name"]), back=back)
+    except InvalidRequest as error:
+        return _form(request, user, row, values, error)
     messages.success(
         request,
         _("{name} is saved. Nodes without its image pull it before the first start.").format(name=saved.name),

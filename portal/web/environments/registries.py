@@ -27,8 +27,8 @@ def save_registry(request: HttpRequest, user: User) -> HttpResponse:
     values = posted_values(request, "host", "username")
     try:
         row = do_save_login(user, values["host"], values["username"], request.POST.get("password", ""))
-    except InvalidRequest as refusal:
-        return _render_page(request, values, refusal)
+    except InvalidRequest as error:
+        return _render_page(request, values, error)
     messages.success(
         request,
         _("Nodes log in to {host} as {username} from now on.").format(host=row.host, username=row.username),

@@ -100,10 +100,10 @@ def experiments(request: HttpRequest, user: User) -> HttpResponse:
     if project is not None:
         try:
             context |= _list_context(request, user, project, context["search"])
-        except TrackingUnavailable as away:
-            context["problem"] = away.message
-        except InvalidRequest as refusal:
-            context["refusal"] = refusal.message
+        except TrackingUnavailable as error:
+            context["problem"] = error.message
+        except InvalidRequest as error:
+            context["refusal"] = error.message
     return render(request, "experiments/page.html", context)
 
 
@@ -411,6 +411,6 @@ def job_runs(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
             "chart_query": _chart_query(job.project, runs[:1]),
             "growing": any(each.is_running for each in runs),
         }
-    except TrackingUnavailable as away:
-        context["problem"] = away.message
+    except TrackingUnavailable as error:
+        context["problem"] = error.message
     return render(request, "experiments/job_runs.html", context)

@@ -54,8 +54,8 @@ def models(request: HttpRequest, user: User) -> HttpResponse:
     if scope:
         try:
             context |= _registry_context(user, scope, request.GET)
-        except TrackingUnavailable as away:
-            context["problem"] = away.message
+        except TrackingUnavailable as error:
+            context["problem"] = error.message
     return render(request, "experiments/models.html", context)
 
 
@@ -131,8 +131,8 @@ def _chosen_model(
     project = selectors.get_visible_project(user, owner)
     try:
         return ProjectModel(project, selectors.get_model(project, name))
-    except NotFound as missing:
-        raise NotFound(_("There is no such model.")) from missing
+    except NotFound as error:
+        raise NotFound(_("There is no such model.")) from error
 
 
 def _model_context(

@@ -80,8 +80,8 @@ def save_failure_rule(request: HttpRequest, user: User) -> HttpResponse:
             check_rule(rule)
             return _render(request, setting, values, trial=try_rule(user, rule))
         do_save_failure_rule(user, rule, enabled=bool(values["enabled"]), create=setting is None)
-    except FairwayError as refusal:
-        return _render(request, setting, values, refusal)
+    except FairwayError as error:
+        return _render(request, setting, values, error)
     messages.success(
         request,
         _("The rule {code} is saved. It applies to jobs that fail from now on.").format(code=rule.code),

@@ -334,8 +334,8 @@ def bulk(request: HttpRequest, user: User) -> HttpResponse:
             operation = advance_in_request(
                 start_bulk(user, jobs, name, _bulk_value(request, user, rule.parameter))
             )
-        except FairwayError as refusal:
-            context["problem"], status = refusal.message, refusal.status
+        except FairwayError as error:
+            context["problem"], status = error.message, error.status
         else:
             if operation.finished_at is None:
                 return redirect("bulk-operation", operation.public_id)

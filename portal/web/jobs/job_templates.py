@@ -288,12 +288,12 @@ def _edit(request: HttpRequest, user: User, row: Template | None, initial: dict[
     if form.is_valid():
         try:
             saved = do_save_template(user, form.to_input(), row, version=form.cleaned_data["version"])
-        except FairwayError as refusal:
-            fields = getattr(refusal, "fields", {})
+        except FairwayError as error:
+            fields = getattr(error, "fields", {})
             for name in CONTENT:
                 if name in fields and f"{name}_yaml" in form.fields:
                     fields[f"{name}_yaml"] = fields.pop(name)
-            add_service_errors(form, refusal)
+            add_service_errors(form, error)
         else:
             messages.success(
                 request,

@@ -203,8 +203,8 @@ def create_profile(request: HttpRequest, user: User) -> HttpResponse:
         try:
             answer = check_profile(user, project, given["name"], given["profile"])
             row = do_create_profile(user, project, given["name"], given["profile"], answer)
-        except FairwayError as refusal:
-            form.add_error("profile", refusal_text(refusal))
+        except FairwayError as error:
+            form.add_error("profile", refusal_text(error))
         else:
             messages.success(
                 request,
@@ -232,8 +232,8 @@ def create_plan(request: HttpRequest, user: User) -> HttpResponse:
         try:
             profile = get_profile(user, form.cleaned_data["profile"])
             row = do_create_plan(user, profile, compute_plan(user, profile, form.topology()))
-        except FairwayError as refusal:
-            form.add_error(None, refusal_text(refusal))
+        except FairwayError as error:
+            form.add_error(None, refusal_text(error))
         else:
             return redirect("plan", row.public_id)
     return _plans_page(request, user, plan_form=form, status=400)

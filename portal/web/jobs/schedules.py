@@ -82,8 +82,8 @@ def change(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     if form.is_valid():
         try:
             do_change_schedule(user, row, **form.cleaned_data)
-        except FairwayError as refusal:
-            add_service_errors(form, refusal)
+        except FairwayError as error:
+            add_service_errors(form, error)
         else:
             messages.success(request, _("{name} is changed.").format(name=row.name))
             return redirect("schedule", public_id)

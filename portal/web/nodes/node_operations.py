@@ -130,8 +130,8 @@ def set_labels(request: HttpRequest, user: User, public_id: str) -> HttpResponse
     node, text = find_row(Node.objects, public_id=public_id), request.POST.get("labels", "")
     try:
         do_set_labels(user, node, parse_labels(text))
-    except InvalidRequest as refusal:
-        messages.error(request, refusal.message)
+    except InvalidRequest as error:
+        messages.error(request, error.message)
         return node_page(request, user, node, typed_labels=text, status=400)
     messages.success(
         request, _("The labels of {name} are saved. The next cycle uses them.").format(name=node.name)

@@ -58,8 +58,8 @@ def add_node(request: HttpRequest, user: User) -> HttpResponse:
             host_key=request.POST.get("host_key", ""),
             runtime=_runtime(values["runtime"]),
         )
-    except InvalidRequest as refusal:
-        return _form(request, values, refusal)
+    except InvalidRequest as error:
+        return _form(request, values, error)
     return _enroll(request, user, node, values["engine"])
 
 

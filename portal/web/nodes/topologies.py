@@ -29,8 +29,8 @@ def save_topology(request: HttpRequest, user: User) -> HttpResponse:
     values = posted_values(request, "name", "levels")
     try:
         saved = do_save_topology(user, values["name"], values["levels"].replace(",", "\n").split(), row)
-    except InvalidRequest as refusal:
-        return _render_page(request, user, row, values, refusal)
+    except InvalidRequest as error:
+        return _render_page(request, user, row, values, error)
     messages.success(
         request, _("The topology {name} is saved. The next cycle uses it.").format(name=saved.name)
     )

@@ -30,11 +30,11 @@ def announce(request: HttpRequest, user: User) -> HttpResponse:
     try:
         period_s = min(parse_duration_s(values["period"], "period"), 2 * MAX_PERIOD.total_seconds())
         do_announce(user, values["message"], timezone.now() + dt.timedelta(seconds=period_s))
-    except InvalidRequest as wrong:
-        wrong.fields = {"period" if name == "ends_at" else name: text for name, text in wrong.fields.items()}
-        return _render(request, values, wrong)
-    except FairwayError as refusal:
-        return _render(request, values, refusal)
+    except InvalidRequest as error:
+        error.fields = {"period" if name == "ends_at" else name: text for name, text in error.fields.items()}
+        return _render(request, values, error)
+    except FairwayError as error:
+        return _render(request, values, error)
     messages.success(request, _("The announcement is shown on the home page of every user."))
     return redirect("announcements")
 

@@ -112,8 +112,8 @@ def save_preferences(request: HttpRequest, user: User) -> HttpResponse:
     if form.is_valid():
         try:
             do_save_preferences(user, chosen, **form.cleaned_data)
-        except InvalidRequest as refusal:
-            add_service_errors(form, refusal)
+        except InvalidRequest as error:
+            add_service_errors(form, error)
         else:
             messages.success(request, _("Saved. It applies to notices from now on."))
             return redirect("inbox")
@@ -132,8 +132,8 @@ def save_webhook(request: HttpRequest, user: User, channel: str) -> HttpResponse
         return redirect("inbox")
     try:
         key = do_save_webhook(user, user, found, url)[1]
-    except InvalidRequest as refusal:
-        return _page(request, user, 400, webhook_error=(found, refusal.message), url=url)
+    except InvalidRequest as error:
+        return _page(request, user, 400, webhook_error=(found, error.message), url=url)
     messages.success(
         request,
         _("{channel} is set. Choose its events, and send a test.").format(channel=_(CHANNEL_LABELS[found])),

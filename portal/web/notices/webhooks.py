@@ -73,8 +73,8 @@ def _respond(request: HttpRequest, user: User, project: Project | None) -> HttpR
             messages.success(
                 request, _("{label} is saved. It applies to events from now on.").format(label=label)
             )
-    except InvalidRequest as refusal:
-        return _page(request, project, 400, problem=(channel, refusal.message), url=url, chosen=events)
+    except InvalidRequest as error:
+        return _page(request, project, 400, problem=(channel, error.message), url=url, chosen=events)
     return _page(request, project, key=key) if key else redirect(request.path)
 
 

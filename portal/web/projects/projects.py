@@ -48,8 +48,8 @@ def add_project(request: HttpRequest, user: User) -> HttpResponse:
     parent = Project.objects.filter(public_id=values["parent"]).first() if values["parent"] else None
     try:
         project = projects.do_create_project(user, name=values["name"], title=values["title"], parent=parent)
-    except InvalidRequest as refusal:
-        return _list(request, user, values, refusal)
+    except InvalidRequest as error:
+        return _list(request, user, values, error)
     messages.success(request, _("{name} is created. Add members and a quota next.").format(name=project.name))
     return redirect("project", project.public_id)
 
@@ -83,9 +83,9 @@ def set_member(request: HttpRequest, user: User, public_id: str) -> HttpResponse
             change = _("Make {user} {role} of {project}")
             projects.do_set_member(user, project, who, Role(role), choice=parse_choice(request))
             done = _("{user} is now {role} of {project}.")
-    except ChoiceRequired as needed:
+    except ChoiceRequired as error:
         back = reverse("project", args=[public_id])
-        return render_choice(request, needed, change=change.format(**names), back=back)
+        return render_choice(request, error, change=change.format(**names), back=back)
     messages.success(request, done.format(**names))
     return redirect("project", public_id)
 
@@ -102,8 +102,8 @@ def invite_into(request: HttpRequest, user: User, public_id: str) -> HttpRespons
             project=project,
             role=parse_role(request.POST.get("role", "")),
         )
-    except InvalidRequest as refusal:
-        return _page(request, user, project, refusal)
+    except InvalidRequest as error:
+        return _page(request, user, project, error)
     return _page(request, user, project, link=code_link("invitation", code), invitation=invitation)
 
 
@@ -132,9 +132,9 @@ def save_idle(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     idle = ProjectPolicyPanel(project)
     try:
         changed = idle.save(user, request.POST)
-    except (InvalidRequest, PreconditionFailed) as refusal:
-        idle.error = refusal.message
-        return _page(request, user, project, refusal, idle=idle)
+    except (InvalidRequest, PreconditionFailed) as error:
+        idle.error = error.message
+        return _page(request, user, project, error, idle=idle)
     if changed:
         messages.success(request, _("Saved. Applies from the next idle check on."))
     return redirect("project", public_id)

@@ -216,8 +216,8 @@ def render_replay(request: HttpRequest, user: User, begin: Callable[[], QuotaRep
     """Begin a replay and show it, or why not."""
     try:
         context: dict[str, Any] = {"view": read_quota_replay(user, begin())}
-    except (InvalidRequest, Conflict) as refusal:
-        context = {"problem": refusal.message}
+    except (InvalidRequest, Conflict) as error:
+        context = {"problem": error.message}
     return render(request, "projects/quota_replay.html", context)
 
 
@@ -230,8 +230,8 @@ def _posted_edits(request: HttpRequest, user: User) -> tuple[list[QuotaEdit], st
             values = _parse_values(line)
             validate_quota(values)
             edits.append(QuotaEdit(line.row.project, pool, values))
-        except InvalidRequest as refusal:
-            problem = f"{line.row.project.name}: {refusal.message}"
+        except InvalidRequest as error:
+            problem = f"{line.row.project.name}: {error.message}"
     if not edits and not problem:
         problem = _("Change a number first.")
     return edits, problem
@@ -258,11 +258,11 @@ def add_quota(request: HttpRequest, user: User) -> HttpResponse:
             ends_at=parse_local_time(values["ends_at"], "ends_at", zone),
             reason=values["why"],
         )
-    except (InvalidRequest, Conflict) as refusal:
+    except (InvalidRequest, Conflict) as error:
         sheet = build_sheet(quota_grid(user, pool), request.POST)
-        problems = refusal.fields if isinstance(refusal, InvalidRequest) else {"project": refusal.message}
+        problems = error.fields if isinstance(error, InvalidRequest) else {"project": error.message}
         addition = {"addition": values, "addition_problems": problems}
-        return _page(request, user, sheet, pools, status=refusal.status, **addition)
+        return _page(request, user, sheet, pools, status=error.status, **addition)
     messages.success(
         request,
         _("{name} has {gpus} more GPUs then.").format(
@@ -340,20 +340,20 @@ def _save(user: User, pool: NodePool, line: QuotaLine, reason: str) -> bool:
     try:
         values = _parse_values(line)
         do_change_quota(user, line.row.project, pool, values, version=line.version, reason=reason)
-    except InvalidRequest as refusal:
-        for name, message in refusal.fields.items():
+    except InvalidRequest as error:
+        for name, message in error.fields.items():
             cell = line.cells.get(name)
             if cell is not None:
                 cell.problem = message
             else:
                 line.problem = message
         return False
-    except PreconditionFailed as refusal:
+    except PreconditionFailed as error:
         line.problem = _(
             "Another user changed this line while you were editing it. Save again to replace their values "
             "with yours."
         )
-        line.version = int(refusal.details["version"])
+        line.version = int(error.details["version"])
         return False
     return True
 
@@ -365,8 +365,8 @@ def _parse_values(line: QuotaLine) -> QuotaValues:
     for name, read in FIELDS.items():
         try:
             values[name] = read(line.cells[name].value, name)
-        except InvalidRequest as refusal:
-            wrong |= refusal.fields
+        except InvalidRequest as error:
+            wrong |= error.fields
     if wrong:
         raise InvalidRequest(fields=wrong)
     return QuotaValues(**values)

@@ -93,8 +93,8 @@ def make_request(request: HttpRequest, user: User) -> HttpResponse:
     values = posted_values(request, "kind", *FORM_FIELDS)
     try:
         asked = _make_request(user, values)
-    except (InvalidRequest, Conflict) as refusal:
-        return _page(request, user, values["kind"], values, refusal)
+    except (InvalidRequest, Conflict) as error:
+        return _page(request, user, values["kind"], values, error)
     messages.success(request, _("Requested from the {who_answers}.").format(who_answers=who_answers(asked)))
     return redirect("approvals")
 
@@ -180,9 +180,9 @@ def _make_request(user: User, values: dict[str, str]) -> UserRequest:
                 reason=reason,
             )
         )
-    except InvalidRequest as refusal:
-        fields = {"gpus" if name == "extra_milli" else name: text for name, text in refusal.fields.items()}
-        raise InvalidRequest(fields=fields) from refusal
+    except InvalidRequest as error:
+        fields = {"gpus" if name == "extra_milli" else name: text for name, text in error.fields.items()}
+        raise InvalidRequest(fields=fields) from error
 
 
 def _requestable_projects(user: User) -> Any:

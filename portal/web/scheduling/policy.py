@@ -116,9 +116,9 @@ class SettingsForm:
         try:
             changes = self._changes()
             do_change_policy(user, self.owner, changes, version=version, reason=reason)
-        except InvalidRequest as refusal:
+        except InvalidRequest as error:
             for line in self.rows:
-                line.problem = refusal.fields.get(line.setting.name, "")
+                line.problem = error.fields.get(line.setting.name, "")
             raise
         return len(changes)
 
@@ -130,8 +130,8 @@ class SettingsForm:
             if line.dirty:
                 try:
                     values[line.setting.name] = line.parse()
-                except InvalidRequest as refusal:
-                    wrong |= refusal.fields
+                except InvalidRequest as error:
+                    wrong |= error.fields
         if wrong:
             raise InvalidRequest(fields=wrong)
         return values

@@ -69,8 +69,8 @@ def save_reservation(request: HttpRequest, user: User) -> HttpResponse:
     try:
         changes = _build_input(values, time_zone(user.timezone), row)
         saved = do_save_reservation(user, changes, row, version=version)
-    except (InvalidRequest, Conflict, PreconditionFailed) as refusal:
-        return _render(request, user, row, values, refusal)
+    except (InvalidRequest, Conflict, PreconditionFailed) as error:
+        return _render(request, user, row, values, error)
     text = (
         _("{name} is saved. The next cycle applies it; running jobs continue until it begins.")
         if saved.drain_at_start
@@ -114,19 +114,19 @@ def _build_input(values: dict[str, str], here: dt.tzinfo, row: Reservation | Non
     for name in ("starts_at", "ends_at"):
         try:
             times.append(parse_local_time(values[name], name, here))
-        except InvalidRequest as refusal:
-            wrong |= refusal.fields
+        except InvalidRequest as error:
+            wrong |= error.fields
     projects = []
     try:
         projects = get_projects(_split_names(values["projects"]))
-    except InvalidRequest as refusal:
-        wrong |= refusal.fields
+    except InvalidRequest as error:
+        wrong |= error.fields
     nodes: list[Node] = []
     if pool is not None and len(times) == 2:
         try:
             nodes = _nodes(values["nodes"], pool, times, row)
-        except InvalidRequest as refusal:
-            wrong |= refusal.fields
+        except InvalidRequest as error:
+            wrong |= error.fields
     if wrong or pool is None:
         raise InvalidRequest(fields=wrong)
     drain_at_start = bool(values["drain_at_start"])

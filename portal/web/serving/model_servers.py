@@ -143,8 +143,8 @@ def change(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
         changes["access"] = request.POST.get("access") or row.access
         try:
             do_change_service(user, row, **changes)
-        except InvalidRequest as wrong:
-            raise FairwayError(" ".join(wrong.fields.values()) or wrong.message) from wrong
+        except InvalidRequest as error:
+            raise FairwayError(" ".join(error.fields.values()) or error.message) from error
         messages.success(request, _("{name} is changed.").format(name=row.name))
     return redirect("service", public_id)
 

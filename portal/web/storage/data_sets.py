@@ -145,8 +145,8 @@ def new_data_set(request: HttpRequest, user: User) -> HttpResponse:
     if form.is_valid():
         try:
             row = do_create_data_set(user, **form.cleaned_data)
-        except FairwayError as refusal:
-            add_service_errors(form, refusal)
+        except FairwayError as error:
+            add_service_errors(form, error)
         else:
             messages.success(request, _("{name} is created. Add its first version.").format(name=row.name))
             return redirect("data-set", row.public_id)
@@ -194,8 +194,8 @@ def change_data_set(request: HttpRequest, user: User, public_id: str) -> HttpRes
     if form.is_valid():
         try:
             do_change_data_set(user, row, **form.cleaned_data)
-        except FairwayError as refusal:
-            add_service_errors(form, refusal)
+        except FairwayError as error:
+            add_service_errors(form, error)
         else:
             messages.success(request, _("{name} is changed.").format(name=row.name))
             return redirect("data-set", public_id)
@@ -210,8 +210,8 @@ def add_version(request: HttpRequest, user: User, public_id: str) -> HttpRespons
     if form.is_valid():
         try:
             do_add_version(user, row, VersionInput(**form.cleaned_data))
-        except FairwayError as refusal:
-            add_service_errors(form, refusal)
+        except FairwayError as error:
+            add_service_errors(form, error)
         else:
             label = form.cleaned_data["label"]
             messages.success(request, _("Version {label} is added.").format(label=label))

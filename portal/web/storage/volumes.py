@@ -59,11 +59,11 @@ def save_volume(request: HttpRequest, user: User) -> HttpResponse:
         values |= {"name": row.name, "kind": row.kind}
     try:
         saved = do_save_volume(user, _build_input(user, values), row, choice=parse_choice(request))
-    except ChoiceRequired as needed:
+    except ChoiceRequired as error:
         change = _("Save the volume {name}").format(name=values["name"])
-        return render_choice(request, needed, change=change, back=reverse("volumes"))
-    except InvalidRequest as refusal:
-        return _render(request, user, row, values, refusal)
+        return render_choice(request, error, change=change, back=reverse("volumes"))
+    except InvalidRequest as error:
+        return _render(request, user, row, values, error)
     messages.success(
         request,
         _("The volume {name} is saved. Applies to jobs that start from now on.").format(name=saved.name),

@@ -363,8 +363,8 @@ def import_page(request: HttpRequest, user: User) -> HttpResponse:
         try:
             found = read_experiment(data["experiment"])
             made = do_import_experiment(user, found, **rows, submit="check" not in request.POST)
-        except FairwayError as refusal:
-            add_service_errors(form, refusal)
+        except FairwayError as error:
+            add_service_errors(form, error)
         else:
             if made is None:
                 return render(request, "sweeps/import.html", {"form": form, "found": found})

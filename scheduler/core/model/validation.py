@@ -124,8 +124,8 @@ def _faults(snapshot: Snapshot, before: Mapping[int, object]) -> Iterator[Fault]
             continue  # fast path: build the names of fields only for invalid rows
         try:
             _check_usage(f"usage[{i}]", usage, projects, pools)
-        except SnapshotError as wrong:
-            yield Fault(RowKind.USAGE, usage_row_id(usage), wrong.field, wrong.message)
+        except SnapshotError as error:
+            yield Fault(RowKind.USAGE, usage_row_id(usage), error.field, error.message)
     yield from _repeated(RowKind.RESERVATION, "reservations", [row.id for row in snapshot.reservations])
     yield from _each(
         RowKind.RESERVATION,
@@ -157,8 +157,8 @@ def _each(
     for row in rows:
         try:
             check(row)
-        except SnapshotError as wrong:
-            yield Fault(kind, name(row), wrong.field, wrong.message)
+        except SnapshotError as error:
+            yield Fault(kind, name(row), error.field, error.message)
 
 
 def _repeated(kind: RowKind, field: str, keys: Sequence[str]) -> Iterator[Fault]:
@@ -295,8 +295,8 @@ def _running_faults(
                     _check_finite(f"{at}.{name}", value)
             for rank, task in enumerate(row.tasks):
                 check_task(f"{at}.tasks[{rank}]", task, nodes, gpus)
-        except SnapshotError as wrong:
-            yield Fault(RowKind.RUNNING, row.job, wrong.field, wrong.message)
+        except SnapshotError as error:
+            yield Fault(RowKind.RUNNING, row.job, error.field, error.message)
     held: Counter[GpuUuid] = Counter()
     for row in snapshot.running:
         for task in row.tasks:

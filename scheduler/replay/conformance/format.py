@@ -75,8 +75,8 @@ def read_cases(path: str | Path) -> Cases:
             _check_names(case, f"$.scheduling_cases[{i}]")
         for i, case in enumerate(cases.fair_share):
             _check_shares(case, f"$.fair_share_cases[{i}]")
-    except InvalidValueError as problem:
-        raise MalformedFileError(path, problem.path, problem.message) from None
+    except InvalidValueError as error:
+        raise MalformedFileError(path, error.path, error.message) from None
     except RecursionError:
         raise MalformedFileError(path, "", "groups are nested too deeply") from None
     return cases

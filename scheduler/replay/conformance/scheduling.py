@@ -70,10 +70,10 @@ def run_case(case: Case, policy: Policy) -> CaseResult:
             wrong = [*_state_mismatches(case, states), *_node_mismatches(case, snapshot, plan)]
         else:
             wrong = _run_rounds(case, cluster, states, policy)
-    except SnapshotError as problem:
-        return CaseResult(case["id"], False, "a decision", f"the snapshot is invalid: {problem}")
-    except Exception as problem:  # a bug in the core fails this case only
-        return CaseResult(case["id"], False, "a decision", f"{type(problem).__name__}: {problem}")
+    except SnapshotError as error:
+        return CaseResult(case["id"], False, "a decision", f"the snapshot is invalid: {error}")
+    except Exception as error:  # a bug in the core fails this case only
+        return CaseResult(case["id"], False, "a decision", f"{type(error).__name__}: {error}")
     return CaseResult(
         case["id"],
         not wrong,

@@ -97,8 +97,8 @@ class LedgerMachine(RuleBasedStateMachine):
     def stop(self, who: int, epoch: int, job: str, attempt: int) -> None:
         try:
             self.ledgers[who].tombstone(epoch, job, attempt)
-        except AgentError as refusal:
-            assert refusal.code == "stale_epoch" and epoch < self.highest_epoch
+        except AgentError as error:
+            assert error.code == "stale_epoch" and epoch < self.highest_epoch
             return
         self.highest_epoch = max(self.highest_epoch, epoch)
         self.dead.add((job, attempt))
@@ -114,8 +114,8 @@ class LedgerMachine(RuleBasedStateMachine):
         """One task is asked to leave alone."""
         try:
             found = self.ledgers[who].tombstone_tasks(epoch, job, attempt, [task])
-        except AgentError as refusal:
-            assert refusal.code == "stale_epoch" and epoch < self.highest_epoch
+        except AgentError as error:
+            assert error.code == "stale_epoch" and epoch < self.highest_epoch
             return
         self.highest_epoch = max(self.highest_epoch, epoch)
         assert all(

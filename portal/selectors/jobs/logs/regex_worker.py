@@ -24,8 +24,8 @@ def main() -> None:
     asked = json.loads(reading.readline())
     try:
         matches = re.compile(asked["pattern"], 0 if asked["case"] else re.IGNORECASE).search
-    except (re.error, OverflowError, RecursionError) as problem:
-        writing.write(json.dumps({"fault": str(problem)}) + "\n")
+    except (re.error, OverflowError, RecursionError) as error:
+        writing.write(json.dumps({"fault": str(error)}) + "\n")
         return
     writing.write('{"fault": null}\n')
     writing.flush()

@@ -222,13 +222,13 @@ def _save(request: HttpRequest, user: User, job: Job, form: ChangeForm) -> bool:
             version=form.cleaned_data["version"],
             typed_amounts=parse_typed(form.cleaned_data[TYPED_FIELD]),
         )
-    except Conflict as refused:
-        messages.error(request, refused.message)
+    except Conflict as error:
+        messages.error(request, error.message)
         return True
-    except FairwayError as wrong:
-        if isinstance(wrong, InvalidRequest):
-            wrong.fields = errors_by_form_field(wrong.fields)
-        add_service_errors(form, wrong)
+    except FairwayError as error:
+        if isinstance(error, InvalidRequest):
+            error.fields = errors_by_form_field(error.fields)
+        add_service_errors(form, error)
     else:
         messages.success(
             request, _("{name} is changed; the next cycle considers it anew.").format(name=job.name)
@@ -243,10 +243,10 @@ def _preview(user: User, job: Job, form: ChangeForm) -> LaunchPreview:
         return LaunchPreview("wrong", _("Not ready yet"), " ".join(errors.values()), field_errors=errors)
     try:
         answer = preview_change(job, build_changed_request(user, job, form.changes))
-    except Unsatisfiable as never:
-        return preview_unsatisfiable(never)
-    except FairwayError as refused:
-        return LaunchPreview("wrong", _("Not possible"), refused.message)
+    except Unsatisfiable as error:
+        return preview_unsatisfiable(error)
+    except FairwayError as error:
+        return LaunchPreview("wrong", _("Not possible"), error.message)
     if answer is None:
         return LaunchPreview("unknown", _("No preview"), _("The scheduler did not answer in time."))
     return preview_from_engine(user, answer)

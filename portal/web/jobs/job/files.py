@@ -60,8 +60,8 @@ def file_list(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
     found, place = _readable_job(request, user, public_id)
     try:
         shown = _read(user, found, place) if place["path"] else {}
-    except FairwayError as refusal:
-        shown = {"problem": refusal.message}
+    except FairwayError as error:
+        shown = {"problem": error.message}
     return render(request, "jobs/job/files_list.html", {"job": found} | place | shown)
 
 
@@ -100,11 +100,11 @@ def upload(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
             name = encode_path((each.name or "").encode())
             try:
                 do_write_file(user, found, f"{path}/{name}", each, rank=rank, overwrite=overwrite)
-            except Conflict as refusal:
-                if refusal.code != "file_exists":
+            except Conflict as error:
+                if error.code != "file_exists":
                     raise
                 hint = _("To replace it, choose it again and select Replace files of the same name.")
-                raise Conflict(_("{name} exists already. {hint}").format(name=name, hint=hint)) from refusal
+                raise Conflict(_("{name} exists already. {hint}").format(name=name, hint=hint)) from error
             messages.success(request, _("{name} is uploaded.").format(name=name))
     return _directory(public_id, path, rank)
 

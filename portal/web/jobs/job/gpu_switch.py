@@ -38,8 +38,8 @@ def switch_gpus(request: HttpRequest, user: User, public_id: str) -> HttpRespons
         with refusals_as_messages(request):
             try:
                 do_switch_gpus(user, job, gpus_per_task=gpus, gpu_model=model, pool=pool)
-            except InvalidRequest as wrong:
-                messages.error(request, " ".join(wrong.fields.values()) or wrong.message)
+            except InvalidRequest as error:
+                messages.error(request, " ".join(error.fields.values()) or error.message)
             else:
                 text = _("{name} restarts with {gpus} GPU.") if gpus else _("{name} restarts with no GPU.")
                 messages.success(request, text.format(name=job.name, gpus=gpus))

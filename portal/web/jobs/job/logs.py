@@ -87,8 +87,8 @@ def search(request: HttpRequest, user: User, public_id: str) -> JsonResponse:
     pattern = LogSearchQuery(query.get("q", ""), query.get("regex") == "1", stream=query.get("stream", ""))
     try:
         found = log_search.search(logs, pattern, start)
-    except FairwayError as refusal:
-        return JsonResponse({"refusal": refusal.message}, status=refusal.status)
+    except FairwayError as error:
+        return JsonResponse({"refusal": error.message}, status=error.status)
     matches = [[match.rank, match.line.cursor, *_line_json(match.line)] for match in found.matches]
     return JsonResponse(
         {

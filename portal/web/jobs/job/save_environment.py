@@ -61,8 +61,8 @@ def save_environment(request: HttpRequest, user: User, public_id: str) -> HttpRe
                 purpose=values["purpose"],
                 for_project=values["audience"] == "project",
             )
-        except InvalidRequest as refusal:
-            return _render(request, user, job, {"values": values, "errors": refusal.fields}, 400)
+        except InvalidRequest as error:
+            return _render(request, user, job, {"values": values, "errors": error.fields}, 400)
     return redirect("job-save-environment", public_id)
 
 

@@ -57,8 +57,8 @@ def share(request: HttpRequest, user: User, public_id: str) -> HttpResponse:
             )
             duration_s = parse_whole_number(request.POST.get("duration_s", "")) or 0
             made = do_share_workspace(user, job, guest, request.POST.get("access", ""), duration_s)
-        except InvalidRequest as wrong:
-            messages.error(request, " ".join(wrong.fields.values()) or wrong.message)
+        except InvalidRequest as error:
+            messages.error(request, " ".join(error.fields.values()) or error.message)
         else:
             messages.success(
                 request,

@@ -44,8 +44,8 @@ def open_terminal(request: HttpRequest, user: User, public_id: str) -> JsonRespo
             cols=cols or DEFAULT_COLUMNS,
             rows=rows or DEFAULT_ROWS,
         )
-    except FairwayError as refusal:
-        return JsonResponse({"refusal": refusal.message}, status=refusal.status)
+    except FairwayError as error:
+        return JsonResponse({"refusal": error.message}, status=error.status)
     return JsonResponse(
         _terminal_json(opened) | {"state": reverse("terminal-state", args=[opened.public_id])}, status=201
     )

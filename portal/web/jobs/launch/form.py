@@ -439,9 +439,9 @@ class LaunchForm(DataForm):
             return
         try:
             data["code_archive"] = do_store_archive(self.user, project, uploaded).sha256
-        except FairwayError as refusal:
-            fields = refusal.fields if isinstance(refusal, InvalidRequest) else {}
-            self.add_error("code_upload", " ".join(fields.values()) or refusal.message)
+        except FairwayError as error:
+            fields = error.fields if isinstance(error, InvalidRequest) else {}
+            self.add_error("code_upload", " ".join(fields.values()) or error.message)
             return
         shown: Any = self.data
         self.data = shown.copy()
@@ -455,8 +455,8 @@ class LaunchForm(DataForm):
             return
         try:
             check_template_version(self.from_template, data.get("template_version"))
-        except InvalidRequest as changed:
-            self.add_error(None, " ".join(changed.fields.values()))
+        except InvalidRequest as error:
+            self.add_error(None, " ".join(error.fields.values()))
         data["template_version"] = self.from_template.version
         space = data["points"][0] if data["points"] else data["search_space"]
         swept = space.keys() - set(self.filled_fields.values())
@@ -492,8 +492,8 @@ class LaunchForm(DataForm):
                 data["points"] = parse_point_lines(data["sweep_parameters"])
             else:
                 data["search_space"] = parse_parameter_lines(data["sweep_parameters"])
-        except ValueError as problem:
-            self.add_error("sweep_parameters", str(problem))
+        except ValueError as error:
+            self.add_error("sweep_parameters", str(error))
             return
         for name, message in sweep_errors(
             self._sweep_spec(data), data["search_space"], data["points"]

@@ -88,13 +88,13 @@ def preview_launch(
     """Return what would happen to the request now; ``query_engine`` waits for the scheduler's answer."""
     try:
         validate_request(user, request)
-    except Unsatisfiable as never:
-        return preview_unsatisfiable(never)
-    except InvalidRequest as wrong:
-        errors = errors_by_form_field(wrong.fields)
-        return LaunchPreview("wrong", _("Not ready yet"), wrong.message, field_errors=errors)
-    except FairwayError as refusal:
-        return LaunchPreview("wrong", _("Not allowed"), refusal.message)
+    except Unsatisfiable as error:
+        return preview_unsatisfiable(error)
+    except InvalidRequest as error:
+        errors = errors_by_form_field(error.fields)
+        return LaunchPreview("wrong", _("Not ready yet"), error.message, field_errors=errors)
+    except FairwayError as error:
+        return LaunchPreview("wrong", _("Not allowed"), error.message)
     answer = (
         query_would_start(preview_query_body(user, request), wait_s=ENGINE_TIMEOUT_S)
         if query_engine

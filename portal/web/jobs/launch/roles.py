@@ -29,8 +29,8 @@ def parse_command(text: str) -> list[str]:
         return [*SHELL, text]
     try:
         return shlex.split(text)
-    except ValueError as problem:
-        raise forms.ValidationError(_("A quotation mark is not closed.")) from problem
+    except ValueError as error:
+        raise forms.ValidationError(_("A quotation mark is not closed.")) from error
 
 
 def format_command(command: list[Any]) -> str:

@@ -145,15 +145,15 @@ def launch(request: HttpRequest, user: User) -> HttpResponse:
     if form.is_valid():
         try:
             made = _submit(user, form)
-        except InvalidRequest as wrong:
-            if form.cleaned_data["searcher"] and (fault := wrong.fields.pop("parameters", None)):
-                wrong.fields["sweep_parameters"] = fault
-            wrong.fields = errors_by_form_field(wrong.fields)
-            add_service_errors(form, wrong)
-        except Unsatisfiable as never:
-            refusal = preview_unsatisfiable(never)
-        except FairwayError as no:
-            refusal = LaunchPreview("wrong", _("Not launched"), no.message)
+        except InvalidRequest as error:
+            if form.cleaned_data["searcher"] and (fault := error.fields.pop("parameters", None)):
+                error.fields["sweep_parameters"] = fault
+            error.fields = errors_by_form_field(error.fields)
+            add_service_errors(form, error)
+        except Unsatisfiable as error:
+            refusal = preview_unsatisfiable(error)
+        except FairwayError as error:
+            refusal = LaunchPreview("wrong", _("Not launched"), error.message)
         else:
             text = _("{name} is scheduled.") if isinstance(made, Schedule) else _("{name} is submitted.")
             messages.success(request, text.format(name=made.name))
@@ -183,8 +183,8 @@ def import_yaml(request: HttpRequest, user: User) -> HttpResponse:
     text = upload.read(MAX_BYTES + 1).decode(errors="replace") if upload else request.POST.get("yaml", "")
     try:
         initial, wrong = initial_from_yaml(user, text)
-    except InvalidRequest as refusal:
-        initial, wrong = {}, list(refusal.fields.values())
+    except InvalidRequest as error:
+        initial, wrong = {}, list(error.fields.values())
     shares = list_resources_per_gpu(user)
     typed = {TYPED_FIELD: format_typed(present_amounts(initial))}
     start = _initial(request, user, shown, shares)[0] | ({} if wrong else initial | typed)
