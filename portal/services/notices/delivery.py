@@ -255,11 +255,11 @@ def _post(
         message: str | None = failure
         if hook is not None and not failure:
             if time.monotonic() > deadline_s:
-                error = None
+                message = None
             else:
                 failure, status = _post_one(hook, row, allow_private)
-                error, expired = failure, hook.channel == Channel.PUSH and status in EXPIRED_STATUSES
-        report(Outcome(row, error, permanent=gone or expired, is_expired=expired))
+                message, expired = failure, hook.channel == Channel.PUSH and status in EXPIRED_STATUSES
+        report(Outcome(row, message, permanent=gone or expired, is_expired=expired))
 
 
 def _post_one(hook: NoticeWebhook, row: NoticeDelivery, allow_private: bool) -> tuple[str, int | None]:

@@ -226,16 +226,16 @@ def _finish() -> None:
         failpoint("restore.committing")
 
 
-def _remove_after(error: BaseException, folder: DataDir) -> None:
+def _remove_after(cause: BaseException, folder: DataDir) -> None:
     """Remove what was restored so far; raise StartError if that fails."""
     try:
         connection.close()  # it may be inside a failed transaction
         remove_unfinished(folder)
     except RestoreComplete:
         raise
-    except (AgentError, DatabaseError, OSError, StartError) as second:
-        why = first_line(error) if isinstance(error, Exception) else "it was interrupted."
+    except (AgentError, DatabaseError, OSError, StartError) as error:
+        why = first_line(cause) if isinstance(cause, Exception) else "it was interrupted."
         raise StartError(
             f"The backup was not restored: {why} What it left could not be removed either "
-            f"({first_line(second)}) Run manage.py restore again: it removes that first."
-        ) from error
+            f"({first_line(error)}) Run manage.py restore again: it removes that first."
+        ) from cause
