@@ -9,7 +9,7 @@ from dataclasses import replace
 from django.db.models import Q
 from django.utils import timezone
 
-from agents.engines.interface import AgentError, CheckpointList, Container, OutcomeUnknownError
+from agents.engines.replies import AgentError, CheckpointList, Container, OutcomeUnknownError
 from portal.domain.checkpoints import PARENT_PREFIX, CheckpointPlace, Validity
 from portal.domain.states import JobKind
 from portal.domain.stored_texts import stored_text

@@ -6,7 +6,7 @@ import logging
 import time
 from functools import partial
 
-from agents.engines.interface import AgentError, FolderSize, OutcomeUnknownError
+from agents.engines.replies import AgentError, FolderSize, OutcomeUnknownError
 from agents.node.storage.files import encode_path
 from portal.database.pool_middleware import release_connection
 from portal.domain.stored_texts import stored_text

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from django.db import IntegrityError
 from django.db.models import Exists, OuterRef, QuerySet
 
-from agents.engines.interface import AgentError, Container, OutcomeUnknownError, TaskKey
+from agents.engines.replies import AgentError, Container, OutcomeUnknownError, TaskKey
 from agents.node.spec.egress import OPEN
 from agents.node.spec.task_spec import CAN_EXPAND_DEVICE_PATTERNS, CAN_MOUNT_VOLUMES
 from portal.domain.formatting import format_distinct_memories, format_memory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from agents.engines.interface import AgentError, OutcomeUnknownError, TaskKey
+from agents.engines.replies import AgentError, OutcomeUnknownError, TaskKey
 from portal.models import Task
 from portal.services.jobs import environment_records
 from scheduler.nodes.checkpoints import is_lowest_rank

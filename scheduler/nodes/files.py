@@ -11,7 +11,7 @@ from functools import partial
 
 from redis.exceptions import RedisError
 
-from agents.engines.interface import AgentError, NodeEngine, OutcomeUnknownError
+from agents.engines.replies import AgentError, NodeEngine, OutcomeUnknownError
 from agents.node.storage.files import ARCHIVE, CHANGES, LIST, READ, WRITE
 from portal.database.pool_middleware import release_connection
 from portal.models import FileRequest

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 
-from agents.engines.interface import AgentError, RendezvousCheck, TaskKey
+from agents.engines.replies import AgentError, RendezvousCheck, TaskKey
 from portal.domain.gang_fabric import format_endpoint
 from portal.domain.reasons import EndReason, end_message
 from portal.domain.stored_texts import stored_text

@@ -16,7 +16,7 @@ from typing import Any
 from django.db import Error as DatabaseError
 from django.db import connection
 
-from agents.engines.interface import AgentError, NodeEngine, OutcomeUnknownError, PullProgress
+from agents.engines.replies import AgentError, NodeEngine, OutcomeUnknownError, PullProgress
 from agents.node.spec.image_names import normalize_image_name
 from portal.domain.states import CONTAINER_RUNTIMES
 from portal.domain.stored_texts import stored_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from agents.engines.interface import AgentError, TaskKey
+from agents.engines.replies import AgentError, TaskKey
 from agents.launchers.ssh import CONFIG_FILE
 from agents.node.spec.task_spec import HOSTS_FILE
 from portal.domain.states import AttemptState

@@ -20,7 +20,7 @@ from django.db import connection
 from django.utils import timezone
 
 from agents.connect_limiter import ConnectLimiter
-from agents.engines.interface import (
+from agents.engines.replies import (
     AgentError,
     Container,
     EngineEvent,

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from agents.engines.interface import AgentError
+from agents.engines.replies import AgentError
 from portal.domain.gang_fabric import GangFabric
 from portal.domain.node_operations import (
     GC_COUNTER_LABELS,

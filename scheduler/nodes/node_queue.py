@@ -12,7 +12,7 @@ from functools import partial
 from django.db import Error as DatabaseError
 from django.db import connection
 
-from agents.engines.interface import AgentError, OutcomeUnknownError, TaskKey
+from agents.engines.replies import AgentError, OutcomeUnknownError, TaskKey
 from portal.domain.reasons import EndReason
 from portal.domain.states import AttemptState, JobKind, RuntimeKind
 from portal.models import ClusterSettings, Task

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agents.engines.interface import AgentError, OutcomeUnknownError
+from agents.engines.replies import AgentError, OutcomeUnknownError
 from portal.models import NotebookListing
 from portal.services.jobs.notebooks import record_notebooks
 from scheduler.nodes.node_connection import NodeConnection

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 
 from django.utils import timezone
 
-from agents.engines.interface import Container, TaskKey
+from agents.engines.replies import Container, TaskKey
 from portal.domain.node_breaker import IncidentKind
 from portal.domain.policy_settings import STALL_TIMEOUT
 from portal.domain.states import LIVE_ATTEMPT_STATES, AttemptState

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agents.engines.interface import AgentError, OutcomeUnknownError, TaskKey
+from agents.engines.replies import AgentError, OutcomeUnknownError, TaskKey
 from portal.models import SavedImage
 from portal.services.images.pins import DIGEST
 from portal.services.saved_images import record_not_saved, record_saved, save_limit_mib

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from agents.engines.interface import AgentError, TaskKey
+from agents.engines.replies import AgentError, TaskKey
 from portal.services.workspaces.secret_replacement import Replacement, do_record_replacement, new_secret
 from scheduler.nodes.node_connection import NodeConnection
 from scheduler.nodes.task_spec import SECRET_NAME

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from agents.engines.interface import AgentError, InvalidReplyError, OutcomeUnknownError
+from agents.engines.replies import AgentError, InvalidReplyError, OutcomeUnknownError
 from portal.services.nodes.storage_usage import record_usage, start_measurement
 from scheduler.nodes.node_connection import NodeConnection
 

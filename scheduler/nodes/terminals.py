@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.conf import settings
 
-from agents.engines.interface import AgentError, OutcomeUnknownError, TaskKey
+from agents.engines.replies import AgentError, OutcomeUnknownError, TaskKey
 from portal.models import Terminal
 from portal.services.encryption import DecryptionError
 from portal.services.workspaces.terminals import record_listening, record_open_failure, terminal_secret

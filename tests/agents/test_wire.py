@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from agents.engines.agent_engine import parse_gc_result
-from agents.engines.interface import (
+from agents.engines.node_engine import parse_gc_result
+from agents.engines.replies import (
     Container,
     InvalidReplyError,
     LogChunk,

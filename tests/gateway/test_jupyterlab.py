@@ -18,7 +18,7 @@ import aiohttp
 import httpx
 import pytest
 
-from agents.engines.interface import TaskKey
+from agents.engines.replies import TaskKey
 from portal.gateway.access.authorization import Authorizer
 from portal.gateway.access.authorization_monitor import AuthorizationMonitor
 from portal.gateway.activity import ActivityTracker

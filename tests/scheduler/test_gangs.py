@@ -10,7 +10,7 @@ import zlib
 
 import pytest
 
-from agents.engines.agent_engine import AgentEngine
+from agents.engines.node_engine import NodeEngine
 from portal.domain.states import JobState
 from portal.models import Allocation, Job, Node, NodeIncident, NodeLink, NodePool, Rendezvous
 from portal.selectors.logs.lines import log_file, read_lines
@@ -204,7 +204,7 @@ def test_while_nodes_are_disconnected_no_rank_starts_and_no_attempt_is_counted(t
 
 
 def test_an_older_agent_does_both_steps_in_one(testbed, monkeypatch) -> None:
-    monkeypatch.setattr(AgentEngine, "supports_prepare", property(lambda engine: False))
+    monkeypatch.setattr(NodeEngine, "supports_prepare", property(lambda engine: False))
     monkeypatch.setattr(
         "portal.services.lifecycle.rendezvous.CAN_CHECK_RENDEZVOUS", "a word that such an agent does not say"
     )

@@ -8,7 +8,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from agents.engines.interface import AgentError, StartResult
+from agents.engines.replies import AgentError, StartResult
 from portal.domain.reasons import EndReason
 from portal.models import Attempt, Environment, ImagePresence, Job, NodeOperation, Task
 from portal.services.images.pins import do_check_tag, pin_job

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from agents import link
-from agents.engines.agent_engine import AgentEngine
+from agents.engines.node_engine import NodeEngine
 from portal.domain.reasons import EndReason
 from portal.domain.states import GpuHealth, JobState, NodeState
 from portal.models import AuditEntry, ClusterSettings, Gpu, Job, JobVerdict, Node, Project
@@ -156,8 +156,8 @@ def test_a_disk_that_filled_meanwhile_is_reported_and_the_job_waits(harness, dat
     node = dataset["node"]
     node.settings = node.settings | {"min_free_disk_mib": 10**9}
     node.save()
-    poll = AgentEngine.poll
-    monkeypatch.setattr(AgentEngine, "poll", lambda engine: replace(poll(engine), disk_full_message=None))
+    poll = NodeEngine.poll
+    monkeypatch.setattr(NodeEngine, "poll", lambda engine: replace(poll(engine), disk_full_message=None))
     job = submit(dataset, "true")
 
     def refused() -> bool:
@@ -217,7 +217,7 @@ def test_an_unknown_container_is_stopped(harness, dataset) -> None:
     node, cluster = dataset["node"], factories.cluster_settings().cluster_id
     reach(dataset, lambda: Node.objects.get().reachable)
     settings_path = harness.folder / "agent" / f"{node.public_id}.json"
-    engine = AgentEngine.local(harness.folder / "agent" / "agent.pyz", settings_path, cluster=cluster)
+    engine = NodeEngine.local(harness.folder / "agent" / "agent.pyz", settings_path, cluster=cluster)
     spec = {
         "cluster": cluster,
         "job": "stranger22",

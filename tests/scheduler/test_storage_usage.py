@@ -12,7 +12,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from agents.engines.interface import AgentError, FolderUsage, OutcomeUnknownError, StorageUsage
+from agents.engines.replies import AgentError, FolderUsage, OutcomeUnknownError, StorageUsage
 from agents.node.spec.task_spec import CAN_MEASURE_STORAGE
 from portal.domain.states import NodeState
 from portal.models import ClusterSettings, Node, Notice, Project, User, Volume, VolumeUsage

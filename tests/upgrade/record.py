@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from agents.bundle import build_archive
-from agents.engines.agent_engine import AgentEngine
+from agents.engines.node_engine import NodeEngine
 from portal.domain.schedules import ScheduleSpec
 from portal.domain.volumes import VolumeKind
 from portal.services.jobs.submission import JobRequest, do_cancel_job, do_hold_job
@@ -34,13 +34,13 @@ ROOT = Path(__file__).parent.parent.parent
 def test_record(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.SECRET_KEY = SECRET_KEY
     started: list[tuple[int, dict[str, Any]]] = []
-    start = AgentEngine.start
+    start = NodeEngine.start
 
-    def note_start(self: AgentEngine, epoch: int, spec: Any) -> Any:
+    def note_start(self: NodeEngine, epoch: int, spec: Any) -> Any:
         started.append((epoch, json.loads(json.dumps(dict(spec)))))
         return start(self, epoch, spec)
 
-    monkeypatch.setattr(AgentEngine, "start", note_start)
+    monkeypatch.setattr(NodeEngine, "start", note_start)
     target = RECORDED / VERSION
     target.mkdir(exist_ok=True)
     with engine_harness() as harness:

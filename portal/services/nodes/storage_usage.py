@@ -11,7 +11,7 @@ from django.db.models import Q
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from agents.engines.interface import FolderUsage
+from agents.engines.replies import FolderUsage
 from agents.node.spec.task_spec import CAN_MEASURE_STORAGE
 from portal.domain.notices import NoticeKind
 from portal.domain.policy_settings import default_value

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.engines.agent_engine import AgentEngine
+from agents.engines.node_engine import NodeEngine
 from agents.link import AgentError
 from agents.node.storage import checkpoints
 from tests.agents.node.conftest import CLUSTER, LoneNode, log_with
@@ -213,8 +213,8 @@ def test_an_interrupted_removal_is_completed_and_never_listed(folder: Path) -> N
 
 
 @pytest.fixture
-def engine(node: LoneNode) -> Iterator[AgentEngine]:
-    made = AgentEngine.local(node.pyz, node.settings_path, cluster=CLUSTER)
+def engine(node: LoneNode) -> Iterator[NodeEngine]:
+    made = NodeEngine.local(node.pyz, node.settings_path, cluster=CLUSTER)
     yield made
     made.close()
 
@@ -232,9 +232,7 @@ def own(node: LoneNode, uid: int = 2001) -> None:
 
 
 @needs_root
-def test_the_agent_lists_and_removes_with_the_rights_of_the_owner(
-    node: LoneNode, engine: AgentEngine
-) -> None:
+def test_the_agent_lists_and_removes_with_the_rights_of_the_owner(node: LoneNode, engine: NodeEngine) -> None:
     assert engine.supports_checkpoints
     assert engine.checkpoints(1, PLACE).checkpoints == ()
     for step in (1, 2, 3):
@@ -250,7 +248,7 @@ def test_the_agent_lists_and_removes_with_the_rights_of_the_owner(
 
 
 @needs_root
-def test_the_agent_never_reads_files_of_other_users(node: LoneNode, engine: AgentEngine) -> None:
+def test_the_agent_never_reads_files_of_other_users(node: LoneNode, engine: NodeEngine) -> None:
     others = node.folder / "others"
     others.mkdir(mode=0o700)
     write_torch(others / "step-1.pt")
@@ -270,7 +268,7 @@ def test_the_agent_never_reads_files_of_other_users(node: LoneNode, engine: Agen
 
 
 @needs_root
-def test_files_of_other_accounts_can_be_left_out(node: LoneNode, engine: AgentEngine) -> None:
+def test_files_of_other_accounts_can_be_left_out(node: LoneNode, engine: NodeEngine) -> None:
     """A member of a project could put one into a folder that is open to it; a job would resume from it."""
     write_torch(home(node) / "step-1.pt")
     own(node)
@@ -286,7 +284,7 @@ def test_files_of_other_accounts_can_be_left_out(node: LoneNode, engine: AgentEn
 
 
 @needs_root
-def test_an_older_epoch_removes_nothing(node: LoneNode, engine: AgentEngine) -> None:
+def test_an_older_epoch_removes_nothing(node: LoneNode, engine: NodeEngine) -> None:
     write_torch(home(node) / "step-1.pt")
     own(node)
     engine.stop(7, "jnone", 1, grace_s=0)
@@ -296,9 +294,7 @@ def test_an_older_epoch_removes_nothing(node: LoneNode, engine: AgentEngine) -> 
 
 
 @needs_root
-def test_a_folder_of_thousands_of_entries_is_listed_within_bounds(
-    node: LoneNode, engine: AgentEngine
-) -> None:
+def test_a_folder_of_thousands_of_entries_is_listed_within_bounds(node: LoneNode, engine: NodeEngine) -> None:
     folder = home(node)
     for number in range(1200):
         (folder / f"step-{number}.pt").write_bytes(b"PK\x03\x04")
@@ -327,7 +323,7 @@ def test_a_checkpoint_cut_off_by_a_full_disk_is_broken_and_the_list_works(node: 
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m,mode=711", "tmpfs", str(homes)], check=True)
     node.clean_up.append(lambda: subprocess.run(["umount", "-l", str(homes)], check=True) and None)
     node.configure(min_free_disk_mib=0)
-    engine = AgentEngine.local(node.pyz, node.settings_path, cluster=CLUSTER)
+    engine = NodeEngine.local(node.pyz, node.settings_path, cluster=CLUSTER)
     link = node.open()
     script = (
         "import os, zipfile\n"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from agents.engines.agent_engine import AgentEngine
-from agents.engines.interface import FileList
+from agents.engines.node_engine import NodeEngine
+from agents.engines.replies import FileList
 from agents.link import AgentError
 from agents.node.storage import files
 from tests.agents.node.conftest import CLUSTER, LoneNode
@@ -26,8 +26,8 @@ def place(path: str = "") -> dict[str, object]:
 
 
 @pytest.fixture
-def engine(node: LoneNode) -> Iterator[AgentEngine]:
-    made = AgentEngine.local(node.pyz, node.settings_path, cluster=CLUSTER)
+def engine(node: LoneNode) -> Iterator[NodeEngine]:
+    made = NodeEngine.local(node.pyz, node.settings_path, cluster=CLUSTER)
     yield made
     made.close()
 
@@ -47,7 +47,7 @@ def write(path: Path, content: bytes, uid: int = 2001) -> None:
         os.chown(each, uid, uid)
 
 
-def read_all(engine: AgentEngine, path: str, action: str = files.READ, offset: int = 0) -> bytes:
+def read_all(engine: NodeEngine, path: str, action: str = files.READ, offset: int = 0) -> bytes:
     stream, content = engine.open_files(place(path), action, offset), b""
     assert stream.offset == (offset if action == files.READ else None)
     while True:
@@ -85,7 +85,7 @@ def test_a_path_outside_its_root_is_refused(path: str) -> None:
 
 @needs_root
 def test_a_home_is_listed_and_read_with_the_rights_of_its_owner(
-    engine: AgentEngine, home: Path, node: LoneNode
+    engine: NodeEngine, home: Path, node: LoneNode
 ) -> None:
     content = os.urandom(700_000)
     write(home / "results" / "model.pt", content)
@@ -121,7 +121,7 @@ def test_a_home_is_listed_and_read_with_the_rights_of_its_owner(
 
 
 @needs_root
-def test_no_link_or_device_leads_out_of_the_home(engine: AgentEngine, home: Path, node: LoneNode) -> None:
+def test_no_link_or_device_leads_out_of_the_home(engine: NodeEngine, home: Path, node: LoneNode) -> None:
     others = node.folder / "others"
     others.mkdir(mode=0o755)
     write(others / "data", b"of others")
@@ -149,7 +149,7 @@ def test_no_link_or_device_leads_out_of_the_home(engine: AgentEngine, home: Path
 
 
 @needs_root
-def test_a_directory_is_an_archive_that_unpacks_below_its_target(engine: AgentEngine, home: Path) -> None:
+def test_a_directory_is_an_archive_that_unpacks_below_its_target(engine: NodeEngine, home: Path) -> None:
     content = os.urandom(600_000)
     write(home / "run" / "weights.bin", content)
     write(home / "run" / "a\\..\\b:c\n", b"odd")
@@ -175,7 +175,7 @@ def test_a_directory_is_an_archive_that_unpacks_below_its_target(engine: AgentEn
 
 @needs_root
 def test_requests_beyond_the_limits_are_refused_before_any_data_is_sent(
-    engine: AgentEngine, home: Path
+    engine: NodeEngine, home: Path
 ) -> None:
     write(home / "large", b"")
     os.truncate(home / "large", files.MAX_BYTES + 1)
@@ -194,7 +194,7 @@ def test_requests_beyond_the_limits_are_refused_before_any_data_is_sent(
 
 
 @needs_root
-def test_streams_are_few_and_end_when_they_are_closed(engine: AgentEngine, home: Path) -> None:
+def test_streams_are_few_and_end_when_they_are_closed(engine: NodeEngine, home: Path) -> None:
     write(home / "file", bytes(3 * files.CHUNK_BYTES))
     opened = [engine.open_files(place("file"), files.READ).stream for _ in range(files.MAX_STREAMS)]
     with pytest.raises(AgentError, match="too many"):
@@ -207,7 +207,7 @@ def test_streams_are_few_and_end_when_they_are_closed(engine: AgentEngine, home:
 
 
 @needs_root
-def test_a_file_that_is_cut_off_while_it_is_read_is_an_error(engine: AgentEngine, home: Path) -> None:
+def test_a_file_that_is_cut_off_while_it_is_read_is_an_error(engine: NodeEngine, home: Path) -> None:
     write(home / "file", b"")
     os.truncate(home / "file", 64 * files.CHUNK_BYTES)
     stream = engine.open_files(place("file"), files.READ).stream

@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from agents.engines.agent_engine import AgentEngine
-from agents.engines.interface import TaskKey
+from agents.engines.node_engine import NodeEngine
+from agents.engines.replies import TaskKey
 from agents.link import AgentError
 from agents.node import errors as node_errors
 from agents.node.spec.environment import LaunchPlaceholders
@@ -29,7 +29,7 @@ def test_files_are_private_and_can_be_replaced_while_the_task_runs(node: LoneNod
         launch_files=files,
     )  # fmt: skip
     key = TaskKey("jhosts", 1, 0)
-    with contextlib.closing(AgentEngine.local(node.pyz, node.settings_path, cluster=CLUSTER)) as engine:
+    with contextlib.closing(NodeEngine.local(node.pyz, node.settings_path, cluster=CLUSTER)) as engine:
         container = engine.start(1, spec).container
         engine.update_files(key, {"hosts": "rank-0:1\nrank-1:1\n"})
         folder = node.folder / "state/tasks" / container / "secrets"

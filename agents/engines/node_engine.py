@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agents.engines.interface import (
+from agents.engines.replies import (
     LOG_CHUNK_BYTES,
     CheckpointList,
     CheckResult,
@@ -77,8 +77,8 @@ INVALID_EVENTS_REPORT_INTERVAL_S = 10.0
 T = TypeVar("T")
 
 
-class AgentEngine:
-    """Implements ``agents.engines.interface`` over one link to one agent."""
+class NodeEngine:
+    """Implements ``agents.engines.replies`` over one link to one agent."""
 
     def __init__(self) -> None:
         self._handler: EventHandler | None = None
@@ -89,7 +89,7 @@ class AgentEngine:
         self._link: Link
 
     @classmethod
-    def local(cls, pyz: Path, settings: Path, *, cluster: str, role: Role = "control") -> AgentEngine:
+    def local(cls, pyz: Path, settings: Path, *, cluster: str, role: Role = "control") -> NodeEngine:
         """Open a local agent as a child process. Raise OSError, AgentError or OutcomeUnknownError."""
         engine = cls()
         engine._link = open_local(
@@ -98,7 +98,7 @@ class AgentEngine:
         return engine
 
     @classmethod
-    def ssh(cls, target: SshTarget, key_path: Path, *, cluster: str, role: Role = "control") -> AgentEngine:
+    def ssh(cls, target: SshTarget, key_path: Path, *, cluster: str, role: Role = "control") -> NodeEngine:
         """Open the agent of a node over SSH. Raise SshError, AgentError or OutcomeUnknownError."""
         engine = cls()
         engine._link = open_ssh(target, key_path, role, cluster=cluster, on_event=engine._on_event)
