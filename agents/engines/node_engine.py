@@ -1,4 +1,4 @@
-"""NodeEngine implementation: an agent on each node, over one link by SSH or pipes."""
+"""One open connection to the agent of a node, by SSH or pipes."""
 
 from __future__ import annotations
 
@@ -7,68 +7,29 @@ import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from agents import verbs
 from agents.engines.replies import (
-    LOG_CHUNK_BYTES,
-    CheckpointList,
     CheckResult,
     EngineEvent,
     EventHandler,
-    FileChunk,
-    FileList,
-    FileStream,
-    FolderSize,
     InvalidEventsReceived,
-    LogChunk,
-    NotebookList,
-    PollResult,
-    RendezvousCheck,
-    SavedTaskImage,
-    StartResult,
     StopResult,
-    StorageUsage,
-    TaskKey,
     parse_event,
+    read_checks,
+    read_loaded_size,
 )
 from agents.link import AgentError, InvalidReplyError, Link
 from agents.local import open_local
-from agents.node.spec.task_spec import (
-    CAN_CHANGE_FILES,
-    CAN_CHECK_FABRIC,
-    CAN_DENY_EGRESS,
-    CAN_LIST_CHECKPOINTS,
-    CAN_LIST_NOTEBOOKS,
-    CAN_LIST_OWN_CHECKPOINTS,
-    CAN_MEASURE_FOLDERS,
-    CAN_MEASURE_STORAGE,
-    CAN_OPEN_STREAMS,
-    CAN_OPEN_TERMINALS,
-    CAN_PREPARE,
-    CAN_READ_FILES,
-    CAN_RECORD_ENVIRONMENT,
-    CAN_SAVE_IMAGES,
-    CAN_STOP_TASKS,
-    CAN_USE_REGISTRY_LOGINS,
-)
-from agents.node.storage.files import LIST
 from agents.ssh import Role, SshTarget, open_ssh
-from agents.wire.fields import FieldReader, InvalidMessageError
-from agents.wire.messages import MAX_MIB, MAX_PORT, Hello, parse_network_info, read_images
+from agents.verbs import Verb
+from agents.wire.fields import InvalidMessageError
+from agents.wire.messages import Hello
 
-REPLY_TIMEOUT_S = 20.0
-START_TIMEOUT_S = 60.0
-PULL_TIMEOUT_S = 3600.0
 HELLO_TIMEOUT_S = 10.0
-PREFLIGHT_TIMEOUT_S = 60.0
-SAVE_TIMEOUT_S = 1200.0
-GC_TIMEOUT_S = 180.0
-ENVIRONMENT_TIMEOUT_S = 60.0
-STORAGE_TIMEOUT_S = 330.0
-"""Longer than the time limit of the agent."""
-MAX_ENVIRONMENT_TEXT = 1_000_000
 UPGRADE_CHUNK_BYTES = 512 * 1024
 MAX_BUFFERED_EVENTS = 200
 """Events buffered until the first ``watch``; the next reconciliation finds lost ones."""
@@ -78,7 +39,13 @@ T = TypeVar("T")
 
 
 class NodeEngine:
-    """Implements ``agents.engines.replies`` over one link to one agent."""
+    """One open connection to one node. What each verb does is said in ``agents.verbs``.
+
+    Every request is idempotent and has one of three outcomes: it returns, it raises AgentError (refused, nothing
+    was done), or it raises OutcomeUnknownError (no valid reply: it may or may not have been executed; stored state
+    stays as it is and the request is repeated later). A time-out is never a failure. A verb has a method of its own
+    only where a call is more than its fields and its reply.
+    """
 
     def __init__(self) -> None:
         self._handler: EventHandler | None = None
@@ -110,289 +77,112 @@ class NodeEngine:
 
     @property
     def hello(self) -> dict[str, Any]:
+        """Return what the node reported when the connection was opened, as JSON."""
         return hello_to_json(self._link.hello)
-
-    def images(self) -> list[dict[str, Any]]:
-        parse = lambda row: [dataclasses.asdict(each) for each in read_images(FieldReader(row["hello"]))]  # noqa: E731
-        return self._request("hello", parse, timeout_s=REPLY_TIMEOUT_S)
 
     @property
     def is_open(self) -> bool:
+        """Return False once the connection has ended; later requests raise OutcomeUnknownError."""
         return self._link.is_open
 
-    def start(self, epoch: int, spec: Mapping[str, Any]) -> StartResult:
-        return self._start_or_prepare("start", epoch, spec)
+    def supports(self, feature: Verb | str) -> bool:
+        """Return True if the node has this verb, or announces this capability."""
+        capability = feature.capability if isinstance(feature, Verb) else feature
+        return not capability or capability in self._link.hello.capabilities
 
-    @property
-    def supports_prepare(self) -> bool:
-        return CAN_PREPARE in self._link.hello.capabilities
+    def request(self, verb: Verb, read: Callable[[dict[str, Any]], T], /, **fields: Any) -> T:
+        """Return the reply, as ``read`` reads it. Raise InvalidReplyError when it violates the protocol.
 
-    def prepare(self, epoch: int, spec: Mapping[str, Any]) -> StartResult:
-        return self._start_or_prepare("prepare", epoch, spec)
+        An agent without the verb raises AgentError ``unknown_verb``.
+        """
+        return self._request(verb, read, verb.timeout_s, fields)
 
-    def _start_or_prepare(self, verb: str, epoch: int, spec: Mapping[str, Any]) -> StartResult:
-        return self._request(
-            verb, StartResult.from_wire, timeout_s=START_TIMEOUT_S, epoch=epoch, spec=dict(spec)
-        )
-
-    def poll(self) -> PollResult:
-        return self._request("list", PollResult.from_wire, timeout_s=REPLY_TIMEOUT_S)
-
-    @property
-    def supports_stopping_tasks(self) -> bool:
-        return CAN_STOP_TASKS in self._link.hello.capabilities
+    def command(self, verb: Verb, /, **fields: Any) -> None:
+        """Send a request whose reply says only that it was executed."""
+        self._link.request(verb.name, timeout_s=verb.timeout_s, **fields)
 
     def stop(
         self, epoch: int, job: str, attempt: int, *, grace_s: float, tasks: Sequence[int] | None = None
     ) -> StopResult:
-        answer = self._request(
-            "stop",
-            StopResult.from_wire,
-            timeout_s=REPLY_TIMEOUT_S,
-            epoch=epoch,
-            job=job,
-            attempt=attempt,
-            tombstone=True,
-            grace_s=grace_s,
-            **({} if tasks is None else {"tasks": list(tasks)}),
+        """Refuse the attempt from now on, ask its tasks to end, and kill them after ``grace_s``.
+
+        With ``tasks`` this applies to these alone; requires ``verbs.CAN_STOP_TASKS``.
+        """
+        some = {} if tasks is None else {"tasks": list(tasks)}
+        place = {"epoch": epoch, "job": job, "attempt": attempt}
+        answer = self.request(
+            verbs.STOP, StopResult.from_wire, **place, tombstone=True, grace_s=grace_s, **some
         )
         ended = tuple(each for each in answer.ended if (each.key.job, each.key.attempt) == (job, attempt))
         return dataclasses.replace(answer, ended=ended)
 
-    def remove(self, epoch: int, job: str, attempt: int) -> None:
-        self._link.request("remove", timeout_s=REPLY_TIMEOUT_S, epoch=epoch, job=job, attempt=attempt)
-
-    def logs(self, key: TaskKey, offset: int) -> LogChunk:
-        return self._request(
-            "logs",
-            LogChunk.from_wire,
-            timeout_s=REPLY_TIMEOUT_S,
-            **vars(key),
-            offset=offset,
-            limit=LOG_CHUNK_BYTES,
-        )
-
-    def probe(self, key: TaskKey, port: int, path: str) -> int | None:
-        return self._request(
-            "probe",
-            lambda row: FieldReader(row).integer_or_none("status", 0, 999),
-            timeout_s=REPLY_TIMEOUT_S,
-            **vars(key),
-            port=port,
-            path=path,
-        )
-
-    def listens_on(self, key: TaskKey, ports: Collection[int]) -> bool:
-        return self._request(
-            "listening",
-            lambda row: FieldReader(row).boolean("listening"),
-            timeout_s=REPLY_TIMEOUT_S,
-            **vars(key),
-            ports=sorted(ports),
-        )
-
-    @property
-    def supports_terminals(self) -> bool:
-        return CAN_OPEN_TERMINALS in self._link.hello.capabilities
-
-    def open_terminal(self, key: TaskKey, *, secret: str, cols: int, rows: int, idle_s: int) -> int:
-        return self._request(
-            "terminal",
-            lambda row: FieldReader(row).integer("port", 1, MAX_PORT),
-            timeout_s=REPLY_TIMEOUT_S,
-            **vars(key),
-            secret=secret,
-            cols=cols,
-            rows=rows,
-            idle_s=idle_s,
-        )
-
-    @property
-    def supports_streams(self) -> bool:
-        return CAN_OPEN_STREAMS in self._link.hello.capabilities
-
-    def open_streams(self, key: TaskKey, *, secret: str) -> int:
-        read_port = lambda row: FieldReader(row).integer("port", 1, MAX_PORT)  # noqa: E731
-        port: int = self._request("streams", read_port, timeout_s=REPLY_TIMEOUT_S, **vars(key), secret=secret)
-        return port
-
-    def store_used_percent(self) -> float | None:
-        parse = lambda row: FieldReader(row).number_or_none("store_used_percent", 0, 100)  # noqa: E731
-        used: float | None = self._request("images", parse, timeout_s=REPLY_TIMEOUT_S)
-        return used
-
     def pull(self, image: str, login: tuple[str, str] | None = None) -> None:
+        """Pull an image from its registry; takes minutes. Does nothing when it is present.
+
+        ``login``: name and password. Raise AgentError ``agent_too_old`` when the agent does not support it.
+        """
         if login is None:
-            self._link.request("pull", timeout_s=PULL_TIMEOUT_S, image=image)
+            self.command(verbs.PULL, image=image)
             return
-        if CAN_USE_REGISTRY_LOGINS not in self._link.hello.capabilities:
+        if not self.supports(verbs.CAN_USE_REGISTRY_LOGINS):
             raise AgentError("agent_too_old", "Its agent does not support registry credentials. Upgrade it.")
-        fields = {"username": login[0], "password": login[1]}
-        self._link.request("pull", timeout_s=PULL_TIMEOUT_S, image=image, login=fields)
+        self.command(verbs.PULL, image=image, login={"username": login[0], "password": login[1]})
 
     def load(self, upload: str, offset: int, data: bytes, *, sha256: str | None = None) -> int:
+        """Send a piece of an archive; return the bytes received. ``sha256`` completes the upload."""
         fields: dict[str, Any] = {"upload": upload, "offset": offset}
         if data:
             fields["data_b64"] = base64.b64encode(data).decode("ascii")
         if sha256 is not None:
             fields |= {"last": True, "sha256": sha256}
-        timeout_s = REPLY_TIMEOUT_S if sha256 is None else PULL_TIMEOUT_S
-        return self._request(
-            "load", lambda row: FieldReader(row).integer("size", maximum=2**50), timeout_s=timeout_s, **fields
-        )
+        timeout_s = (verbs.LOAD if sha256 is None else verbs.PULL).timeout_s
+        return self._request(verbs.LOAD, read_loaded_size, timeout_s, fields)
 
     def upgrade(self, program: bytes, signature: str, *, confirm_within_s: float) -> None:
+        """Install another agent, which the next connection reaches; running tasks are not affected.
+
+        The node rolls back unless it is confirmed within ``confirm_within_s``. Raise AgentError ``forbidden``
+        when the signature is not by the key of the enrolment.
+        """
         for offset in range(0, len(program), UPGRADE_CHUNK_BYTES):
             piece = program[offset : offset + UPGRADE_CHUNK_BYTES]
             fields: dict[str, Any] = {"offset": offset, "data_b64": base64.b64encode(piece).decode("ascii")}
             if offset + len(piece) == len(program):
                 fields |= {"last": True, "signature": signature, "confirm_within_s": confirm_within_s}
-            self._link.request("upgrade", timeout_s=START_TIMEOUT_S, **fields)
-
-    @property
-    def supports_deny_egress(self) -> bool:
-        return CAN_DENY_EGRESS in self._link.hello.capabilities
-
-    def deny_egress(self, networks: Sequence[str]) -> None:
-        self._link.request("deny_egress", timeout_s=REPLY_TIMEOUT_S, networks=list(networks))
+            self.command(verbs.UPGRADE, **fields)
 
     def confirm_upgrade(self, digest: str) -> None:
-        self._link.request("upgrade", timeout_s=REPLY_TIMEOUT_S, confirm=digest)
+        """Confirm the agent with this SHA-256 digest, which ends its rollback period."""
+        self._link.request(verbs.UPGRADE.name, timeout_s=verbs.REPLY_TIMEOUT_S, confirm=digest)
 
     def preflight(self, fabric: Mapping[str, Any] | None = None) -> list[CheckResult]:
-        known = fabric is not None and CAN_CHECK_FABRIC in self._link.hello.capabilities
-        fields = {"fabric": dict(fabric or {})} if known else {}
-        read = lambda row: list(FieldReader(row).list_of("checks", CheckResult.from_wire, 256))  # noqa: E731
-        return self._request("preflight", read, timeout_s=PREFLIGHT_TIMEOUT_S, **fields)
+        """Run checks on the machine; may take some seconds.
 
-    def network_info(self) -> dict[str, Any]:
-        return self._request("hello", lambda row: parse_network_info(row["hello"]), timeout_s=REPLY_TIMEOUT_S)
-
-    def check_rendezvous(
-        self, key: TaskKey, address: str, port: int, *, timeout_s: float, measure_s: float
-    ) -> RendezvousCheck:
-        place = {"address": address, "port": port, "within_s": timeout_s, "measure_s": measure_s}
-        fields = {"job": key.job, "attempt": key.attempt, **place}
-        return self._request(
-            "check_rendezvous", RendezvousCheck.from_wire, timeout_s=REPLY_TIMEOUT_S, **fields
-        )
-
-    def update_files(self, key: TaskKey, files: Mapping[str, str]) -> None:
-        fields = {"job": key.job, "attempt": key.attempt, "task": key.task, "files": dict(files)}
-        self._link.request("update_files", timeout_s=REPLY_TIMEOUT_S, **fields)
-
-    @property
-    def supports_checkpoints(self) -> bool:
-        return CAN_LIST_CHECKPOINTS in self._link.hello.capabilities
-
-    @property
-    def supports_own_checkpoints(self) -> bool:
-        return CAN_LIST_OWN_CHECKPOINTS in self._link.hello.capabilities
-
-    def checkpoints(
-        self, epoch: int, place: Mapping[str, Any], remove: Sequence[tuple[str, float]] = ()
-    ) -> CheckpointList:
-        removed = [[name, saved_s] for name, saved_s in remove]
-        fields = {**place, "epoch": epoch, "remove": removed}
-        return self._request("checkpoints", CheckpointList.from_wire, timeout_s=REPLY_TIMEOUT_S, **fields)
-
-    @property
-    def supports_environment(self) -> bool:
-        return CAN_RECORD_ENVIRONMENT in self._link.hello.capabilities
-
-    def environment(self, key: TaskKey, interpreters: Sequence[str]) -> bytes:
-        fields = {"job": key.job, "attempt": key.attempt, "task": key.task}
-        read = lambda row: base64.b64decode(FieldReader(row).text("data_b64", MAX_ENVIRONMENT_TEXT))  # noqa: E731
-        return self._request(
-            "environment", read, timeout_s=ENVIRONMENT_TIMEOUT_S, interpreters=list(interpreters), **fields
-        )
-
-    @property
-    def supports_files(self) -> bool:
-        return CAN_READ_FILES in self._link.hello.capabilities
-
-    def list_files(self, place: Mapping[str, Any], offset: int) -> FileList:
-        fields = {**place, "action": LIST, "offset": offset}
-        return self._request("files", FileList.from_wire, timeout_s=REPLY_TIMEOUT_S, **fields)
-
-    def open_files(self, place: Mapping[str, Any], action: str, offset: int = 0) -> FileStream:
-        fields = {**place, "action": action, "offset": offset}
-        return self._request("files", FileStream.from_wire, timeout_s=REPLY_TIMEOUT_S, **fields)
-
-    def read_files(self, stream: str) -> FileChunk:
-        return self._request("files", FileChunk.from_wire, timeout_s=REPLY_TIMEOUT_S, stream=stream)
-
-    @property
-    def supports_file_changes(self) -> bool:
-        return CAN_CHANGE_FILES in self._link.hello.capabilities
-
-    def change_files(self, place: Mapping[str, Any], action: str) -> None:
-        self._link.request("files", timeout_s=REPLY_TIMEOUT_S, **place, action=action)
-
-    def write_files(self, stream: str, data: bytes) -> None:
-        content = {"data_b64": base64.b64encode(data).decode("ascii")} if data else {"commit": True}
-        self._link.request("files", timeout_s=REPLY_TIMEOUT_S, stream=stream, **content)
-
-    def close_files(self, stream: str) -> None:
-        self._link.request("files", timeout_s=REPLY_TIMEOUT_S, stream=stream, close=True)
-
-    @property
-    def supports_notebooks(self) -> bool:
-        return CAN_LIST_NOTEBOOKS in self._link.hello.capabilities
-
-    def notebooks(self, home: Mapping[str, Any]) -> NotebookList:
-        return self._request("notebooks", NotebookList.from_wire, timeout_s=REPLY_TIMEOUT_S, **home)
-
-    @property
-    def supports_folder_size(self) -> bool:
-        return CAN_MEASURE_FOLDERS in self._link.hello.capabilities
-
-    def folder_size(self, place: Mapping[str, Any]) -> FolderSize:
-        return self._request("folder_size", FolderSize.from_wire, timeout_s=REPLY_TIMEOUT_S, **place)
-
-    @property
-    def supports_save_image(self) -> bool:
-        return CAN_SAVE_IMAGES in self._link.hello.capabilities
-
-    def save_image(self, key: TaskKey, image: str, max_mib: int) -> SavedTaskImage:
-        fields = {**vars(key), "image": image, "max_mib": max_mib}
-        return self._request("save_image", SavedTaskImage.from_wire, timeout_s=SAVE_TIMEOUT_S, **fields)
-
-    @property
-    def supports_storage_usage(self) -> bool:
-        return CAN_MEASURE_STORAGE in self._link.hello.capabilities
-
-    def storage_usage(self, roots: Sequence[str]) -> StorageUsage:
-        return self._request(
-            "storage_usage", StorageUsage.from_wire, timeout_s=STORAGE_TIMEOUT_S, roots=list(roots)
-        )
-
-    def gc(self, **options: Any) -> dict[str, Any]:
-        return self._request("gc", parse_gc_result, timeout_s=GC_TIMEOUT_S, **options)
-
-    def signal(self, epoch: int, job: str, attempt: int, signal: str) -> None:
-        fields = {"epoch": epoch, "job": job, "attempt": attempt, "signal": signal}
-        self._link.request("signal", timeout_s=REPLY_TIMEOUT_S, **fields)
+        ``fabric``: what the pool names for multi-node gangs; not sent to older agents.
+        """
+        known = fabric is not None and self.supports(verbs.CAN_CHECK_FABRIC)
+        return self.request(verbs.PREFLIGHT, read_checks, **({"fabric": dict(fabric or {})} if known else {}))
 
     def watch(self, handler: EventHandler) -> None:
+        """Pass events to ``handler`` from now on; ``list`` covers what happened before."""
         with self._lock:
             self._handler, early, self._buffered_events = handler, self._buffered_events, []
         for event in early:
             handler(event)
 
     def close(self) -> None:
+        """Close the connection, never a task; idempotent."""
         with contextlib.suppress(OSError):
             self._link.close()
 
     def _request(
-        self, verb: str, parse: Callable[[dict[str, Any]], T], *, timeout_s: float, **fields: Any
+        self, verb: Verb, read: Callable[[dict[str, Any]], T], timeout_s: float, fields: Mapping[str, Any]
     ) -> T:
-        """Return the parsed reply. Raise InvalidReplyError when it violates the protocol."""
-        answer = self._link.request(verb, timeout_s=timeout_s, **fields)
+        answer = self._link.request(verb.name, timeout_s=timeout_s, **fields)
         try:
-            return parse(answer)
+            return read(answer)
         except (KeyError, ValueError) as problem:
-            raise InvalidReplyError(f"Its response to {verb} is invalid: {problem}.") from problem
+            raise InvalidReplyError(f"Its response to {verb.name} is invalid: {problem}.") from problem
 
     def _on_event(self, message: dict[str, Any]) -> None:
         """Called in the link's reading thread; events before the first ``watch`` are buffered."""
@@ -431,22 +221,3 @@ def hello_to_json(hello: Hello) -> dict[str, Any]:
     reported = dataclasses.asdict(hello)
     reported["runtimes"] = [{"kind": kind, "version": version} for kind, version in hello.runtimes]
     return reported
-
-
-def parse_gc_result(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return what garbage collection removed; older agents report less."""
-    read = FieldReader(answer)
-    counted = ("ended_tasks", "orphan_dirs", "removed_jobs", "uploads", "networks", "scratch", "freed_mib")
-    found: dict[str, Any] = {key: read.integer_or_none(key, maximum=MAX_MIB) for key in counted}
-    found["images"] = list(read.list_of("images", _parse_removed_image, 10_000)) if "images" in read else None
-    return found | {"store_used_percent": read.number_or_none("store_used_percent", 0, 100)}
-
-
-def _parse_removed_image(row: Any) -> dict[str, Any]:
-    read = FieldReader(row)
-    return {
-        "runtime": read.name("runtime", 16),
-        "names": list(read.names("names", 256, 1024)),
-        "size_mib": read.integer_or_none("size_mib", maximum=MAX_MIB),
-        "unused_s": read.number_or_none("unused_s"),
-    }

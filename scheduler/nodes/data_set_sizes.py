@@ -6,6 +6,7 @@ import logging
 import time
 from functools import partial
 
+from agents import verbs
 from agents.engines.replies import AgentError, FolderSize, OutcomeUnknownError
 from agents.node.storage.files import encode_path
 from portal.database.pool_middleware import release_connection
@@ -51,7 +52,7 @@ def measure_version(connection: NodeConnection, row: DataSetVersion) -> None:
 
 def _measure(connection: NodeConnection, row: DataSetVersion) -> FolderSize:
     engine = connection.engine
-    if not engine.supports_folder_size:
+    if not engine.supports(verbs.FOLDER_SIZE):
         message = stored_text("The agent on the node is too old to measure data sets. Upgrade it.")
         raise AgentError("agent_too_old", message)
     project, user = row.data_set.project, row.created_by
@@ -62,4 +63,4 @@ def _measure(connection: NodeConnection, row: DataSetVersion) -> FolderSize:
     mount.pop("quota_mib", None)
     release_connection()
     place = {"mount": mount, "path": encode_path(row.path.encode()), "uid": user.uid, "gid": user.gid}
-    return engine.folder_size(place)
+    return engine.request(verbs.FOLDER_SIZE, FolderSize.from_wire, **place)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from agents.engines.replies import AgentError, OutcomeUnknownError, TaskKey
+from agents import verbs
+from agents.engines.replies import AgentError, OutcomeUnknownError, TaskKey, read_environment
 from portal.models import Task
 from portal.services.jobs import environment_records
 from scheduler.nodes.checkpoints import is_lowest_rank
@@ -15,7 +16,8 @@ log = logging.getLogger(__name__)
 
 def recording_wait_s(connection: NodeConnection, task: Task) -> float | None:
     """Return the seconds until the task is recorded; None if it is not."""
-    wait_s = environment_records.recording_wait_s(task) if connection.engine.supports_environment else None
+    can_record = connection.engine.supports(verbs.ENVIRONMENT)
+    wait_s = environment_records.recording_wait_s(task) if can_record else None
     return wait_s if wait_s is not None and is_lowest_rank(task) else None
 
 
@@ -26,7 +28,10 @@ def record_environment(connection: NodeConnection, task: Task) -> None:
     key = TaskKey(job.public_id, row.attempt.number, row.rank)
     output, problem = b"", ""
     try:
-        output = connection.engine.environment(key, environment_records.interpreters(job.command))
+        interpreters = list(environment_records.interpreters(job.command))
+        output = connection.engine.request(
+            verbs.ENVIRONMENT, read_environment, **vars(key), interpreters=interpreters
+        )
     except (AgentError, OutcomeUnknownError) as error:
         if isinstance(error, OutcomeUnknownError) and not connection.engine.is_open:
             raise  # recorded after the next connection

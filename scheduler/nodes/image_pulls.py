@@ -16,7 +16,15 @@ from typing import Any
 from django.db import Error as DatabaseError
 from django.db import connection
 
-from agents.engines.replies import AgentError, NodeEngine, OutcomeUnknownError, PullProgress
+from agents import verbs
+from agents.engines.node_engine import NodeEngine
+from agents.engines.replies import (
+    AgentError,
+    OutcomeUnknownError,
+    PullProgress,
+    read_reported_images,
+    read_store_used_percent,
+)
 from agents.node.spec.image_names import normalize_image_name
 from portal.domain.states import CONTAINER_RUNTIMES
 from portal.domain.stored_texts import stored_text
@@ -149,7 +157,11 @@ class ImagePuller:
                 self._load(engine, node, environment)
             elif not environment.image:
                 return "The environment names no image."
-            elif pin or checks or not tagged_images(environment, engine.images()):
+            elif (
+                pin
+                or checks
+                or not tagged_images(environment, engine.request(verbs.HELLO, read_reported_images))
+            ):
                 # pull by digest where there is one; an image that comes from no registry can only be pulled
                 # by tag
                 wanted = environment.image if checks or "@" not in pin else pin
@@ -162,7 +174,7 @@ class ImagePuller:
         except AgentError as refusal:
             # the image that the tag named may be gone
             with contextlib.suppress(AgentError, OutcomeUnknownError):
-                record_claim(environment, node, engine.images())
+                record_claim(environment, node, engine.request(verbs.HELLO, read_reported_images))
             return refusal.message
         except OutcomeUnknownError as error:
             return stored_text(f"The node no longer responds: {error}")
@@ -207,11 +219,11 @@ def _verify(engine: NodeEngine, node: Node, environment: Environment, pin: str) 
     Return why the node lacks the image of ``pin``; None when it has it, or when ``pin`` is blank.
     """
     with contextlib.suppress(AgentError, OutcomeUnknownError):
-        images = engine.images()
+        images = engine.request(verbs.HELLO, read_reported_images)
         environment.refresh_from_db()  # it may have changed meanwhile
         record_claim(environment, node, images)
         record_images_cuda(node, images)
-        request_gc_if_full(node, engine.store_used_percent())
+        request_gc_if_full(node, engine.request(verbs.IMAGES, read_store_used_percent))
         if pin and not has_pin(pin, images):
             tagged = tagged_images(environment, images)
             found = f"names {pin_of(environment, tagged[0])}" if tagged else "names no image there"

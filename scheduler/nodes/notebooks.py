@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from agents.engines.replies import AgentError, OutcomeUnknownError
+from agents import verbs
+from agents.engines.replies import AgentError, NotebookList, OutcomeUnknownError
 from portal.models import NotebookListing
 from portal.services.jobs.notebooks import record_notebooks
 from scheduler.nodes.node_connection import NodeConnection
@@ -16,10 +17,10 @@ def list_notebooks(connection: NodeConnection, listing: NotebookListing) -> None
     job = listing.job
     mount, _ = build_home_mount(job, read_home_volumes(job), connection.node)
     try:
-        if not connection.engine.supports_notebooks:
+        if not connection.engine.supports(verbs.NOTEBOOKS):
             raise AgentError("agent_too_old", _TOO_OLD)
         home = {"mount": mount, "uid": job.owner.uid, "gid": job.owner.gid}
-        listed = connection.engine.notebooks(home)
+        listed = connection.engine.request(verbs.NOTEBOOKS, NotebookList.from_wire, **home)
     except AgentError as refusal:
         record_notebooks(listing, (), refusal.message)
     except OutcomeUnknownError:

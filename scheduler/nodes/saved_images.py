@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from agents.engines.replies import AgentError, OutcomeUnknownError, TaskKey
+from agents import verbs
+from agents.engines.replies import AgentError, OutcomeUnknownError, SavedTaskImage, TaskKey
 from portal.models import SavedImage
 from portal.services.images.pins import DIGEST
 from portal.services.saved_images import record_not_saved, record_saved, save_limit_mib
@@ -16,10 +17,15 @@ def save_image(connection: NodeConnection, row: SavedImage) -> None:
     attempt = row.task.attempt
     key = TaskKey(attempt.job.public_id, attempt.number, row.task.rank)
     try:
-        if not connection.engine.supports_save_image:
+        if not connection.engine.supports(verbs.SAVE_IMAGE):
             raise AgentError("agent_too_old", _TOO_OLD)
-        limit_mib = save_limit_mib(attempt.job)
-        saved = connection.engine.save_image(key, row.environment.image, limit_mib)
+        saved = connection.engine.request(
+            verbs.SAVE_IMAGE,
+            SavedTaskImage.from_wire,
+            **vars(key),
+            image=row.environment.image,
+            max_mib=save_limit_mib(attempt.job),
+        )
         if not DIGEST.fullmatch(saved.image.image_id):
             raise AgentError("invalid_image", "The node reported no digest of the image.")
     except AgentError as refusal:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from agents import verbs
 from agents.engines.replies import AgentError, TaskKey
 from portal.services.workspaces.secret_replacement import Replacement, do_record_replacement, new_secret
 from scheduler.nodes.node_connection import NodeConnection
@@ -22,7 +23,7 @@ def replace_secret(connection: NodeConnection, replacement: Replacement) -> None
     key = TaskKey(attempt.job.public_id, attempt.number, replacement.task.rank)
     secret = new_secret()
     try:
-        connection.engine.update_files(key, {SECRET_NAME: secret})
+        connection.engine.command(verbs.UPDATE_FILES, **vars(key), files={SECRET_NAME: secret})
     except AgentError as refusal:
         log.warning("the secret of %s was not replaced: %s", key, refusal.message)
         return

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from django.conf import settings
 
-from agents.engines.replies import AgentError, OutcomeUnknownError, TaskKey
+from agents import verbs
+from agents.engines.replies import AgentError, OutcomeUnknownError, TaskKey, read_port
 from portal.models import Terminal
 from portal.services.encryption import DecryptionError
 from portal.services.workspaces.terminals import record_listening, record_open_failure, terminal_secret
@@ -21,23 +22,16 @@ def open_terminal(connection: NodeConnection, terminal: Terminal) -> None:
     Raise OutcomeUnknownError when no answer came.
     """
     engine, for_ssh = connection.engine, terminal.token_id is not None
-    if not (engine.supports_streams if for_ssh else engine.supports_terminals):
+    verb = verbs.STREAMS if for_ssh else verbs.TERMINAL
+    if not engine.supports(verb):
         record_open_failure(terminal, _TOO_OLD)
         return
     attempt = terminal.task.attempt
     key = TaskKey(attempt.job.public_id, attempt.number, terminal.task.rank)
     try:
         secret = terminal_secret(terminal)
-        if for_ssh:
-            port = engine.open_streams(key, secret=secret)
-        else:
-            port = engine.open_terminal(
-                key,
-                secret=secret,
-                cols=terminal.cols,
-                rows=terminal.rows,
-                idle_s=settings.TERMINAL_IDLE_S,
-            )
+        size = {"cols": terminal.cols, "rows": terminal.rows, "idle_s": settings.TERMINAL_IDLE_S}
+        port = engine.request(verb, read_port, **vars(key), secret=secret, **({} if for_ssh else size))
     except AgentError as refusal:
         record_open_failure(terminal, refusal.message)
     except DecryptionError:

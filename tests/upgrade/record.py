@@ -14,6 +14,7 @@ import pytest
 
 from agents.bundle import build_archive
 from agents.engines.node_engine import NodeEngine
+from agents.verbs import START, Verb
 from portal.domain.schedules import ScheduleSpec
 from portal.domain.volumes import VolumeKind
 from portal.services.jobs.submission import JobRequest, do_cancel_job, do_hold_job
@@ -34,13 +35,14 @@ ROOT = Path(__file__).parent.parent.parent
 def test_record(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.SECRET_KEY = SECRET_KEY
     started: list[tuple[int, dict[str, Any]]] = []
-    start = NodeEngine.start
+    request = NodeEngine.request
 
-    def note_start(self: NodeEngine, epoch: int, spec: Any) -> Any:
-        started.append((epoch, json.loads(json.dumps(dict(spec)))))
-        return start(self, epoch, spec)
+    def note_start(self: NodeEngine, verb: Verb, read: Any, **fields: Any) -> Any:
+        if verb is START:
+            started.append((fields["epoch"], json.loads(json.dumps(fields["spec"]))))
+        return request(self, verb, read, **fields)
 
-    monkeypatch.setattr(NodeEngine, "start", note_start)
+    monkeypatch.setattr(NodeEngine, "request", note_start)
     target = RECORDED / VERSION
     target.mkdir(exist_ok=True)
     with engine_harness() as harness:

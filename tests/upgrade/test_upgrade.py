@@ -15,6 +15,8 @@ from django.test import Client
 from django.urls import reverse
 
 from agents.engines.node_engine import NodeEngine
+from agents.engines.replies import StartResult
+from agents.verbs import START
 from portal.database.roles import as_owner
 from portal.domain.states import JobState
 from portal.models import Gpu, Job, Node, Project, Secret, User
@@ -86,7 +88,7 @@ def start_recorded_job(harness: EngineHarness, release: str) -> None:
     words.write_text(json.dumps(node.settings))
     engine = NodeEngine.local(program, words, cluster=node.settings["cluster"])
     epoch, spec = start_request(release, harness.folder)
-    engine.start(epoch, spec)
+    engine.request(START, StartResult.from_wire, epoch=epoch, spec=spec)
     assert containers_alive(harness.folder)
     engine.close()
     harness.clusters.add(node.settings["cluster"])

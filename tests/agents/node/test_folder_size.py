@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from agents import verbs
 from agents.engines.node_engine import NodeEngine
 from agents.engines.replies import FolderSize
 from agents.link import AgentError
@@ -46,13 +47,13 @@ def engine(node: LoneNode, volume: Path) -> Iterator[NodeEngine]:
 def measure(engine: NodeEngine, volume: Path, path: str, **mount: object) -> FolderSize:
     given = {"kind": "host_path", "source": str(volume), "target": "/d", "read_only": True, **mount}
     place = {"mount": given, "path": path, "uid": 2001, "gid": 2001}
-    while not (size := engine.folder_size(place)).done:
+    while not (size := engine.request(verbs.FOLDER_SIZE, FolderSize.from_wire, **place)).done:
         pass
     return size
 
 
 def test_regular_files_are_counted_once_and_links_are_not_followed(engine: NodeEngine, volume: Path) -> None:
-    assert engine.supports_folder_size
+    assert engine.supports(verbs.FOLDER_SIZE)
     assert measure(engine, volume, "train") == FolderSize(True, 1024, 2)
     assert measure(engine, volume, "") == FolderSize(True, 1024, 2)
     assert measure(engine, volume, "train/a.bin") == FolderSize(True, 1000, 1)

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from agents import verbs
 from agents.engines.node_engine import NodeEngine
+from agents.engines.replies import StorageUsage
 from agents.link import AgentError
 from agents.node import errors
 from agents.node.settings import Settings
@@ -43,9 +45,13 @@ def engine(node: LoneNode) -> Iterator[NodeEngine]:
     opened.close()
 
 
+def measured(engine: NodeEngine, roots: list[str]) -> StorageUsage:
+    return engine.request(verbs.STORAGE_USAGE, StorageUsage.from_wire, roots=roots)
+
+
 def test_homes_and_project_folders_are_counted(node: LoneNode, engine: NodeEngine) -> None:
-    assert engine.supports_storage_usage
-    found = engine.storage_usage(["", str(node.folder / "volumes/teams")]).folders
+    assert engine.supports(verbs.STORAGE_USAGE)
+    found = measured(engine, ["", str(node.folder / "volumes/teams")]).folders
     rows = {(row.root, row.name): row for row in found}
     assert sorted(rows) == [(0, "ada"), (0, "eva"), (1, "vision22")]
     ada = rows[0, "ada"]
@@ -56,12 +62,12 @@ def test_homes_and_project_folders_are_counted(node: LoneNode, engine: NodeEngin
 def test_folders_that_a_node_does_not_offer_are_not_measured(node: LoneNode, engine: NodeEngine) -> None:
     (node.folder / "volumes/out").symlink_to("/etc")
     missing = str(node.folder / "volumes/nowhere")
-    outside, link = engine.storage_usage(["/etc", str(node.folder / "volumes/out"), missing]).folders
+    outside, link = measured(engine, ["/etc", str(node.folder / "volumes/out"), missing]).folders
     assert (outside.name, link.name) == ("", "")
     assert "not in a folder that this node allows" in outside.problem
     assert "not in a folder that this node allows" in link.problem
     with pytest.raises(AgentError, match="roots is not a list"):
-        engine.storage_usage([""] * (storage_usage.MAX_ROOTS + 1))
+        measured(engine, [""] * (storage_usage.MAX_ROOTS + 1))
 
 
 def test_a_folder_that_takes_too_long_is_reported_with_its_reason(
