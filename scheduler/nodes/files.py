@@ -22,6 +22,7 @@ from portal.services.jobs.files import content_key, file_requests, may_read_targ
 from portal.valkey.file_transfer import END, ERROR, RECEIVER_WAIT_S, FileReceiver, FileSender
 from scheduler.nodes.node_connection import NodeConnection
 from scheduler.nodes.node_queue import KeyedPool
+from scheduler.nodes.node_requests import Unknown, ask
 from scheduler.nodes.task_spec import VolumeNotAllowedError, build_mounts, read_job_volumes
 
 log = logging.getLogger(__name__)
@@ -47,21 +48,21 @@ def serve_request(connection: NodeConnection, request: FileRequest) -> None:
         return
     sender = FileSender(request.public_id)
     try:
-        try:
-            _send(connection, request, sender)
-        except AgentError as refusal:
-            sender.send_error(refusal.code, refusal.message)
-        except OutcomeUnknownError as error:
-            log.info("%s did not answer a request for files: %s", connection.node.name, error)
-            sender.send_error("node_unreachable", f"{connection.node.name} did not answer. Try again.")
+        ask(
+            connection,
+            verbs.FILES,
+            lambda: _send(connection, request, sender),
+            lambda problem: sender.send_error(problem.code or "node_unreachable", problem.message),
+            too_old="The agent on this node is too old to read files. Upgrade it.",
+            no_answer=f"{connection.node.name} did not answer. Try again.",
+            raised=Unknown.NEVER,
+        )
     except RedisError as error:
         log.warning("the answer to a request for files was not sent: %s", error)
 
 
 def _send(connection: NodeConnection, request: FileRequest, sender: FileSender) -> None:
     engine = connection.engine
-    if not engine.supports(verbs.FILES):
-        raise AgentError("agent_too_old", "The agent on this node is too old to read files. Upgrade it.")
     place = _place(connection, request)
     release_connection()
     if request.action in CHANGES:
