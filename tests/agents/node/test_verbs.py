@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import inspect
 import io
@@ -14,12 +15,18 @@ from typing import Any
 
 import pytest
 
+from agents import verbs
+from agents.engines.node_engine import NodeEngine
+from agents.engines.replies import PollResult
+from agents.link import AgentError
 from agents.node.server import ALLOWED_ROLES, AgentSession
 from agents.node.settings import read_settings
 from agents.verbs import VERBS, Verb, announced
-from tests.agents.node.conftest import LoneNode
+from tests.agents.node.conftest import CLUSTER, LoneNode
+from tests.upgrade import recording
 
 PROTOCOL = (Path(__file__).parents[3] / "docs/agent-protocol.md").read_text()
+RELEASES = sorted(path.name for path in recording.RECORDED.iterdir())
 
 
 @pytest.fixture
@@ -114,5 +121,24 @@ def test_the_document_has_its_line(row: Verb) -> None:
 @pytest.mark.parametrize("role", ALLOWED_ROLES)
 def test_the_document_names_the_verbs_of_each_role(role: str) -> None:
     (said,) = re.findall(rf"^\| {role} \| (.*) \|$", PROTOCOL, re.MULTILINE)
-    verbs = {name for name, row in VERBS.items() if role in row.roles}
-    assert verbs == (set(VERBS) if said == "all" else set(said.split()))
+    names = {name for name, row in VERBS.items() if role in row.roles}
+    assert names == (set(VERBS) if said == "all" else set(said.split()))
+
+
+@pytest.mark.parametrize("release", [None, *RELEASES])
+def test_an_agent_has_the_verbs_that_it_announces_and_those_of_every_agent(
+    node: LoneNode, release: str | None
+) -> None:
+    program = node.pyz
+    if release is not None:
+        program = node.folder / "released.pyz"
+        program.write_bytes(recording.agent_program(release))
+    with contextlib.closing(NodeEngine.local(program, node.settings_path, cluster=CLUSTER)) as engine:
+        for row in VERBS.values():
+            try:
+                engine.command(row)
+                has = True
+            except AgentError as refusal:
+                has = refusal.code != "unknown_verb"
+            assert has == engine.supports(row), row.name
+        assert engine.request(verbs.LIST, PollResult.from_wire).containers == ()
