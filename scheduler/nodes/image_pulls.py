@@ -157,11 +157,7 @@ class ImagePuller:
                 self._load(engine, node, environment)
             elif not environment.image:
                 return "The environment names no image."
-            elif (
-                pin
-                or checks
-                or not tagged_images(environment, engine.request(verbs.HELLO, read_reported_images))
-            ):
+            elif pin or checks or not tagged_images(environment, _images(engine)):
                 # pull by digest where there is one; an image that comes from no registry can only be pulled
                 # by tag
                 wanted = environment.image if checks or "@" not in pin else pin
@@ -174,7 +170,7 @@ class ImagePuller:
         except AgentError as refusal:
             # the image that the tag named may be gone
             with contextlib.suppress(AgentError, OutcomeUnknownError):
-                record_claim(environment, node, engine.request(verbs.HELLO, read_reported_images))
+                record_claim(environment, node, _images(engine))
             return refusal.message
         except OutcomeUnknownError as error:
             return stored_text(f"The node no longer responds: {error}")
@@ -213,13 +209,17 @@ class ImagePuller:
         engine.load(upload, offset, b"", sha256=digest.hexdigest())
 
 
+def _images(engine: NodeEngine) -> list[dict[str, Any]]:
+    return engine.request(verbs.HELLO, read_reported_images)
+
+
 def _verify(engine: NodeEngine, node: Node, environment: Environment, pin: str) -> str | None:
     """Record the identity, the CUDA requirement and the disk use of images after a transfer.
 
     Return why the node lacks the image of ``pin``; None when it has it, or when ``pin`` is blank.
     """
     with contextlib.suppress(AgentError, OutcomeUnknownError):
-        images = engine.request(verbs.HELLO, read_reported_images)
+        images = _images(engine)
         environment.refresh_from_db()  # it may have changed meanwhile
         record_claim(environment, node, images)
         record_images_cuda(node, images)
