@@ -1,4 +1,4 @@
-"""Builds the agent program: one reproducible .pyz of ``agents/node`` and a subset of NVML's module.
+"""Builds the agent program: one reproducible .pyz of ``agents/node``, the table of verbs and a subset of NVML.
 
 ``pynvml`` is that of the installed nvidia-ml-py, because a node has no packages and the program runs in
 Python's isolated mode. Its licence text is included, as the licence requires. Each module is included as bytecode
@@ -19,7 +19,7 @@ from pathlib import Path
 from agents.node.host.atomic_files import make_folder
 from agents.nvml_subset import extract_subset
 
-_SOURCE = Path(__file__).parent / "node"
+_SOURCE = Path(__file__).parent
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _MAIN = b"import sys\nfrom agents.node.__main__ import main\nsys.exit(main())\n"
 _PYC_FLAGS = (0b01).to_bytes(4, "little")
@@ -42,9 +42,8 @@ def build_archive(target: Path) -> str:
         with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
             _add(archive, "__main__.py", _MAIN)
             _add_module(archive, "agents/__init__.py", _PACKAGE)
-            for path in sorted(_SOURCE.rglob("*.py")):
-                name = f"agents/node/{path.relative_to(_SOURCE).as_posix()}"
-                _add_module(archive, name, path.read_bytes())
+            for path in (*sorted((_SOURCE / "node").rglob("*.py")), _SOURCE / "verbs.py"):
+                _add_module(archive, f"agents/{path.relative_to(_SOURCE).as_posix()}", path.read_bytes())
             _add_module(archive, "pynvml.py", extract_subset(nvml.decode()).encode())
             _add(archive, "pynvml.LICENSE", _license_text(nvml))
     part.chmod(0o755)

@@ -96,7 +96,7 @@ def _measure(rounds: int, seconds: float) -> tuple[dict[bool, list[float]], dict
 
 def _work(node: Any, seconds: float) -> list[float]:
     """Store an event of the node again and again, and return how long each took."""
-    from agents.engines.interface import GpuFaultReported, parse_event
+    from agents.engines.replies import GpuFaultReported, parse_event
     from portal.services.nodes.alerts import record_xid
 
     uuid = node.gpus.order_by("pk").first().uuid
@@ -117,7 +117,7 @@ def _noise(node: Any) -> Any:
     """Run the actor's handling of events of a connection whose other side never stops."""
     from django.db import connection
 
-    from agents.engines.agent_engine import AgentEngine
+    from agents.engines.node_engine import NodeEngine
     from agents.link import Link, OutcomeUnknownError
     from scheduler import leases
     from scheduler.nodes.node_actor import NodeActor
@@ -125,7 +125,7 @@ def _noise(node: Any) -> Any:
 
     lease = leases.acquire(leases.node_lease(node.public_id), "bench", 600.0)
     assert lease is not None
-    actor, engine, ended = NodeActor(node, lease, list), AgentEngine(), threading.Event()
+    actor, engine, ended = NodeActor(node, lease, list), NodeEngine(), threading.Event()
     ours, theirs = socket.socketpair()
     theirs.sendall(json.dumps({"hello": hello([])}).encode() + b"\n")
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from agents.engines.agent_engine import AgentEngine
+from agents.engines.node_engine import NodeEngine
 from agents.link import Link
 
 Frame = dict[str, Any]
@@ -121,9 +121,9 @@ class ScriptedAgent:
         reading, writing = ours.makefile("rb"), ours.makefile("wb")
         return Link(reading, writing, role=role, cluster=cluster, close_streams=close, on_event=on_event)
 
-    def engine(self) -> AgentEngine:
+    def engine(self) -> NodeEngine:
         """The engine that an actor drives, over a control link."""
-        engine = AgentEngine()
+        engine = NodeEngine()
         engine._link = self.open("control", on_event=engine._on_event)
         return engine
 

@@ -5,10 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from agents.engines.node_engine import NodeEngine
+from agents.verbs import Verb
 from portal.domain.states import JobState
 from portal.models import Job
 from tests import factories
 from tests.engine_harness import EngineHarness, InProcessEngine, containers_alive
+
+
+def agents_without(monkeypatch: pytest.MonkeyPatch, feature: Verb | str) -> None:
+    """Let nodes appear to have agents without this verb or capability."""
+    supports = NodeEngine.supports
+    monkeypatch.setattr(
+        NodeEngine, "supports", lambda engine, asked: asked != feature and supports(engine, asked)
+    )
 
 
 class TwoLocalNodes:

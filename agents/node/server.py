@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import traceback
+from functools import partial
 from typing import Any, BinaryIO, Callable, Dict, List, Optional
 
 from agents.node import errors
@@ -32,7 +33,7 @@ from agents.node.network.rendezvous import check_rendezvous
 from agents.node.sampler import Sampler, wait_until_phase_s
 from agents.node.settings import Settings
 from agents.node.spec.egress import read_denied_networks, save_denied_networks
-from agents.node.spec.task_spec import SPEC_CAPABILITIES, VERB_CAPABILITIES, parse_integer
+from agents.node.spec.task_spec import SPEC_CAPABILITIES, parse_integer
 from agents.node.storage.checkpoints import handle_checkpoints
 from agents.node.storage.files import FileReaders
 from agents.node.storage.folder_size import FolderSizeCounts
@@ -45,6 +46,7 @@ from agents.node.tasks.network_pool import NetworkPool
 from agents.node.tasks.probe import listens_on, probe_port
 from agents.node.tasks.task_manager import TaskManager
 from agents.node.terminals.terminal_manager import TerminalManager
+from agents.verbs import VERBS, announced
 
 PROTOCOL = 1
 OLDEST_PROTOCOL = 1
@@ -54,30 +56,6 @@ MAX_LINE_BYTES = 1024 * 1024
 _WORKER_THREADS = 6
 
 ALLOWED_ROLES = {"control": ("control", "bulk"), "bulk": ("bulk",), "watch": ("watch",)}
-_READ_VERBS = frozenset({"hello", "list", "logs", "stats"})
-_IMAGE_VERBS = frozenset({"images", "pull", "load"})
-VERBS_BY_ROLE = {
-    "control": _READ_VERBS
-    | _IMAGE_VERBS
-    | {"start", "terminal", "prepare", "update_files", "stop", "remove", "signal", "probe", "listening"}
-    | {
-        "check_rendezvous",
-        "preflight",
-        "gc",
-        "upgrade",
-        "deny_egress",
-        "checkpoints",
-        "environment",
-        "files",
-        "folder_size",
-        "notebooks",
-        "streams",
-        "save_image",
-        "storage_usage",
-    },
-    "bulk": (_READ_VERBS | _IMAGE_VERBS | {"upgrade"}) - {"stats"},
-    "watch": _READ_VERBS,
-}
 JsonObject = Dict[str, Any]
 
 
@@ -103,39 +81,39 @@ class AgentSession:
         self._terminals = TerminalManager(self.tasks, agent_command)
         self._agent_command = agent_command
         self._agent_digest = own_digest(agent_command)
-        self._verbs: Dict[str, Callable[[JsonObject], JsonObject]] = {
+        volumes = self.tasks.directories.volumes
+        self.handlers: Dict[str, Callable[[JsonObject], JsonObject]] = {
             "hello": lambda _: {"hello": self.hello()},
             "list": self._list,
+            "logs": partial(read_log, self.tasks),
+            "stats": self._stats,
             "start": self.tasks.start,
             "prepare": self.tasks.prepare,
-            "update_files": self.tasks.update_files,
             "stop": self.tasks.stop,
             "remove": self.tasks.remove,
             "signal": self.tasks.signal,
-            "logs": lambda fields: read_log(self.tasks, fields),
-            "probe": lambda fields: probe_port(self.tasks, fields),
-            "listening": lambda fields: listens_on(self.tasks, fields),
-            "stats": self._stats,
+            "update_files": self.tasks.update_files,
+            "probe": partial(probe_port, self.tasks),
+            "listening": partial(listens_on, self.tasks),
+            "check_rendezvous": partial(check_rendezvous, settings.cluster),
+            "terminal": self._terminals.open,
+            "streams": self._terminals.open_streams,
+            "environment": partial(record_environment, self.tasks, agent_command),
+            "save_image": self._images.save,
+            "checkpoints": self._checkpoints,
+            "files": FileReaders(volumes, agent_command).handle,
+            "notebooks": partial(handle_notebooks, volumes, agent_command),
+            "folder_size": FolderSizeCounts(volumes, agent_command).handle,
+            "storage_usage": StorageMeter(settings, agent_command, self._closing).measure,
             "images": lambda _: self._images.list_images(),
             "pull": self._images.pull,
             "load": self._images.load,
-            "preflight": lambda fields: run_preflight(self.tasks, fields.get("fabric")),
-            "check_rendezvous": lambda fields: check_rendezvous(fields, settings.cluster),
+            "preflight": self._preflight,
+            "deny_egress": self._deny_egress,
             "gc": GarbageCollector(self.tasks, self._images, self._network_pool).collect,
             "upgrade": self._upgrades.receive,
-            "deny_egress": self._deny_egress,
-            "terminal": self._terminals.open,
-            "streams": self._terminals.open_streams,
-            "checkpoints": self._checkpoints,
-            "environment": lambda fields: record_environment(self.tasks, agent_command, fields),
-            "files": FileReaders(self.tasks.directories.volumes, agent_command).handle,
-            "folder_size": FolderSizeCounts(self.tasks.directories.volumes, agent_command).handle,
-            "notebooks": lambda fields: handle_notebooks(
-                self.tasks.directories.volumes, agent_command, fields
-            ),
-            "save_image": self._images.save,
-            "storage_usage": StorageMeter(settings, agent_command, self._closing).measure,
         }
+        """The handler of each row of ``agents.verbs``."""
 
     def run(self) -> int:
         """Send hello and serve until the peer closes; tasks keep running."""
@@ -211,7 +189,7 @@ class AgentSession:
             "images": self._images.image_rows(),
             "highest_epoch": self.tasks.ledger.epoch(),
             "per_user_isolation": os.geteuid() == 0,
-            "capabilities": [*SPEC_CAPABILITIES, *VERB_CAPABILITIES],
+            "capabilities": [*SPEC_CAPABILITIES, *announced()],
             "storage": self.tasks.directories.volumes.storage_info(),
             "interfaces": [each._asdict() for each in list_interfaces()],
             "fabric_devices": list_fabric_devices(self._settings.fabric_devices),
@@ -303,14 +281,14 @@ class AgentSession:
         """Return the reply to one request; refusals have a code, unexpected errors are engine errors."""
         number, verb = request.get("id"), request.get("verb")
         try:
-            if verb not in self._verbs:
+            if verb not in self.handlers:
                 raise AgentError(
                     errors.UNKNOWN_VERB, f"This agent ({AGENT_VERSION}) does not support the verb {verb!r}."
                 )
-            if verb not in VERBS_BY_ROLE[self.role]:
+            if self.role not in VERBS[verb].roles:
                 raise AgentError(errors.FORBIDDEN, f"The role {self.role} may not use {verb}.")
             with disk_full_as_error(self._settings.state_dir):
-                answer = self._verbs[verb](request)
+                answer = self.handlers[verb](request)
         except AgentError as error:
             if verb in ("start", "prepare") and error.code == errors.DISK_FULL:
                 self.tasks.record_disk_full(error.message)
@@ -331,6 +309,9 @@ class AgentSession:
     def _checkpoints(self, fields: JsonObject) -> JsonObject:
         self.tasks.ledger.check_epoch(parse_integer(fields, "epoch"))
         return handle_checkpoints(self.tasks.directories.volumes, self._agent_command, fields)
+
+    def _preflight(self, fields: JsonObject) -> JsonObject:
+        return run_preflight(self.tasks, fields.get("fabric"))
 
     def _list(self, fields: JsonObject) -> JsonObject:
         if self.role == "control":

@@ -9,7 +9,8 @@ from dataclasses import replace
 from django.db.models import Q
 from django.utils import timezone
 
-from agents.engines.interface import AgentError, CheckpointList, Container, OutcomeUnknownError
+from agents import verbs
+from agents.engines.replies import AgentError, CheckpointList, Container, OutcomeUnknownError
 from portal.domain.jobs.checkpoints import PARENT_PREFIX, CheckpointPlace, Validity
 from portal.domain.states import JobKind
 from portal.domain.stored_texts import stored_text
@@ -55,7 +56,7 @@ def decide_resume(connection: NodeConnection, task: Task) -> bool:
         return True
     if not is_lowest_rank(task):
         return False
-    if not connection.engine.supports_checkpoints:
+    if not connection.engine.supports(verbs.CHECKPOINTS):
         if job.resume_from and attempt.number == 1:
             raise AgentError("agent_too_old", "its agent cannot check checkpoints. Upgrade it.")
         checkpoints.decide_resume(attempt, None, None)
@@ -115,7 +116,9 @@ def list_checkpoints_at_end(connection: NodeConnection, ended: Mapping[int, Cont
 
 def listing_applies(connection: NodeConnection, task: Task) -> bool:
     """Return True for the task whose node lists the checkpoints of its attempt."""
-    supported = connection.engine.supports_checkpoints and task.attempt.job.kind == JobKind.TRAINING.value
+    supported = (
+        connection.engine.supports(verbs.CHECKPOINTS) and task.attempt.job.kind == JobKind.TRAINING.value
+    )
     return supported and is_lowest_rank(task)
 
 
@@ -140,7 +143,7 @@ def _list_parent_folder(
 ) -> CheckpointList:
     """List what a program saved directly in the folder that its job names, since the job began."""
     found = checkpoints.parent_place(task.attempt.job, place)
-    if found is None or not connection.engine.supports_own_checkpoints:
+    if found is None or not connection.engine.supports(verbs.CAN_LIST_OWN_CHECKPOINTS):
         return CheckpointList(())
     folder, since = found
     listed = _request(connection, task, folder, volumes, own_only=True)
@@ -174,13 +177,15 @@ def _request(
     mounts, _ = build_mounts(job, volumes, connection.node)
     mount: Mapping[str, object] = next(each for each in mounts if each["target"] == place.target)
     where = {
+        "epoch": connection.epoch(),
         "mount": mount,
         "path": place.path,
         "uid": job.owner.uid,
         "gid": job.owner.gid,
         "own_only": own_only,
+        "remove": [[name, saved_s] for name, saved_s in remove or ()],
     }
-    return connection.engine.checkpoints(connection.epoch(), where, remove or ())
+    return connection.engine.request(verbs.CHECKPOINTS, CheckpointList.from_wire, **where)
 
 
 def _read_volumes(job: Job) -> JobVolumes:

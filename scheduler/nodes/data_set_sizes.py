@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from functools import partial
 
-from agents.engines.interface import AgentError, FolderSize, OutcomeUnknownError
+from agents.engines.replies import AgentError, FolderSize
 from agents.node.storage.files import encode_path
+from agents.verbs import FOLDER_SIZE
 from portal.database.pool_middleware import release_connection
 from portal.domain.stored_texts import stored_text
 from portal.models import DataSetVersion
@@ -15,9 +15,8 @@ from portal.services.storage.data_set_sizes import record_measure_problem, recor
 from portal.services.storage.volumes import usable_volumes
 from scheduler.nodes.node_connection import NodeConnection
 from scheduler.nodes.node_queue import KeyedPool
+from scheduler.nodes.node_requests import Unknown, ask
 from scheduler.nodes.task_spec import build_volume_mount
-
-log = logging.getLogger(__name__)
 
 PAUSE_S = 0.5
 """Between two requests, also to a node that does not wait for its count."""
@@ -33,13 +32,16 @@ def submit_measurement(connection: NodeConnection, pool: KeyedPool) -> None:
 
 def measure_version(connection: NodeConnection, row: DataSetVersion) -> None:
     """Ask the node once. Without an answer the request stays, and the next pass asks again."""
-    try:
-        size = _measure(connection, row)
-    except AgentError as error:
-        record_measure_problem(row, error.message)
-        return
-    except OutcomeUnknownError as error:
-        log.info("%s did not answer a request to measure a data set: %s", connection.node.name, error)
+    size = ask(
+        connection,
+        FOLDER_SIZE,
+        lambda: _measure(connection, row),
+        lambda problem: record_measure_problem(row, problem.message),
+        too_old=stored_text("The agent on the node is too old to measure data sets. Upgrade it."),
+        recorded=Unknown.NEVER,
+        raised=Unknown.NEVER,
+    )
+    if size is None:
         return
     if size.size_bytes is not None and size.files is not None:
         record_size(row, size.size_bytes, size.files)
@@ -50,10 +52,6 @@ def measure_version(connection: NodeConnection, row: DataSetVersion) -> None:
 
 
 def _measure(connection: NodeConnection, row: DataSetVersion) -> FolderSize:
-    engine = connection.engine
-    if not engine.supports_folder_size:
-        message = stored_text("The agent on the node is too old to measure data sets. Upgrade it.")
-        raise AgentError("agent_too_old", message)
     project, user = row.data_set.project, row.created_by
     if not usable_volumes(project).filter(pk=row.volume_id).exists():
         message = stored_text("The project of the data set may no longer use the volume.")
@@ -62,4 +60,4 @@ def _measure(connection: NodeConnection, row: DataSetVersion) -> FolderSize:
     mount.pop("quota_mib", None)
     release_connection()
     place = {"mount": mount, "path": encode_path(row.path.encode()), "uid": user.uid, "gid": user.gid}
-    return engine.folder_size(place)
+    return connection.engine.request(FOLDER_SIZE, FolderSize.from_wire, **place)

@@ -13,7 +13,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from django.db import IntegrityError
 from django.db.models import Exists, OuterRef, QuerySet
 
-from agents.engines.interface import AgentError, Container, OutcomeUnknownError, TaskKey
+from agents import verbs
+from agents.engines.replies import (
+    LOG_CHUNK_BYTES,
+    AgentError,
+    Container,
+    LogChunk,
+    OutcomeUnknownError,
+    StartResult,
+    TaskKey,
+)
 from agents.node.spec.egress import OPEN
 from agents.node.spec.task_spec import CAN_EXPAND_DEVICE_PATTERNS, CAN_MOUNT_VOLUMES
 from portal.domain.formatting import format_distinct_memories, format_memory
@@ -97,7 +106,7 @@ def start_task(
     """
     attempt, job = task.attempt, task.attempt.job
     prepares = job_control.should_prepare(task, attempt)
-    if prepares and not connection.engine.supports_prepare:
+    if prepares and not connection.engine.supports(verbs.PREPARE):
         # an older agent has a single start step, which follows when the others are prepared
         job_control.record_task_prepared(task.pk)
         return NextStep.DONE
@@ -116,7 +125,8 @@ def start_task(
         failpoint(f"{step}.marked")
         epoch = connection.epoch()
         failpoint(f"{step}.before_send")
-        started = (connection.engine.prepare if prepares else connection.engine.start)(epoch, spec)
+        verb = verbs.PREPARE if prepares else verbs.START
+        started = connection.engine.request(verb, StartResult.from_wire, epoch=epoch, spec=spec)
     except job_control.OwnerNotPermittedError as error:
         log.info("task %s was not started: %s", task.pk, error)
         reason = EndReason.OWNER_NOT_PERMITTED
@@ -280,7 +290,7 @@ def stop_task(connection: NodeConnection, task: Task) -> bool:
 
     When the agent cannot stop single tasks, the whole attempt ends and the job is pending again.
     """
-    if not connection.engine.supports_stopping_tasks:
+    if not connection.engine.supports(verbs.CAN_STOP_TASKS):
         reason = EndReason(task.eviction_reason or EndReason.GANG_INCOMPLETE)
         job_control.request_stop(task.attempt.pk, reason)
         return False
@@ -424,7 +434,9 @@ def collect_log(connection: NodeConnection, task: Task, key: TaskKey) -> bool:
     offset = task.log_bytes
     for _ in range(MAX_LOG_CHUNKS):
         try:
-            chunk = connection.engine.logs(key, offset)
+            chunk = connection.engine.request(
+                verbs.LOGS, LogChunk.from_wire, **vars(key), offset=offset, limit=LOG_CHUNK_BYTES
+            )
         except AgentError as error:
             if error.code != "no_such_container":
                 log.warning("%s does not return the log of %s: %s", connection.node.name, key, error.message)
@@ -453,7 +465,7 @@ def remove_ended(connection: NodeConnection, attempts: Iterable[tuple[str, int]]
     for job, attempt in attempts:
         failpoint("remove.before_send")
         try:
-            connection.engine.remove(epoch, job, attempt)
+            connection.engine.command(verbs.REMOVE, epoch=epoch, job=job, attempt=attempt)
         except AgentError as error:
             log.info("%s could not remove %s/%s yet: %s", connection.node.name, job, attempt, error.message)
         failpoint("remove.answered")

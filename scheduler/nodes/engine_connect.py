@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from django.conf import settings
 
-from agents.engines.agent_engine import AgentEngine
-from agents.engines.interface import AgentError, NodeEngine, OutcomeUnknownError
+from agents.engines.node_engine import NodeEngine
+from agents.engines.replies import AgentError, OutcomeUnknownError
 from agents.ssh import Role, SshError, SshTarget
 from portal.config import data_paths
 from portal.database.pool_middleware import release_connection
@@ -48,14 +48,14 @@ def open_engine(node: Node, role: Role = "control") -> NodeEngine:
     try:
         if node.transport == NodeTransport.LOCAL.value:
             text = agent_settings_text(node.settings)
-            engine = AgentEngine.local(
+            engine = NodeEngine.local(
                 data_paths.agent_program(settings.DATA_DIR),
                 write_agent_settings(settings.DATA_DIR, node.public_id, text),
                 cluster=cluster,
                 role=role,
             )
         else:
-            engine = AgentEngine.ssh(ssh_target(node), control_key_path(), cluster=cluster, role=role)
+            engine = NodeEngine.ssh(ssh_target(node), control_key_path(), cluster=cluster, role=role)
     except SshError as error:
         raise EngineConnectError(str(error), error.code) from error
     except AgentError as error:

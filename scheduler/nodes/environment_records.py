@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import logging
-
-from agents.engines.interface import AgentError, OutcomeUnknownError, TaskKey
+from agents.engines.replies import TaskKey, read_environment
+from agents.verbs import ENVIRONMENT
 from portal.models import Task
 from portal.services.jobs import environment_records
 from scheduler.nodes.checkpoints import is_lowest_rank
 from scheduler.nodes.node_connection import NodeConnection
-
-log = logging.getLogger(__name__)
+from scheduler.nodes.node_requests import Unknown, ask
 
 
 def recording_wait_s(connection: NodeConnection, task: Task) -> float | None:
     """Return the seconds until the task is recorded; None if it is not."""
-    wait_s = environment_records.recording_wait_s(task) if connection.engine.supports_environment else None
+    can_record = connection.engine.supports(ENVIRONMENT)
+    wait_s = environment_records.recording_wait_s(task) if can_record else None
     return wait_s if wait_s is not None and is_lowest_rank(task) else None
 
 
@@ -24,12 +23,16 @@ def record_environment(connection: NodeConnection, task: Task) -> None:
     row = Task.objects.select_related("node", "attempt__job").get(pk=task.pk)
     job = row.attempt.job
     key = TaskKey(job.public_id, row.attempt.number, row.rank)
-    output, problem = b"", ""
-    try:
-        output = connection.engine.environment(key, environment_records.interpreters(job.command))
-    except (AgentError, OutcomeUnknownError) as error:
-        if isinstance(error, OutcomeUnknownError) and not connection.engine.is_open:
-            raise  # recorded after the next connection
-        log.info("%s recorded nothing of %s: %s", connection.node.name, key, error)
-        problem = f"Its node recorded nothing: {error}"
-    environment_records.save_record(row, output, problem)
+    interpreters = list(environment_records.interpreters(job.command))
+    output = ask(
+        connection,
+        ENVIRONMENT,
+        lambda: connection.engine.request(
+            ENVIRONMENT, read_environment, **vars(key), interpreters=interpreters
+        ),
+        lambda problem: environment_records.save_record(row, b"", f"Its node recorded nothing: {problem}"),
+        recorded=Unknown.INVALID | Unknown.LATE,
+        raised=Unknown.CLOSED,  # recorded after the next connection
+    )
+    if output is not None:
+        environment_records.save_record(row, output, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import logging
@@ -11,7 +12,9 @@ from functools import partial
 
 from redis.exceptions import RedisError
 
-from agents.engines.interface import AgentError, NodeEngine, OutcomeUnknownError
+from agents import verbs
+from agents.engines.node_engine import NodeEngine
+from agents.engines.replies import AgentError, FileChunk, FileList, FileStream, OutcomeUnknownError
 from agents.node.storage.files import ARCHIVE, CHANGES, LIST, READ, WRITE
 from portal.database.pool_middleware import release_connection
 from portal.models import FileRequest
@@ -19,6 +22,7 @@ from portal.services.jobs.files import content_key, file_requests, may_read_targ
 from portal.valkey.file_transfer import END, ERROR, RECEIVER_WAIT_S, FileReceiver, FileSender
 from scheduler.nodes.node_connection import NodeConnection
 from scheduler.nodes.node_queue import KeyedPool
+from scheduler.nodes.node_requests import Unknown, ask
 from scheduler.nodes.task_spec import VolumeNotAllowedError, build_mounts, read_job_volumes
 
 log = logging.getLogger(__name__)
@@ -44,37 +48,40 @@ def serve_request(connection: NodeConnection, request: FileRequest) -> None:
         return
     sender = FileSender(request.public_id)
     try:
-        try:
-            _send(connection, request, sender)
-        except AgentError as error:
-            sender.send_error(error.code, error.message)
-        except OutcomeUnknownError as error:
-            log.info("%s did not answer a request for files: %s", connection.node.name, error)
-            sender.send_error("node_unreachable", f"{connection.node.name} did not answer. Try again.")
+        ask(
+            connection,
+            verbs.FILES,
+            lambda: _send(connection, request, sender),
+            lambda problem: sender.send_error(problem.code or "node_unreachable", problem.message),
+            too_old="The agent on this node is too old to read files. Upgrade it.",
+            no_answer=f"{connection.node.name} did not answer. Try again.",
+            raised=Unknown.NEVER,
+        )
     except RedisError as error:
         log.warning("the answer to a request for files was not sent: %s", error)
 
 
 def _send(connection: NodeConnection, request: FileRequest, sender: FileSender) -> None:
     engine = connection.engine
-    if not engine.supports_files:
-        raise AgentError("agent_too_old", "The agent on this node is too old to read files. Upgrade it.")
     place = _place(connection, request)
     release_connection()
     if request.action in CHANGES:
         _change(engine, request, place, sender)
         return
     if request.action == LIST:
-        sender.send_header(asdict(engine.list_files(place, request.offset)))
+        listed = engine.request(verbs.FILES, FileList.from_wire, **place, action=LIST, offset=request.offset)
+        sender.send_header(asdict(listed))
         return
-    opened = engine.open_files(place, request.action, request.offset)
+    opened = engine.request(
+        verbs.FILES, FileStream.from_wire, **place, action=request.action, offset=request.offset
+    )
     sender.send_header({"size_bytes": opened.size_bytes, "saved_s": opened.saved_s, "offset": opened.offset})
     empty = 0
     while True:
-        chunk = engine.read_files(opened.stream)
+        chunk = engine.request(verbs.FILES, FileChunk.from_wire, stream=opened.stream)
         empty = 0 if chunk.data else empty + 1
         if (chunk.data and not sender.send_data(chunk.data)) or empty > MAX_EMPTY_CHUNKS:
-            engine.close_files(opened.stream)
+            engine.command(verbs.FILES, stream=opened.stream, close=True)
             raise AgentError("interrupted", "The download was interrupted. Begin again.")
         if chunk.eof:
             sender.send_end()
@@ -82,12 +89,12 @@ def _send(connection: NodeConnection, request: FileRequest, sender: FileSender) 
 
 
 def _change(engine: NodeEngine, request: FileRequest, place: dict[str, object], sender: FileSender) -> None:
-    if not engine.supports_file_changes:
+    if not engine.supports(verbs.CAN_CHANGE_FILES):
         raise AgentError("agent_too_old", "The agent on this node is too old to change files. Upgrade it.")
     if request.action == WRITE:
         _write(engine, request, place | {"overwrite": request.overwrite})
     else:
-        engine.change_files(place, request.action)
+        engine.command(verbs.FILES, **place, action=request.action)
     sender.send_header({})
 
 
@@ -95,7 +102,7 @@ def _write(engine: NodeEngine, request: FileRequest, place: dict[str, object]) -
     """Pass the content from web to the node; what has not arrived to its end is not kept."""
     receiver = FileReceiver(content_key(request))
     try:
-        stream = engine.open_files(place, WRITE).stream
+        opened = engine.request(verbs.FILES, FileStream.from_wire, **place, action=WRITE, offset=0)
         try:
             while True:
                 kind, piece = receiver.receive(RECEIVER_WAIT_S) or (ERROR, b"")
@@ -103,13 +110,14 @@ def _write(engine: NodeEngine, request: FileRequest, place: dict[str, object]) -
                     said = json.loads(piece) if piece else {}
                     message = said.get("message", "The upload was interrupted. Begin again.")
                     raise AgentError(said.get("code", "interrupted"), message)
-                engine.write_files(stream, piece)  # none at the end
+                written = {"data_b64": base64.b64encode(piece).decode("ascii")} if piece else {"commit": True}
+                engine.command(verbs.FILES, stream=opened.stream, **written)
                 if kind == END:
                     return
                 receiver.acknowledge()
         except BaseException:
             with contextlib.suppress(AgentError, OutcomeUnknownError):
-                engine.close_files(stream)
+                engine.command(verbs.FILES, stream=opened.stream, close=True)
             raise
     finally:
         receiver.stop()

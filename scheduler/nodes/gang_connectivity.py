@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import logging
 
-from agents.engines.interface import AgentError, RendezvousCheck, TaskKey
+from agents import verbs
+from agents.engines.replies import AgentError, RendezvousCheck, TaskKey
 from portal.domain.jobs.reasons import EndReason, end_message
 from portal.domain.nodes.gang_fabric import format_endpoint
 from portal.domain.stored_texts import stored_text
@@ -34,8 +35,15 @@ def check_connectivity(connection: NodeConnection, task: Task) -> None:
         return
     failpoint("connectivity.before_send")
     try:
-        check = connection.engine.check_rendezvous(
-            key, row.address, row.port, timeout_s=CONNECT_TIMEOUT_S, measure_s=MEASURE_S
+        check = connection.engine.request(
+            verbs.CHECK_RENDEZVOUS,
+            RendezvousCheck.from_wire,
+            job=key.job,
+            attempt=key.attempt,
+            address=row.address,
+            port=row.port,
+            within_s=CONNECT_TIMEOUT_S,
+            measure_s=MEASURE_S,
         )
     except AgentError as error:  # the agent changed after placement and cannot check
         log.warning("%s could not check the connection to %s: %s", connection.node.name, row.node.name, error)

@@ -16,7 +16,15 @@ from typing import Any
 from django.db import Error as DatabaseError
 from django.db import connection
 
-from agents.engines.interface import AgentError, NodeEngine, OutcomeUnknownError, PullProgress
+from agents import verbs
+from agents.engines.node_engine import NodeEngine
+from agents.engines.replies import (
+    AgentError,
+    OutcomeUnknownError,
+    PullProgress,
+    read_reported_images,
+    read_store_used_percent,
+)
 from agents.node.spec.image_names import normalize_image_name
 from portal.domain.states import CONTAINER_RUNTIMES
 from portal.domain.stored_texts import stored_text
@@ -149,7 +157,7 @@ class ImagePuller:
                 self._load(engine, node, environment)
             elif not environment.image:
                 return "The environment names no image."
-            elif pin or checks or not tagged_images(environment, engine.images()):
+            elif pin or checks or not tagged_images(environment, _images(engine)):
                 # pull by digest where there is one; an image that comes from no registry can only be pulled
                 # by tag
                 wanted = environment.image if checks or "@" not in pin else pin
@@ -162,7 +170,7 @@ class ImagePuller:
         except AgentError as error:
             # the image that the tag named may be gone
             with contextlib.suppress(AgentError, OutcomeUnknownError):
-                record_claim(environment, node, engine.images())
+                record_claim(environment, node, _images(engine))
             return error.message
         except OutcomeUnknownError as error:
             return stored_text(f"The node no longer responds: {error}")
@@ -201,17 +209,21 @@ class ImagePuller:
         engine.load(upload, offset, b"", sha256=digest.hexdigest())
 
 
+def _images(engine: NodeEngine) -> list[dict[str, Any]]:
+    return engine.request(verbs.HELLO, read_reported_images)
+
+
 def _verify(engine: NodeEngine, node: Node, environment: Environment, pin: str) -> str | None:
     """Record the identity, the CUDA requirement and the disk use of images after a transfer.
 
     Return why the node lacks the image of ``pin``; None when it has it, or when ``pin`` is blank.
     """
     with contextlib.suppress(AgentError, OutcomeUnknownError):
-        images = engine.images()
+        images = _images(engine)
         environment.refresh_from_db()  # it may have changed meanwhile
         record_claim(environment, node, images)
         record_images_cuda(node, images)
-        request_gc_if_full(node, engine.store_used_percent())
+        request_gc_if_full(node, engine.request(verbs.IMAGES, read_store_used_percent))
         if pin and not has_pin(pin, images):
             tagged = tagged_images(environment, images)
             found = f"names {pin_of(environment, tagged[0])}" if tagged else "names no image there"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from agents.engines.interface import AgentError, TaskKey
+from agents import verbs
+from agents.engines.replies import AgentError, TaskKey
 from agents.launchers.ssh import CONFIG_FILE
 from agents.node.spec.task_spec import HOSTS_FILE
 from portal.domain.states import AttemptState
@@ -38,8 +39,7 @@ def refresh_hosts(connection: NodeConnection, tasks: Iterable[Task]) -> None:
         files = launch_task(job, gang, network, job.command).files
         key = TaskKey(job.public_id, attempt.number, task.rank)
         try:
-            connection.engine.update_files(
-                key, {name: files[name].content for name in (HOSTS_FILE, CONFIG_FILE)}
-            )
+            sent = {name: files[name].content for name in (HOSTS_FILE, CONFIG_FILE)}
+            connection.engine.command(verbs.UPDATE_FILES, **vars(key), files=sent)
         except AgentError as error:
             log.info("the hosts of %s were not updated: %s", key, error.message)

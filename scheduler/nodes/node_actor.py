@@ -19,8 +19,10 @@ from django.db import Error as DatabaseError
 from django.db import connection
 from django.utils import timezone
 
+from agents import verbs
 from agents.connect_limiter import ConnectLimiter
-from agents.engines.interface import (
+from agents.engines.node_engine import NodeEngine
+from agents.engines.replies import (
     AgentError,
     Container,
     EngineEvent,
@@ -28,10 +30,10 @@ from agents.engines.interface import (
     GpuHealthChanged,
     InvalidEventsReceived,
     InvalidReplyError,
-    NodeEngine,
     OutcomeUnknownError,
     TaskExited,
     TaskKey,
+    read_reported_images,
 )
 from agents.link import TokenBucket
 from agents.node.errors import DISK_FULL
@@ -211,7 +213,8 @@ class NodeActor(threading.Thread):
             due = True
         if IMAGES in self._requested:
             self._requested.discard(IMAGES)
-            record_images(self._connection.node, self._connection.engine.images(), self._images.in_progress())
+            images = self._connection.engine.request(verbs.HELLO, read_reported_images)
+            record_images(self._connection.node, images, self._images.in_progress())
         if PULL_IMAGE in self._requested:
             self._requested.discard(PULL_IMAGE)
             self._images.prefetch(self._connection.node)
@@ -317,13 +320,13 @@ class NodeActor(threading.Thread):
 
     def _update_denied_addresses(self, node_connection: NodeConnection) -> None:
         """Send the node the addresses denied to containers, before any start and when they change."""
-        if not node_connection.engine.supports_deny_egress:
+        if not node_connection.engine.supports(verbs.DENY_EGRESS):
             return
         addresses = self._read_denied_addresses()
         if addresses == self._denied_addresses:
             return
         try:
-            node_connection.engine.deny_egress(addresses)
+            node_connection.engine.command(verbs.DENY_EGRESS, networks=addresses)
             self._denied_addresses = addresses
         except AgentError as error:
             # with a full disk it starts nothing; the reconciliation records that

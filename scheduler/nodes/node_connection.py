@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agents.engines.interface import NodeEngine
+from agents.engines.node_engine import NodeEngine
 from portal.models import Node
 from scheduler import leases
 from scheduler.leases import HeldLease

@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from agents.engines.interface import AgentError
+from agents import verbs
+from agents.engines.replies import AgentError, read_removals, read_reported_networks
 from portal.domain.nodes.gang_fabric import GangFabric
 from portal.domain.nodes.node_operations import (
     GC_COUNTER_LABELS,
@@ -75,7 +76,8 @@ def _send_signals(connection: NodeConnection) -> None:
         failpoint("signal.taken")
         try:
             signal = row.signal.removeprefix("SIG")
-            connection.engine.signal(connection.epoch(), attempt.job.public_id, attempt.number, signal)
+            place = {"epoch": connection.epoch(), "job": attempt.job.public_id, "attempt": attempt.number}
+            connection.engine.command(verbs.SIGNAL, **place, signal=signal)
         except AgentError as error:
             record_signal_delivery(row, error.message)
         else:
@@ -145,7 +147,8 @@ def _preflight(operation: _Operation) -> None:
     checks = operation.connection.engine.preflight(
         _fabric_request(pool.fabric, operation.connection.node.runtime)
     )
-    nodes.record_network_info(operation.connection.node.pk, operation.connection.engine.network_info())
+    networks = operation.connection.engine.request(verbs.HELLO, read_reported_networks)
+    nodes.record_network_info(operation.connection.node.pk, networks)
     for check in checks:
         operation.step(check.name.capitalize(), check.ok, check.message)
     record_preflight_finished(
@@ -169,8 +172,11 @@ def _fabric_request(fabric: GangFabric, runtime: str) -> dict[str, Any] | None:
 def _collect_garbage(operation: _Operation) -> None:
     node = operation.connection.node
     settings = effective_pool_settings([node.pool])[node.pool_id]
-    freed = operation.connection.engine.gc(
-        min_age_s=int(settings["gc_keep_s"]), images=_image_gc_options(settings, node.pk)
+    freed = operation.connection.engine.request(
+        verbs.GC,
+        read_removals,
+        min_age_s=int(settings["gc_keep_s"]),
+        images=_image_gc_options(settings, node.pk),
     )
     for key, (name, words) in GC_COUNTER_LABELS.items():
         if freed.get(key) is not None:  # earlier agents do not report all counters

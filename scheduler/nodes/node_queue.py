@@ -6,13 +6,14 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 from django.db import Error as DatabaseError
 from django.db import connection
 
-from agents.engines.interface import AgentError, OutcomeUnknownError, TaskKey
+from agents import verbs
+from agents.engines.replies import AgentError, OutcomeUnknownError, TaskKey, read_listening, read_status
 from portal.domain.jobs.reasons import EndReason
 from portal.domain.states import AttemptState, JobKind, RuntimeKind
 from portal.models import ClusterSettings, Task
@@ -341,23 +342,31 @@ def _ask(
         return None
 
 
+def _probe(connection: NodeConnection, key: TaskKey, port: int, path: str) -> int | None:
+    return connection.engine.request(verbs.PROBE, read_status, **vars(key), port=port, path=path)
+
+
+def _listens_on(connection: NodeConnection, key: TaskKey, ports: Collection[int]) -> bool:
+    return connection.engine.request(verbs.LISTENING, read_listening, **vars(key), ports=sorted(ports))
+
+
 def _listens(connection: NodeConnection, key: TaskKey, task: Task) -> bool:
-    return connection.engine.listens_on(key, task.role_ports.values())
+    return _listens_on(connection, key, task.role_ports.values())
 
 
 def _is_ready(connection: NodeConnection, key: TaskKey, task: Task) -> bool:
     job = task.attempt.job
     port = job.published_port
     if job.kind == JobKind.WORKSPACE.value:
-        return port is None or connection.engine.probe(key, port, "/") is not None
+        return port is None or _probe(connection, key, port, "/") is not None
     if port is None:
         return False
     if path := job.replica.version.readiness_path:
-        status = connection.engine.probe(key, port, path)
+        status = _probe(connection, key, port, path)
         return status is not None and 200 <= status < 400
     # a process listens on the port of its node itself
     listens_on = task.ports.get(str(port)) if task.node.runtime == RuntimeKind.PROCESS.value else port
-    return isinstance(listens_on, int) and connection.engine.listens_on(key, [listens_on])
+    return isinstance(listens_on, int) and _listens_on(connection, key, [listens_on])
 
 
 def _needs_details(task: Task) -> bool:

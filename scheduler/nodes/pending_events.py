@@ -10,7 +10,7 @@ import threading
 from collections.abc import Hashable
 from dataclasses import replace
 
-from agents.engines.interface import (
+from agents.engines.replies import (
     EngineEvent,
     GpuFaultReported,
     GpuHealthChanged,

@@ -10,7 +10,8 @@ from collections.abc import Collection, Sequence
 
 from django.utils import timezone
 
-from agents.engines.interface import Container, TaskKey
+from agents import verbs
+from agents.engines.replies import Container, PollResult, TaskKey
 from portal.domain.nodes.node_breaker import IncidentKind
 from portal.domain.scheduling.policy_settings import STALL_TIMEOUT
 from portal.domain.states import LIVE_ATTEMPT_STATES, AttemptState
@@ -82,7 +83,7 @@ def reconcile(connection: NodeConnection) -> StateDiff:
     held = active_tasks(connection.node)
     recorded = {_key(task): _stored_task(task) for task in held}
     asked_at = timezone.now()
-    seen = connection.engine.poll()
+    seen = connection.engine.request(verbs.LIST, PollResult.from_wire)
     skew_s = None if seen.clock_s is None else seen.clock_s - time.time()
     if seen.boot_id != connection.node.boot_id and connection.node.boot_id:
         # the node restarted within an open connection; the hello of a new one reports that
@@ -174,7 +175,7 @@ def _evict_task(connection: NodeConnection, recorded: StoredTask, held: dict[Tas
     task = held.get(recorded.key)
     if task is not None:
         stop_task(connection, task)
-    elif connection.engine.supports_stopping_tasks:
+    elif connection.engine.supports(verbs.CAN_STOP_TASKS):
         stop_orphan(connection, recorded.key.job, recorded.key.attempt, [recorded.key.task])
 
 
@@ -186,7 +187,7 @@ def _stop_orphans(connection: NodeConnection, job: str, attempt: int, orphans: l
         connection,
         job,
         attempt,
-        tasks if connection.engine.supports_stopping_tasks and known.exists() else None,
+        tasks if connection.engine.supports(verbs.CAN_STOP_TASKS) and known.exists() else None,
     )
 
 
@@ -206,7 +207,8 @@ def _apply_admin_decisions(connection: NodeConnection, orphans: list[Container])
 def _record_lost_tasks(connection: NodeConnection, missing: list[StoredTask]) -> None:
     """End tasks whose containers disappeared, once a second poll confirms it."""
     time.sleep(MISSING_RECHECK_S)
-    there = {container.key for container in connection.engine.poll().containers}
+    listed = connection.engine.request(verbs.LIST, PollResult.from_wire)
+    there = {container.key for container in listed.containers}
     lost = [recorded for recorded in missing if recorded.key not in there]
     if lost:
         names = ", ".join(map(str, (recorded.key for recorded in lost)))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from agents.engines.interface import AgentError, TaskKey
+from agents import verbs
+from agents.engines.replies import AgentError, TaskKey
 from portal.services.workspaces.secret_replacement import Replacement, do_record_replacement, new_secret
 from scheduler.nodes.node_connection import NodeConnection
 from scheduler.nodes.task_spec import SECRET_NAME
@@ -22,7 +23,7 @@ def replace_secret(connection: NodeConnection, replacement: Replacement) -> None
     key = TaskKey(attempt.job.public_id, attempt.number, replacement.task.rank)
     secret = new_secret()
     try:
-        connection.engine.update_files(key, {SECRET_NAME: secret})
+        connection.engine.command(verbs.UPDATE_FILES, **vars(key), files={SECRET_NAME: secret})
     except AgentError as error:
         log.warning("the secret of %s was not replaced: %s", key, error.message)
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from agents.engines.interface import Container, TaskKey
+from agents.engines.replies import Container, TaskKey
 from portal.domain.states import AttemptState
 
 

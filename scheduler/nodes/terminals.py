@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from django.conf import settings
 
-from agents.engines.interface import AgentError, OutcomeUnknownError, TaskKey
+from agents.engines.replies import AgentError, TaskKey, read_port
+from agents.verbs import STREAMS, TERMINAL
 from portal.models import Terminal
 from portal.services.encryption import DecryptionError
 from portal.services.workspaces.terminals import record_listening, record_open_failure, terminal_secret
 from scheduler.nodes.node_connection import NodeConnection
+from scheduler.nodes.node_requests import ask
 
 _TOO_OLD = "The agent on this node is too old to open terminals; an administrator can upgrade it."
 _NO_ANSWER = "The node did not answer. Try again in a moment."
@@ -20,30 +22,25 @@ def open_terminal(connection: NodeConnection, terminal: Terminal) -> None:
 
     Raise OutcomeUnknownError when no answer came.
     """
-    engine, for_ssh = connection.engine, terminal.token_id is not None
-    if not (engine.supports_streams if for_ssh else engine.supports_terminals):
-        record_open_failure(terminal, _TOO_OLD)
-        return
-    attempt = terminal.task.attempt
+    attempt, for_ssh = terminal.task.attempt, terminal.token_id is not None
     key = TaskKey(attempt.job.public_id, attempt.number, terminal.task.rank)
-    try:
-        secret = terminal_secret(terminal)
-        if for_ssh:
-            port = engine.open_streams(key, secret=secret)
-        else:
-            port = engine.open_terminal(
-                key,
-                secret=secret,
-                cols=terminal.cols,
-                rows=terminal.rows,
-                idle_s=settings.TERMINAL_IDLE_S,
-            )
-    except AgentError as error:
-        record_open_failure(terminal, error.message)
-    except DecryptionError:
-        record_open_failure(terminal, _UNREADABLE)
-    except OutcomeUnknownError:
-        record_open_failure(terminal, _NO_ANSWER)
-        raise
-    else:
+    size = {"cols": terminal.cols, "rows": terminal.rows, "idle_s": settings.TERMINAL_IDLE_S}
+    verb, options = (STREAMS, {}) if for_ssh else (TERMINAL, size)
+
+    def request() -> int:
+        try:
+            secret = terminal_secret(terminal)
+        except DecryptionError as error:
+            raise AgentError("unreadable", _UNREADABLE) from error
+        return connection.engine.request(verb, read_port, **vars(key), secret=secret, **options)
+
+    port = ask(
+        connection,
+        verb,
+        request,
+        lambda problem: record_open_failure(terminal, problem.message),
+        too_old=_TOO_OLD,
+        no_answer=_NO_ANSWER,
+    )
+    if port is not None:
         record_listening(terminal, port)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from agents.engines.agent_engine import parse_gc_result
-from agents.engines.interface import (
+from agents import verbs
+from agents.engines.replies import (
     Container,
     InvalidReplyError,
     LogChunk,
@@ -18,6 +18,7 @@ from agents.engines.interface import (
     StartResult,
     StopResult,
     parse_event,
+    read_removals,
 )
 from agents.link import AgentError
 from agents.wire.fields import MAX_SAFE_INTEGER, FieldReader, InvalidMessageError, clean_text
@@ -62,7 +63,7 @@ WRONG: list[tuple[Callable[[Any], Any], dict[str, Any], str, list[Any]]] = [
     (StopResult.from_wire, {"gone": True}, "gone", [1, "yes"]),
     (LogChunk.from_wire, {"data_b64": "", "offset": 0, "format": "k8s"}, "offset", [-1, 2**41, None, "0"]),
     (LogChunk.from_wire, {"data_b64": "", "offset": 0, "format": "k8s"}, "data_b64", [None, 5, "A" * 600_000]),
-    (parse_gc_result, {"orphan_dirs": 1}, "images", [[{"names": "x", "runtime": "podman"}], {}]),
+    (read_removals, {"orphan_dirs": 1}, "images", [[{"names": "x", "runtime": "podman"}], {}]),
 ]  # fmt: skip
 
 
@@ -114,7 +115,7 @@ def test_arbitrary_frames_are_parsed_into_storable_values_or_refused(seed: int) 
         "list": PollResult.from_wire,
         "start": StartResult.from_wire,
         "stop": StopResult.from_wire,
-        "gc": parse_gc_result,
+        "gc": read_removals,
     }
     for _ in range(25):
         drawn = [
@@ -144,7 +145,7 @@ def test_an_answer_that_cannot_be_read_is_unknown() -> None:
     agent = ScriptedAgent(lambda: hello([]), lambda request: {"containers": [{"name": "\0"}], "boot_id": "b"})
     engine = agent.engine()
     with pytest.raises(InvalidReplyError, match="response to list"):
-        engine.poll()
+        engine.request(verbs.LIST, PollResult.from_wire)
     engine.close()
 
 
@@ -152,7 +153,7 @@ def test_a_refusal_is_cleaned() -> None:
     refusal = {"ok": False, "code": "\0", "message": "no\0pe"}
     engine = ScriptedAgent(lambda: hello([]), lambda request: refusal).engine()
     with pytest.raises(AgentError) as caught:
-        engine.poll()
+        engine.request(verbs.LIST, PollResult.from_wire)
     assert (caught.value.code, caught.value.message) == ("engine_error", "no\ufffdpe")
     engine.close()
 

@@ -47,16 +47,18 @@ def is_standard(name: str) -> bool:
     return name.split(".")[0] in sys.stdlib_module_names
 
 
-@pytest.mark.parametrize("path", modules("agents/node"), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", modules("agents/node", "agents/verbs.py"), ids=lambda path: path.stem)
 def test_a_nodes_program_needs_only_the_standard_library_and_nvml(path: Path) -> None:
     strangers = {
-        name for name in imported(path) if not is_standard(name) and not name.startswith((".", "agents.node"))
+        name
+        for name in imported(path)
+        if not is_standard(name) and not name.startswith((".", "agents.node", "agents.verbs"))
     }
     allowed = {"pynvml"} if path.name == "nvml.py" else set()
     assert strangers <= allowed
 
 
-@pytest.mark.parametrize("path", modules("agents/node"), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", modules("agents/node", "agents/verbs.py"), ids=lambda path: path.stem)
 def test_a_nodes_program_is_python_3_8(path: Path) -> None:
     ast.parse(path.read_text(), feature_version=(3, 8))
 

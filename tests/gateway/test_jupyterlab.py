@@ -18,7 +18,7 @@ import aiohttp
 import httpx
 import pytest
 
-from agents.engines.interface import TaskKey
+from agents.verbs import UPDATE_FILES, Verb
 from portal.gateway.access.authorization import Authorizer
 from portal.gateway.access.authorization_monitor import AuthorizationMonitor
 from portal.gateway.activity import ActivityTracker
@@ -194,7 +194,8 @@ class _Connection:
     def __init__(self, folder: Path) -> None:
         self.engine, self._folder = self, folder
 
-    def update_files(self, key: TaskKey, files: dict[str, str]) -> None:
+    def command(self, verb: Verb, *, files: dict[str, str], **place: object) -> None:
+        assert verb is UPDATE_FILES
         for name, content in files.items():
             (self._folder / f"{name}.part").write_text(content)
             (self._folder / f"{name}.part").replace(self._folder / name)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from agents.engines.interface import Container, PollResult
+from agents.engines.replies import Container, PollResult
 from portal.models import Attempt, Job, JobEvent, Quota
 from scheduler import what_if
 from scheduler.core.decide import decide

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from agents.engines.agent_engine import AgentEngine
+from agents.verbs import CAN_STOP_TASKS
 from portal.domain.states import NodeState
 from portal.models import Node
 from portal.services.jobs.submission import do_cancel_job
 from portal.services.nodes.nodes import do_set_node_state
 from tests import factories
 from tests.engine_harness import held_milli, wait_for
-from tests.two_local_nodes import TwoLocalNodes
+from tests.two_local_nodes import TwoLocalNodes, agents_without
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -94,7 +94,7 @@ def test_a_node_that_is_drained_loses_only_the_tasks_there(testbed) -> None:
 
 
 def test_an_agent_that_cannot_stop_one_task_returns_the_whole_attempt(testbed, monkeypatch) -> None:
-    monkeypatch.setattr(AgentEngine, "supports_stopping_tasks", property(lambda engine: False))
+    agents_without(monkeypatch, CAN_STOP_TASKS)
     job = testbed.submit(tasks=2, min_tasks=1)
     testbed.reach(job, lambda: set(testbed.run(job)) == {0, 1})
     urgent = testbed.submit("manager", command="sleep 600", priority=50)

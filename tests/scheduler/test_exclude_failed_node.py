@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agents.engines.interface import Container, TaskKey
+from agents.engines.replies import Container, TaskKey
 from portal.models import Gpu, Job
 from scheduler.nodes.dispatch import record_task_ends
 from tests import factories

@@ -10,12 +10,12 @@ import zlib
 
 import pytest
 
-from agents.engines.agent_engine import AgentEngine
+from agents.verbs import CHECK_RENDEZVOUS, PREPARE
 from portal.domain.states import JobState
 from portal.models import Allocation, Job, Node, NodeIncident, NodeLink, NodePool, Rendezvous
 from portal.selectors.jobs.logs.lines import log_file, read_lines
 from tests.engine_harness import held_milli, wait_for
-from tests.two_local_nodes import TwoLocalNodes
+from tests.two_local_nodes import TwoLocalNodes, agents_without
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -204,10 +204,9 @@ def test_while_nodes_are_disconnected_no_rank_starts_and_no_attempt_is_counted(t
 
 
 def test_an_older_agent_does_both_steps_in_one(testbed, monkeypatch) -> None:
-    monkeypatch.setattr(AgentEngine, "supports_prepare", property(lambda engine: False))
-    monkeypatch.setattr(
-        "portal.services.lifecycle.rendezvous.CAN_CHECK_RENDEZVOUS", "a word that such an agent does not say"
-    )
+    agents_without(monkeypatch, PREPARE)
+    unsaid = CHECK_RENDEZVOUS._replace(capability="a word that such an agent does not say")
+    monkeypatch.setattr("portal.services.lifecycle.rendezvous.CHECK_RENDEZVOUS", unsaid)
     job = testbed.submit(tasks=2)
     testbed.reach(job, lambda: len(met(testbed, 1)) == 2)
 

@@ -15,7 +15,7 @@ from django.core.management import call_command
 from django.db import connection, transaction
 from django.utils import timezone
 
-from agents.engines.interface import GpuFaultReported, GpuHealthChanged, InvalidEventsReceived
+from agents.engines.replies import GpuFaultReported, GpuHealthChanged, InvalidEventsReceived
 from agents.link import AgentError
 from agents.node.ledger.ledger import Ledger
 from portal.domain.states import GpuHealth, JobState, NodeState

@@ -8,7 +8,8 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from agents.engines.interface import AgentError, StartResult
+from agents.engines.replies import AgentError, StartResult
+from agents.verbs import HELLO, START, Verb
 from portal.domain.jobs.reasons import EndReason
 from portal.models import Attempt, Environment, ImagePresence, Job, NodeOperation, Task
 from portal.services.environments.pins import do_check_tag, pin_job
@@ -45,11 +46,8 @@ class SlowEngine:
         if image.endswith("broken:1"):
             raise AgentError("engine_error", "There is no such image.")
 
-    def images(self) -> list[dict[str, object]]:
-        return []
-
-    def store_used_percent(self) -> float:
-        return 90.0
+    def request(self, verb: Verb, read: object) -> object:
+        return [] if verb is HELLO else 90.0
 
     def close(self) -> None:
         pass
@@ -167,13 +165,16 @@ def job_of_two_nodes():
 class StartingEngine:
     """Starts each task; keeps the images."""
 
-    supports_prepare = True
     hello = {"capabilities": []}
 
     def __init__(self) -> None:
         self.images: list[object] = []
 
-    def start(self, epoch: int, spec: dict[str, object]) -> StartResult:
+    def supports(self, feature: object) -> bool:
+        return True
+
+    def request(self, verb: Verb, read: object, *, epoch: int, spec: dict[str, object]) -> StartResult:
+        assert verb is START
         self.images.append(spec["image"])
         return StartResult("container", {})
 

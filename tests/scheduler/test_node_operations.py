@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from agents.keys import make_keys, sign_agent
+from agents.verbs import GC, Verb
 from portal.domain.nodes.node_operations import OperationKind
 from portal.domain.states import JobState
 from portal.errors import Conflict, InvalidRequest
@@ -69,9 +72,10 @@ class CleanUpEngine:
     is_open = True
     options: dict[str, object]
 
-    def gc(self, **options: object) -> dict[str, object]:
+    def request(self, verb: Verb, read: Callable[[dict[str, object]], Any], **options: object) -> Any:
+        assert verb is GC
         self.options = options
-        return {"freed_mib": 0}
+        return read({"freed_mib": 0})
 
 
 KEPT_S, AGE_S, HIGH, LOW = 7_200, 86_400, 60.0, 40.0

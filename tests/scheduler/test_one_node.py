@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from agents import link
-from agents.engines.agent_engine import AgentEngine
+from agents import link, verbs
+from agents.engines.node_engine import NodeEngine
+from agents.engines.replies import PollResult, StartResult
 from portal.domain.jobs.reasons import EndReason
 from portal.domain.states import GpuHealth, JobState, NodeState
 from portal.models import AuditEntry, ClusterSettings, Gpu, Job, JobVerdict, Node, Project
@@ -156,8 +157,8 @@ def test_a_disk_that_filled_meanwhile_is_reported_and_the_job_waits(harness, dat
     node = dataset["node"]
     node.settings = node.settings | {"min_free_disk_mib": 10**9}
     node.save()
-    poll = AgentEngine.poll
-    monkeypatch.setattr(AgentEngine, "poll", lambda engine: replace(poll(engine), disk_full_message=None))
+    read = PollResult.from_wire
+    monkeypatch.setattr(PollResult, "from_wire", lambda row: replace(read(row), disk_full_message=None))
     job = submit(dataset, "true")
 
     def refused() -> bool:
@@ -217,7 +218,7 @@ def test_an_unknown_container_is_stopped(harness, dataset) -> None:
     node, cluster = dataset["node"], factories.cluster_settings().cluster_id
     reach(dataset, lambda: Node.objects.get().reachable)
     settings_path = harness.folder / "agent" / f"{node.public_id}.json"
-    engine = AgentEngine.local(harness.folder / "agent" / "agent.pyz", settings_path, cluster=cluster)
+    engine = NodeEngine.local(harness.folder / "agent" / "agent.pyz", settings_path, cluster=cluster)
     spec = {
         "cluster": cluster,
         "job": "stranger22",
@@ -230,7 +231,8 @@ def test_an_unknown_container_is_stopped(harness, dataset) -> None:
         "gid": 5000,
         "user": "x",
     }
-    engine.start(1, spec | {"gpus": [{"uuid": f"SIM-{node.name}-0", "milli": 1000}]})
+    spec |= {"gpus": [{"uuid": f"SIM-{node.name}-0", "milli": 1000}]}
+    engine.request(verbs.START, StartResult.from_wire, epoch=1, spec=spec)
     engine.close()
     assert len(containers_alive(harness.folder / dataset["name"])) == 1
     job = submit(dataset, "true", gpus_per_task=4)

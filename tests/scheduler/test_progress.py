@@ -9,7 +9,7 @@ import pytest
 from django.db.models import F
 from django.utils import timezone
 
-from agents.engines.interface import PollResult
+from agents.engines.replies import PollResult
 from portal.domain.scheduling.throughput import Layout
 from portal.models import Attempt, AttemptProgress, Job
 from portal.services.jobs import task_reports

@@ -10,7 +10,7 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from agents.engines.interface import TaskExited, parse_event
+from agents.engines.replies import TaskExited, parse_event
 from portal.domain.jobs.reasons import EndReason
 from portal.errors import Conflict
 from portal.models import Environment, Job, Node, Quota, Reservation, Topology, UsageInterval, Volume

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agents.engines.interface import Container, TaskKey
+from agents.engines.replies import Container, TaskKey
 from portal.domain.states import AttemptState
 from scheduler.nodes.state_diff import StoredTask, diff_state
 

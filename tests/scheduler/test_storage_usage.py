@@ -12,8 +12,8 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from agents.engines.interface import AgentError, FolderUsage, OutcomeUnknownError, StorageUsage
-from agents.node.spec.task_spec import CAN_MEASURE_STORAGE
+from agents.engines.replies import AgentError, FolderUsage, OutcomeUnknownError, StorageUsage
+from agents.verbs import STORAGE_USAGE, Verb
 from portal.domain.states import NodeState
 from portal.models import ClusterSettings, Node, Notice, Project, User, Volume, VolumeUsage
 from portal.selectors.storage.volumes import DISK_USES, node_disks, quota_enforcement_message
@@ -35,10 +35,13 @@ class MeasuringEngine:
     folders: Sequence[FolderUsage] = ()
     error: Exception | None = None
     is_open: bool = True
-    supports_storage_usage: bool = True
     asked: list[list[str]] = field(default_factory=list)
 
-    def storage_usage(self, roots: Sequence[str]) -> StorageUsage:
+    def supports(self, feature: Verb | str) -> bool:
+        return True
+
+    def request(self, verb: Verb, read: object, *, roots: Sequence[str]) -> StorageUsage:
+        assert verb is STORAGE_USAGE
         self.asked.append(list(roots))
         if self.error is not None:
             raise self.error
@@ -64,7 +67,7 @@ def place() -> Place:
     """A node with homes of at most 100 MiB, and a project folder of at most 200 MiB."""
     factories.cluster_settings()
     node, owner = factories.node(factories.pool()), factories.user("ada")
-    Node.objects.update(reachable=True, agent_info={"capabilities": [CAN_MEASURE_STORAGE]})
+    Node.objects.update(reachable=True, agent_info={"capabilities": [STORAGE_USAGE.capability]})
     project = factories.project("vision", manager=owner, member=factories.user("eva"))
     Volume.objects.create(name="homes", kind="home", quota_mib=100)
     Volume.objects.create(name="team", kind="project", path="/teams", quota_mib=200)
@@ -138,7 +141,7 @@ def test_a_failed_measurement_keeps_the_numbers_and_its_reason(place: Place, err
 def test_one_node_measures_what_all_nodes_share(place: Place) -> None:
     Volume.objects.filter(name="team").update(scope="shared")
     other = factories.node(place.node.pool)
-    Node.objects.update(reachable=True, agent_info={"capabilities": [CAN_MEASURE_STORAGE]})
+    Node.objects.update(reachable=True, agent_info={"capabilities": [STORAGE_USAGE.capability]})
     place.measure(node=other)
     place.measure()
     assert place.engine.asked == [[""], ["", "/teams"]]

@@ -84,7 +84,7 @@ def test_agents_are_replaced_under_a_job_that_runs(dataset, monkeypatch, tmp_pat
     monkeypatch.setattr(node_operations, "UPGRADE_CONFIRM_TIMEOUT_S", 5.0)
     check = do_request_operation(dataset["admin"], dataset["nodes"][place], OperationKind.UPGRADE)
     wait_until(dataset, over(check), job, within_s=90)
-    assert not check.ok and check.steps[-1]["message"].endswith("the node runs the one before again."), (
+    assert not check.ok and check.steps[-1]["message"].endswith("the node runs the previous version."), (
         check.steps
     )
     assert programs(dataset) == newer

@@ -16,7 +16,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from agents.engines.interface import ListedCheckpoint
+from agents.engines.replies import ListedCheckpoint
 from portal.domain.jobs.reasons import EndReason
 from portal.errors import Conflict
 from portal.models import Attempt, Checkpoint, Job, JobEvent

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 from django.utils import timezone
 
-from agents.node.spec.task_spec import CAN_MEASURE_FOLDERS
+from agents.verbs import FOLDER_SIZE
 from portal.errors import Conflict, Forbidden, InvalidRequest, NotFound
 from portal.models import AuditEntry, DataSet, DataSetVersion, Node, OutboxMessage, Project, User, Volume
 from portal.selectors.storage.data_sets import get_data_set, get_version, list_data_sets
@@ -232,7 +232,7 @@ def test_a_reachable_node_with_the_volume_measures(catalogue: Catalogue) -> None
 
 def test_a_node_whose_agent_can_measure_is_preferred(catalogue: Catalogue) -> None:
     pool = factories.pool()
-    able = factories.node(pool, agent_info={"capabilities": [CAN_MEASURE_FOLDERS]})
+    able = factories.node(pool, agent_info={"capabilities": [FOLDER_SIZE.capability]})
     reachable(able)
     reachable(factories.node(pool, agent_info={"capabilities": []}))
     assert catalogue.add("v1").node == able

@@ -10,7 +10,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from agents.engines.interface import Container, TaskKey
+from agents.engines.replies import Container, TaskKey
 from portal.errors import Forbidden
 from portal.models import Attempt, Job, Membership, NodeMetricsMinute, RankProgress, User
 from portal.selectors.jobs.jobs import list_attempts

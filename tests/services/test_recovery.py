@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from django.db import transaction
 
-from agents.engines.interface import Container, TaskKey
+from agents.engines.replies import Container, TaskKey
 from portal.domain.jobs.reasons import EndReason
 from portal.domain.states import NodeState
 from portal.errors import Conflict, Forbidden, InvalidRequest, NotFound

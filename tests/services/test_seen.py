@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agents.engines.agent_engine import hello_to_json
+from agents.engines.node_engine import hello_to_json
 from agents.local import open_local
 from portal.models import Gpu, GpuLink, Node
 from portal.services.nodes import nodes

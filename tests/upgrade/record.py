@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from agents.bundle import build_archive
-from agents.engines.agent_engine import AgentEngine
+from agents.engines.node_engine import NodeEngine
+from agents.verbs import START, Verb
 from portal.domain.jobs.schedules import ScheduleSpec
 from portal.domain.storage.volumes import VolumeKind
 from portal.services.jobs.schedules import do_create_schedule
@@ -34,13 +35,14 @@ ROOT = Path(__file__).parent.parent.parent
 def test_record(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.SECRET_KEY = SECRET_KEY
     started: list[tuple[int, dict[str, Any]]] = []
-    start = AgentEngine.start
+    request = NodeEngine.request
 
-    def note_start(self: AgentEngine, epoch: int, spec: Any) -> Any:
-        started.append((epoch, json.loads(json.dumps(dict(spec)))))
-        return start(self, epoch, spec)
+    def note_start(self: NodeEngine, verb: Verb, read: Any, **fields: Any) -> Any:
+        if verb is START:
+            started.append((fields["epoch"], json.loads(json.dumps(fields["spec"]))))
+        return request(self, verb, read, **fields)
 
-    monkeypatch.setattr(AgentEngine, "start", note_start)
+    monkeypatch.setattr(NodeEngine, "request", note_start)
     target = RECORDED / VERSION
     target.mkdir(exist_ok=True)
     with engine_harness() as harness:

@@ -14,7 +14,9 @@ from django.db import connection
 from django.test import Client
 from django.urls import reverse
 
-from agents.engines.agent_engine import AgentEngine
+from agents.engines.node_engine import NodeEngine
+from agents.engines.replies import StartResult
+from agents.verbs import START
 from portal.database.roles import as_owner
 from portal.domain.states import JobState
 from portal.models import Gpu, Job, Node, Project, Secret, User
@@ -84,9 +86,9 @@ def start_recorded_job(harness: EngineHarness, release: str) -> None:
     program, words = harness.folder / "old.pyz", harness.folder / "old.json"
     program.write_bytes(agent_program(release))
     words.write_text(json.dumps(node.settings))
-    engine = AgentEngine.local(program, words, cluster=node.settings["cluster"])
+    engine = NodeEngine.local(program, words, cluster=node.settings["cluster"])
     epoch, spec = start_request(release, harness.folder)
-    engine.start(epoch, spec)
+    engine.request(START, StartResult.from_wire, epoch=epoch, spec=spec)
     assert containers_alive(harness.folder)
     engine.close()
     harness.clusters.add(node.settings["cluster"])

@@ -208,7 +208,7 @@ def _start_next_measurement(clients: Dict[socket.socket, _Client]) -> None:
             return
 
 
-def check_rendezvous(fields: Dict[str, Any], cluster: str) -> Dict[str, Any]:
+def check_rendezvous(cluster: str, fields: Dict[str, Any]) -> Dict[str, Any]:
     """Check the connection to a rendezvous: ``reason`` why it failed, None on success; and ``seconds``.
 
     With ``measure_s`` above 0, also measure the bandwidth of one stream for that time: ``mib_per_s``, None when

@@ -152,7 +152,12 @@ _REQUIRED = frozenset(
 )
 _OPTIONAL = frozenset(TaskSpec._fields) - _REQUIRED
 
-
+CAN_MOUNT_VOLUMES = "mounts.volumes"
+"""Capability: mounts other than homes and plain paths."""
+CAN_EXPAND_DEVICE_PATTERNS = "devices.patterns"
+"""Capability: patterns among the devices of a spec."""
+CAN_NAME_HOST_ADDRESS = "hosts.address"
+"""Capability: a task on the host network resolves its host name to ``address``."""
 SPEC_CAPABILITIES = (
     "owner",
     "project",
@@ -175,77 +180,11 @@ SPEC_CAPABILITIES = (
     "resume_from",
     "code_archive",
     "user_namespaces",
-)
-"""Spec keys that the first agents do not support; sent only to agents whose hello lists them."""
-CAN_STOP_TASKS = "stop.tasks"
-"""Capability: field ``tasks`` of ``stop``; an agent without it would stop all tasks."""
-CAN_MOUNT_VOLUMES = "mounts.volumes"
-"""Capability: mounts other than homes and plain paths."""
-CAN_USE_REGISTRY_LOGINS = "pull.login"
-"""Capability: field ``login`` of ``pull``."""
-CAN_CHECK_RENDEZVOUS = "check_rendezvous"
-"""Capability: verb that checks the connection to a rendezvous."""
-CAN_PROBE_LISTENING = "listening"
-"""Capability: verb that tells whether a task listens on ports."""
-CAN_CHECK_FABRIC = "preflight.fabric"
-"""Capability: field ``fabric`` of ``preflight``."""
-CAN_EXPAND_DEVICE_PATTERNS = "devices.patterns"
-"""Capability: patterns among the devices of a spec."""
-CAN_PREPARE = "prepare"
-"""Capability: verb that executes all steps of a start but the last."""
-CAN_OPEN_TERMINALS = "terminal"
-"""Capability: verb that opens a terminal in a task."""
-CAN_OPEN_STREAMS = "streams"
-"""Capability: verb that opens shells, commands and connections in a task."""
-CAN_DENY_EGRESS = "deny_egress"
-"""Capability: verb that sets the addresses that no container may connect to."""
-CAN_UPDATE_FILES = "update_files"
-"""Capability: verb that replaces launch files of a running task."""
-CAN_LIST_CHECKPOINTS = "checkpoints"
-"""Capability: verb that lists and removes checkpoints."""
-CAN_LIST_OWN_CHECKPOINTS = "checkpoints.own"
-"""It can leave out checkpoints of other accounts."""
-CAN_NAME_HOST_ADDRESS = "hosts.address"
-"""Capability: a task on the host network resolves its host name to ``address``."""
-CAN_RECORD_ENVIRONMENT = "environment"
-"""Capability: verb that records the code and the packages of a task."""
-CAN_READ_FILES = "files"
-"""Capability: verb that lists and reads the files of a job."""
-CAN_CHANGE_FILES = "files.change"
-"""Capability: verb ``files`` writes and deletes, too."""
-CAN_LIST_NOTEBOOKS = "notebooks"
-"""Capability: verb that lists the notebooks of a home."""
-CAN_MEASURE_FOLDERS = "folder_size"
-"""Capability: verb that measures the size of a directory of a volume."""
-CAN_SAVE_IMAGES = "save_image"
-"""Capability: verb that saves a running task as an image."""
-CAN_MEASURE_STORAGE = "storage_usage"
-"""Capability: verb that measures the folders of homes and project volumes."""
-VERB_CAPABILITIES = (
-    CAN_STOP_TASKS,
-    CAN_PREPARE,
     CAN_MOUNT_VOLUMES,
-    CAN_USE_REGISTRY_LOGINS,
-    CAN_OPEN_TERMINALS,
-    CAN_CHECK_RENDEZVOUS,
-    CAN_PROBE_LISTENING,
-    CAN_CHECK_FABRIC,
     CAN_EXPAND_DEVICE_PATTERNS,
-    CAN_DENY_EGRESS,
-    CAN_UPDATE_FILES,
-    CAN_LIST_CHECKPOINTS,
-    CAN_LIST_OWN_CHECKPOINTS,
     CAN_NAME_HOST_ADDRESS,
-    CAN_RECORD_ENVIRONMENT,
-    CAN_READ_FILES,
-    CAN_CHANGE_FILES,
-    CAN_LIST_NOTEBOOKS,
-    CAN_OPEN_STREAMS,
-    CAN_SAVE_IMAGES,
-    CAN_MEASURE_FOLDERS,
-    CAN_MEASURE_STORAGE,
 )
-"""All of these, as listed in the hello of this agent."""
+"""Keys and values of a spec that the first agents do not support; sent only to agents whose hello lists them."""
 RANK0_ADDRESS_PLACEHOLDER = "{rank0_address}"
 """Variable value that is replaced by rank 0's address, when all ranks are in one job network."""
 LAUNCH_PLACEHOLDER_PREFIX = "{fairway:"

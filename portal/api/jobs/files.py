@@ -10,7 +10,7 @@ from django.http.response import HttpResponseBase
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from agents.engines.interface import FileEntry, FileList
+from agents.engines.replies import FileEntry, FileList
 from agents.node.storage.files import DELETE, MAKE, MAX_PAGE
 from portal.access import Permission, require_permission
 from portal.api.framework.request_parsing import QueryBooleanField, StrictCharField, StrictSerializer

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from django.conf import settings
 
 from agents.connect_limiter import ConnectLimiter
-from agents.engines.interface import LOG_CHUNK_BYTES, LogChunk
+from agents.engines.replies import LOG_CHUNK_BYTES, LogChunk
 from agents.link import AgentError, Link, OutcomeUnknownError
 from agents.local import open_local
 from agents.ssh import SshError, open_ssh

@@ -17,7 +17,7 @@ from django.db.models.functions import Concat, Substr
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from agents.engines.interface import Container
+from agents.engines.replies import Container
 from portal.access import Permission, require_permission
 from portal.domain.nodes.node_breaker import BreakerState, IncidentKind
 from portal.domain.states import FENCED_REASON, JobKind, RuntimeKind

@@ -11,7 +11,7 @@ from django.db.models import Exists, OuterRef, Q
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from agents.engines.interface import ListedCheckpoint
+from agents.engines.replies import ListedCheckpoint
 from portal.access import Permission, can, require_permission
 from portal.domain.jobs.checkpoints import (
     PARENT_PREFIX,

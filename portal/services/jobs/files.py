@@ -20,7 +20,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from redis.exceptions import RedisError
 
-from agents.engines.interface import FileList
+from agents.engines.replies import FileList
 from agents.node.errors import (
     NAME_TOO_LONG,
     NO_SUCH_FILE,

@@ -17,7 +17,7 @@ from django.db.models.functions import Now
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from agents.engines.interface import ListedNotebook
+from agents.engines.replies import ListedNotebook
 from portal.access import Permission, require_permission
 from portal.domain.jobs.job_spec import job_fields
 from portal.domain.jobs.notebooks import (

@@ -14,7 +14,7 @@ from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from agents.engines.interface import Container
+from agents.engines.replies import Container
 from agents.launchers import launcher_label
 from portal.domain.formatting import format_memory
 from portal.domain.jobs.reasons import EndReason, end_message

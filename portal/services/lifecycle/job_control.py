@@ -19,7 +19,7 @@ from django.db.models.functions import Coalesce
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from agents.node.spec.task_spec import CAN_PROBE_LISTENING
+from agents.verbs import LISTENING
 from portal.domain.jobs.end_states import END_STATES, is_retried
 from portal.domain.jobs.reasons import PENDING_AGAIN, EndReason, end_message
 from portal.domain.jobs.roles import earlier_ranks
@@ -336,7 +336,7 @@ def awaits_ports(task: Task) -> bool:
         bool(task.role_ports)
         and task.state == AttemptState.RUNNING
         and task.listening_at is None
-        and CAN_PROBE_LISTENING in task.node.agent_info.get("capabilities", ())
+        and LISTENING.capability in task.node.agent_info.get("capabilities", ())
     )
 
 

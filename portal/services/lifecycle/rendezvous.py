@@ -12,7 +12,7 @@ from django.db.models import Max
 from django.utils import timezone
 
 from agents.launchers import LAUNCHERS, REQUIRES_RENDEZVOUS
-from agents.node.spec.task_spec import CAN_CHECK_RENDEZVOUS
+from agents.verbs import CHECK_RENDEZVOUS
 from portal.domain.jobs.roles import role_at
 from portal.domain.nodes.gang_fabric import CONTAINER_INTERFACE, allocatable_addresses
 from portal.domain.states import AttemptState, NodeTransport, RuntimeKind
@@ -177,7 +177,7 @@ def _plan_network(pool: NodePool, nodes: Sequence[Node], *, may_grow: bool) -> d
         "node_network": True,
         "interfaces": {node: each.interface for node, each in found.items() if each is not None},
         "connectivity_check": not may_grow
-        and all(CAN_CHECK_RENDEZVOUS in node.agent_info.get("capabilities", ()) for node in nodes),
+        and all(CHECK_RENDEZVOUS.capability in node.agent_info.get("capabilities", ()) for node in nodes),
     }
 
 

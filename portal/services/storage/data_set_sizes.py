@@ -8,7 +8,7 @@ from django.db import transaction
 from django.db.models import Case, QuerySet, When
 from django.db.models.functions import Now
 
-from agents.node.spec.task_spec import CAN_MEASURE_FOLDERS
+from agents.verbs import FOLDER_SIZE
 from portal.domain.states import NodeState
 from portal.domain.stored_texts import stored_text
 from portal.models import DataSetVersion, Node, Volume
@@ -40,7 +40,7 @@ def _measuring_node(volume: Volume) -> Node | None:
     limited = nodes_by_volume([volume]).get(volume.pk)
     if limited is not None:
         rows = rows.filter(pk__in=limited)
-    is_able = When(agent_info__capabilities__contains=[CAN_MEASURE_FOLDERS], then=1)
+    is_able = When(agent_info__capabilities__contains=[FOLDER_SIZE.capability], then=1)
     return rows.order_by(Case(is_able, default=0).desc(), "-last_seen_at", "pk").first()
 
 

@@ -11,8 +11,8 @@ from django.db.models import Q
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from agents.engines.interface import FolderUsage
-from agents.node.spec.task_spec import CAN_MEASURE_STORAGE
+from agents.engines.replies import FolderUsage
+from agents.verbs import STORAGE_USAGE
 from portal.domain.notices.notices import NoticeKind
 from portal.domain.projects.project_tree import path_to_root
 from portal.domain.scheduling.policy_settings import default_value
@@ -53,7 +53,7 @@ def start_measurement(node: Node) -> list[MeasuredRoot]:
     homes = next((row for row in rows if row.kind == VolumeKind.HOME.value), None)
     roots = [MeasuredRoot("", None, homes.quota_mib if homes else None)]
     nodes_of = nodes_by_volume(rows)
-    able = Node.objects.filter(reachable=True, agent_info__capabilities__contains=[CAN_MEASURE_STORAGE])
+    able = Node.objects.filter(reachable=True, agent_info__capabilities__contains=[STORAGE_USAGE.capability])
     able_ids = set(able.values_list("pk", flat=True)) | {node.pk}
     for row in rows:
         having = able_ids & nodes_of.get(row.pk, able_ids)

@@ -7,12 +7,14 @@ import os
 import shutil
 import subprocess
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from agents.engines.agent_engine import AgentEngine
+from agents import verbs
+from agents.engines.node_engine import NodeEngine
+from agents.engines.replies import CheckpointList
 from agents.link import AgentError
 from agents.node.storage import checkpoints
 from tests.agents.node.conftest import CLUSTER, LoneNode, log_with
@@ -213,10 +215,17 @@ def test_an_interrupted_removal_is_completed_and_never_listed(folder: Path) -> N
 
 
 @pytest.fixture
-def engine(node: LoneNode) -> Iterator[AgentEngine]:
-    made = AgentEngine.local(node.pyz, node.settings_path, cluster=CLUSTER)
+def engine(node: LoneNode) -> Iterator[NodeEngine]:
+    made = NodeEngine.local(node.pyz, node.settings_path, cluster=CLUSTER)
     yield made
     made.close()
+
+
+def request_list(
+    engine: NodeEngine, epoch: int, place: dict[str, object], remove: Sequence[tuple[str, float]] = ()
+) -> CheckpointList:
+    fields = {**place, "epoch": epoch, "remove": remove}
+    return engine.request(verbs.CHECKPOINTS, CheckpointList.from_wire, **fields)
 
 
 def home(node: LoneNode) -> Path:
@@ -232,45 +241,43 @@ def own(node: LoneNode, uid: int = 2001) -> None:
 
 
 @needs_root
-def test_the_agent_lists_and_removes_with_the_rights_of_the_owner(
-    node: LoneNode, engine: AgentEngine
-) -> None:
-    assert engine.supports_checkpoints
-    assert engine.checkpoints(1, PLACE).checkpoints == ()
+def test_the_agent_lists_and_removes_with_the_rights_of_the_owner(node: LoneNode, engine: NodeEngine) -> None:
+    assert engine.supports(verbs.CHECKPOINTS)
+    assert request_list(engine, 1, PLACE).checkpoints == ()
     for step in (1, 2, 3):
         write_torch(home(node) / f"step-{step}.pt")
         os.utime(home(node) / f"step-{step}.pt", (1_700_000_000 + step, 1_700_000_000 + step))
     own(node)
-    rows = engine.checkpoints(1, PLACE).checkpoints
+    rows = request_list(engine, 1, PLACE).checkpoints
     assert [(row.name, row.step, row.validity) for row in rows] == [
         ("step-3.pt", 3, "valid"), ("step-2.pt", 2, "valid"), ("step-1.pt", 1, "valid"),
     ]  # fmt: skip
-    left = engine.checkpoints(1, PLACE, [(row.name, row.saved_s) for row in rows]).checkpoints
+    left = request_list(engine, 1, PLACE, [(row.name, row.saved_s) for row in rows]).checkpoints
     assert [row.name for row in left] == ["step-3.pt"]
 
 
 @needs_root
-def test_the_agent_never_reads_files_of_other_users(node: LoneNode, engine: AgentEngine) -> None:
+def test_the_agent_never_reads_files_of_other_users(node: LoneNode, engine: NodeEngine) -> None:
     others = node.folder / "others"
     others.mkdir(mode=0o700)
     write_torch(others / "step-1.pt")
     (node.folder / "homes" / "ada" / "checkpoints").mkdir(parents=True)
     (node.folder / "homes" / "ada" / "checkpoints" / "j1").symlink_to(others)
     own(node)
-    answer = engine.checkpoints(1, PLACE, [("step-1.pt", (others / "step-1.pt").stat().st_mtime)])
+    answer = request_list(engine, 1, PLACE, [("step-1.pt", (others / "step-1.pt").stat().st_mtime)])
     assert answer.checkpoints == () and "Symbolic links are not followed" in answer.problem
     assert (others / "step-1.pt").exists()
     for path in ("../bob/checkpoints/j1", "/etc", "checkpoints//j1", ""):
         with pytest.raises(AgentError) as refusal:
-            engine.checkpoints(1, {**PLACE, "path": path})
+            request_list(engine, 1, {**PLACE, "path": path})
         assert refusal.value.code == "invalid_spec"
     scratch = {"kind": "scratch", "source": "s", "target": "/s", "read_only": False}
     with pytest.raises(AgentError, match="scratch"):
-        engine.checkpoints(1, {**PLACE, "mount": scratch})
+        request_list(engine, 1, {**PLACE, "mount": scratch})
 
 
 @needs_root
-def test_files_of_other_accounts_can_be_left_out(node: LoneNode, engine: AgentEngine) -> None:
+def test_files_of_other_accounts_can_be_left_out(node: LoneNode, engine: NodeEngine) -> None:
     """A member of a project could put one into a folder that is open to it; a job would resume from it."""
     write_torch(home(node) / "step-1.pt")
     own(node)
@@ -278,32 +285,30 @@ def test_files_of_other_accounts_can_be_left_out(node: LoneNode, engine: AgentEn
     os.chown(home(node) / "step-2.pt", 2002, 2002)
     (home(node) / "checkpoint-3").mkdir()
     os.chown(home(node) / "checkpoint-3", 2002, 2002)
-    assert engine.supports_own_checkpoints
-    names = {row.name for row in engine.checkpoints(1, PLACE).checkpoints}
+    assert engine.supports(verbs.CAN_LIST_OWN_CHECKPOINTS)
+    names = {row.name for row in request_list(engine, 1, PLACE).checkpoints}
     assert names == {"step-1.pt", "step-2.pt", "checkpoint-3"}
-    own_names = [row.name for row in engine.checkpoints(1, {**PLACE, "own_only": True}).checkpoints]
+    own_names = [row.name for row in request_list(engine, 1, {**PLACE, "own_only": True}).checkpoints]
     assert own_names == ["step-1.pt"]
 
 
 @needs_root
-def test_an_older_epoch_removes_nothing(node: LoneNode, engine: AgentEngine) -> None:
+def test_an_older_epoch_removes_nothing(node: LoneNode, engine: NodeEngine) -> None:
     write_torch(home(node) / "step-1.pt")
     own(node)
     engine.stop(7, "jnone", 1, grace_s=0)
     with pytest.raises(AgentError) as refusal:
-        engine.checkpoints(6, PLACE)
+        request_list(engine, 6, PLACE)
     assert refusal.value.code == "stale_epoch"
 
 
 @needs_root
-def test_a_folder_of_thousands_of_entries_is_listed_within_bounds(
-    node: LoneNode, engine: AgentEngine
-) -> None:
+def test_a_folder_of_thousands_of_entries_is_listed_within_bounds(node: LoneNode, engine: NodeEngine) -> None:
     folder = home(node)
     for number in range(1200):
         (folder / f"step-{number}.pt").write_bytes(b"PK\x03\x04")
     own(node)
-    assert len(engine.checkpoints(1, PLACE).checkpoints) == checkpoints.MAX_LISTED
+    assert len(request_list(engine, 1, PLACE).checkpoints) == checkpoints.MAX_LISTED
 
 
 @needs_root
@@ -327,7 +332,7 @@ def test_a_checkpoint_cut_off_by_a_full_disk_is_broken_and_the_list_works(node: 
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m,mode=711", "tmpfs", str(homes)], check=True)
     node.clean_up.append(lambda: subprocess.run(["umount", "-l", str(homes)], check=True) and None)
     node.configure(min_free_disk_mib=0)
-    engine = AgentEngine.local(node.pyz, node.settings_path, cluster=CLUSTER)
+    engine = NodeEngine.local(node.pyz, node.settings_path, cluster=CLUSTER)
     link = node.open()
     script = (
         "import os, zipfile\n"
@@ -342,9 +347,11 @@ def test_a_checkpoint_cut_off_by_a_full_disk_is_broken_and_the_list_works(node: 
     place = {"target": "/home/ada", "path": "checkpoints/j1"}
     start(link, node.spec("j1", "python3", "-c", script, mounts=[HOME], checkpoint_dir=place))
     assert log_with(link, "j1", "full").split()[:3] == ["full", "4", "28"]
-    validity = {row.step: row.validity for row in engine.checkpoints(1, PLACE).checkpoints}
+    validity = {row.step: row.validity for row in request_list(engine, 1, PLACE).checkpoints}
     assert validity == {1: "valid", 2: "valid", 3: "valid", 4: "broken"}
-    rows = [(row.name, row.saved_s) for row in engine.checkpoints(1, PLACE).checkpoints if row.step in (1, 4)]
-    assert {row.step for row in engine.checkpoints(1, PLACE, rows).checkpoints} == {2, 3}
+    rows = [
+        (row.name, row.saved_s) for row in request_list(engine, 1, PLACE).checkpoints if row.step in (1, 4)
+    ]
+    assert {row.step for row in request_list(engine, 1, PLACE, rows).checkpoints} == {2, 3}
     engine.close()
     shutil.rmtree(homes / "ada", ignore_errors=True)

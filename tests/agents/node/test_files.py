@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from agents.engines.agent_engine import AgentEngine
-from agents.engines.interface import FileList
+from agents import verbs
+from agents.engines.node_engine import NodeEngine
+from agents.engines.replies import FileChunk, FileList, FileStream
 from agents.link import AgentError
 from agents.node.storage import files
 from tests.agents.node.conftest import CLUSTER, LoneNode
@@ -26,8 +27,8 @@ def place(path: str = "") -> dict[str, object]:
 
 
 @pytest.fixture
-def engine(node: LoneNode) -> Iterator[AgentEngine]:
-    made = AgentEngine.local(node.pyz, node.settings_path, cluster=CLUSTER)
+def engine(node: LoneNode) -> Iterator[NodeEngine]:
+    made = NodeEngine.local(node.pyz, node.settings_path, cluster=CLUSTER)
     yield made
     made.close()
 
@@ -47,11 +48,27 @@ def write(path: Path, content: bytes, uid: int = 2001) -> None:
         os.chown(each, uid, uid)
 
 
-def read_all(engine: AgentEngine, path: str, action: str = files.READ, offset: int = 0) -> bytes:
-    stream, content = engine.open_files(place(path), action, offset), b""
+def list_files(engine: NodeEngine, place: dict[str, object], offset: int) -> FileList:
+    return engine.request(verbs.FILES, FileList.from_wire, **place, action=files.LIST, offset=offset)
+
+
+def open_files(engine: NodeEngine, place: dict[str, object], action: str, offset: int = 0) -> FileStream:
+    return engine.request(verbs.FILES, FileStream.from_wire, **place, action=action, offset=offset)
+
+
+def read_files(engine: NodeEngine, stream: str) -> FileChunk:
+    return engine.request(verbs.FILES, FileChunk.from_wire, stream=stream)
+
+
+def close_files(engine: NodeEngine, stream: str) -> None:
+    engine.command(verbs.FILES, stream=stream, close=True)
+
+
+def read_all(engine: NodeEngine, path: str, action: str = files.READ, offset: int = 0) -> bytes:
+    stream, content = open_files(engine, place(path), action, offset), b""
     assert stream.offset == (offset if action == files.READ else None)
     while True:
-        chunk = engine.read_files(stream.stream)
+        chunk = read_files(engine, stream.stream)
         content += chunk.data
         if chunk.eof:
             return content
@@ -85,7 +102,7 @@ def test_a_path_outside_its_root_is_refused(path: str) -> None:
 
 @needs_root
 def test_a_home_is_listed_and_read_with_the_rights_of_its_owner(
-    engine: AgentEngine, home: Path, node: LoneNode
+    engine: NodeEngine, home: Path, node: LoneNode
 ) -> None:
     content = os.urandom(700_000)
     write(home / "results" / "model.pt", content)
@@ -94,12 +111,12 @@ def test_a_home_is_listed_and_read_with_the_rights_of_its_owner(
     write(home / "secret", b"of root", uid=0)
     os.chmod(home / "secret", 0o600)
     os.chown(home, 2001, 2001)
-    listed = engine.list_files(place(), 0)
+    listed = list_files(engine, place(), 0)
     assert names(listed) == [
         ("results", "directory"), ("notes.txt", "file"), ("odd%0A%FF", "file"), ("secret", "file"),
     ]  # fmt: skip
     assert listed.entries[1].size_bytes == 5 and listed.count == 4 and not listed.is_file
-    assert engine.list_files(place("notes.txt"), 0).is_file
+    assert list_files(engine, place("notes.txt"), 0).is_file
     for offset in (0, 1, 262_144, 699_999, 700_000, 700_001):
         assert read_all(engine, "results/model.pt", offset=offset) == content[offset:]
     assert read_all(engine, "odd%0A%FF") == b"odd"
@@ -116,12 +133,12 @@ def test_a_home_is_listed_and_read_with_the_rights_of_its_owner(
         ("x" * 300, "255 bytes", "name_too_long"),
     ]:  # fmt: skip
         with pytest.raises(AgentError, match=reason) as refusal:
-            engine.open_files(place(path), files.READ)
+            open_files(engine, place(path), files.READ)
         assert refusal.value.code == code
 
 
 @needs_root
-def test_no_link_or_device_leads_out_of_the_home(engine: AgentEngine, home: Path, node: LoneNode) -> None:
+def test_no_link_or_device_leads_out_of_the_home(engine: NodeEngine, home: Path, node: LoneNode) -> None:
     others = node.folder / "others"
     others.mkdir(mode=0o755)
     write(others / "data", b"of others")
@@ -130,26 +147,26 @@ def test_no_link_or_device_leads_out_of_the_home(engine: AgentEngine, home: Path
     (home / "out").symlink_to(others)
     (home / "file").symlink_to(others / "data")
     os.mkfifo(home / "pipe")
-    assert names(engine.list_files(place(), 0)) == [
+    assert names(list_files(engine, place(), 0)) == [
         ("file", "link"), ("out", "link"), ("own", "file"), ("pipe", "other"),
     ]  # fmt: skip
     for path in ("file", "out/data", "pipe"):
         with pytest.raises(AgentError, match=r"link|not a file"):
-            engine.open_files(place(path), files.READ)
+            open_files(engine, place(path), files.READ)
     with pytest.raises(AgentError, match="link"):
-        engine.list_files(place("out"), 0)
+        list_files(engine, place("out"), 0)
     archive = zipfile.ZipFile(io.BytesIO(read_all(engine, "", files.ARCHIVE)))
     assert archive.namelist() == ["own", "FILES-LEFT-OUT.txt"]
     note = archive.read("FILES-LEFT-OUT.txt").decode()
     assert sorted(note.splitlines()[2:]) == ["file: a link", "out: a link", "pipe: a special file"]
     for mount in ({**HOME, "source": "../others"}, {**HOME, "kind": "host_path", "source": "/etc"}):
         with pytest.raises(AgentError) as refusal:
-            engine.list_files({**place(), "mount": mount}, 0)
+            list_files(engine, {**place(), "mount": mount}, 0)
         assert refusal.value.code == "invalid_spec"
 
 
 @needs_root
-def test_a_directory_is_an_archive_that_unpacks_below_its_target(engine: AgentEngine, home: Path) -> None:
+def test_a_directory_is_an_archive_that_unpacks_below_its_target(engine: NodeEngine, home: Path) -> None:
     content = os.urandom(600_000)
     write(home / "run" / "weights.bin", content)
     write(home / "run" / "a\\..\\b:c\n", b"odd")
@@ -175,44 +192,44 @@ def test_a_directory_is_an_archive_that_unpacks_below_its_target(engine: AgentEn
 
 @needs_root
 def test_requests_beyond_the_limits_are_refused_before_any_data_is_sent(
-    engine: AgentEngine, home: Path
+    engine: NodeEngine, home: Path
 ) -> None:
     write(home / "large", b"")
     os.truncate(home / "large", files.MAX_BYTES + 1)
     for path, action, reason in (("large", files.READ, r"2\.00 GiB; .* 2 GiB"), ("", files.ARCHIVE, "2 GiB")):
         with pytest.raises(AgentError, match=reason) as refusal:
-            engine.open_files(place(path), action)
+            open_files(engine, place(path), action)
         assert refusal.value.code == "too_large"
     (home / "large").unlink()
     for number in range(files.MAX_ENTRIES + 1):
         (home / f"{number:05}").touch()
-    listed = engine.list_files(place(), files.MAX_ENTRIES - 1)
+    listed = list_files(engine, place(), files.MAX_ENTRIES - 1)
     assert len(listed.entries) == 1 and listed.count == files.MAX_ENTRIES and listed.cut
     with pytest.raises(AgentError, match="10,000 entries") as refusal:
-        engine.open_files(place(), files.ARCHIVE)
+        open_files(engine, place(), files.ARCHIVE)
     assert refusal.value.code == "too_many_entries"
 
 
 @needs_root
-def test_streams_are_few_and_end_when_they_are_closed(engine: AgentEngine, home: Path) -> None:
+def test_streams_are_few_and_end_when_they_are_closed(engine: NodeEngine, home: Path) -> None:
     write(home / "file", bytes(3 * files.CHUNK_BYTES))
-    opened = [engine.open_files(place("file"), files.READ).stream for _ in range(files.MAX_STREAMS)]
+    opened = [open_files(engine, place("file"), files.READ).stream for _ in range(files.MAX_STREAMS)]
     with pytest.raises(AgentError, match="too many"):
-        engine.open_files(place("file"), files.READ)
-    assert len(engine.read_files(opened[0]).data) == files.CHUNK_BYTES
-    engine.close_files(opened[0])
+        open_files(engine, place("file"), files.READ)
+    assert len(read_files(engine, opened[0]).data) == files.CHUNK_BYTES
+    close_files(engine, opened[0])
     with pytest.raises(AgentError, match="interrupted"):
-        engine.read_files(opened[0])
+        read_files(engine, opened[0])
     assert read_all(engine, "file") == bytes(3 * files.CHUNK_BYTES)
 
 
 @needs_root
-def test_a_file_that_is_cut_off_while_it_is_read_is_an_error(engine: AgentEngine, home: Path) -> None:
+def test_a_file_that_is_cut_off_while_it_is_read_is_an_error(engine: NodeEngine, home: Path) -> None:
     write(home / "file", b"")
     os.truncate(home / "file", 64 * files.CHUNK_BYTES)
-    stream = engine.open_files(place("file"), files.READ).stream
-    engine.read_files(stream)
+    stream = open_files(engine, place("file"), files.READ).stream
+    read_files(engine, stream)
     os.truncate(home / "file", 0)
     with pytest.raises(AgentError, match="to its end"):
-        while not engine.read_files(stream).eof:
+        while not read_files(engine, stream).eof:
             pass

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from agents.engines.agent_engine import AgentEngine
-from agents.engines.interface import FolderSize
+from agents import verbs
+from agents.engines.node_engine import NodeEngine
+from agents.engines.replies import FolderSize
 from agents.link import AgentError
 from agents.node.errors import AgentError as Refusal
 from agents.node.settings import read_settings
@@ -37,29 +38,29 @@ def volume(node: LoneNode) -> Path:
 
 
 @pytest.fixture
-def engine(node: LoneNode, volume: Path) -> Iterator[AgentEngine]:
-    made = AgentEngine.local(node.pyz, node.settings_path, cluster=CLUSTER)
+def engine(node: LoneNode, volume: Path) -> Iterator[NodeEngine]:
+    made = NodeEngine.local(node.pyz, node.settings_path, cluster=CLUSTER)
     yield made
     made.close()
 
 
-def measure(engine: AgentEngine, volume: Path, path: str, **mount: object) -> FolderSize:
+def measure(engine: NodeEngine, volume: Path, path: str, **mount: object) -> FolderSize:
     given = {"kind": "host_path", "source": str(volume), "target": "/d", "read_only": True, **mount}
     place = {"mount": given, "path": path, "uid": 2001, "gid": 2001}
-    while not (size := engine.folder_size(place)).done:
+    while not (size := engine.request(verbs.FOLDER_SIZE, FolderSize.from_wire, **place)).done:
         pass
     return size
 
 
-def test_regular_files_are_counted_once_and_links_are_not_followed(engine: AgentEngine, volume: Path) -> None:
-    assert engine.supports_folder_size
+def test_regular_files_are_counted_once_and_links_are_not_followed(engine: NodeEngine, volume: Path) -> None:
+    assert engine.supports(verbs.FOLDER_SIZE)
     assert measure(engine, volume, "train") == FolderSize(True, 1024, 2)
     assert measure(engine, volume, "") == FolderSize(True, 1024, 2)
     assert measure(engine, volume, "train/a.bin") == FolderSize(True, 1000, 1)
     assert measure(engine, volume, "train/deep/odd%0A%25.bin") == FolderSize(True, 24, 1)
 
 
-def test_what_cannot_be_measured_has_a_problem(engine: AgentEngine, volume: Path) -> None:
+def test_what_cannot_be_measured_has_a_problem(engine: NodeEngine, volume: Path) -> None:
     (volume / "train" / "deep").chmod(0o700)
     assert measure(engine, volume, "train").problem == "deep cannot be read: Permission denied."
     assert measure(engine, volume, "gone").problem == "gone cannot be read: No such file or directory."

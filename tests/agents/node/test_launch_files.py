@@ -7,8 +7,9 @@ import os
 
 import pytest
 
-from agents.engines.agent_engine import AgentEngine
-from agents.engines.interface import TaskKey
+from agents import verbs
+from agents.engines.node_engine import NodeEngine
+from agents.engines.replies import StartResult, TaskKey
 from agents.link import AgentError
 from agents.node import errors as node_errors
 from agents.node.spec.environment import LaunchPlaceholders
@@ -29,15 +30,15 @@ def test_files_are_private_and_can_be_replaced_while_the_task_runs(node: LoneNod
         launch_files=files,
     )  # fmt: skip
     key = TaskKey("jhosts", 1, 0)
-    with contextlib.closing(AgentEngine.local(node.pyz, node.settings_path, cluster=CLUSTER)) as engine:
-        container = engine.start(1, spec).container
-        engine.update_files(key, {"hosts": "rank-0:1\nrank-1:1\n"})
+    with contextlib.closing(NodeEngine.local(node.pyz, node.settings_path, cluster=CLUSTER)) as engine:
+        container = engine.request(verbs.START, StartResult.from_wire, epoch=1, spec=spec).container
+        engine.command(verbs.UPDATE_FILES, **vars(key), files={"hosts": "rank-0:1\nrank-1:1\n"})
         folder = node.folder / "state/tasks" / container / "secrets"
         text = log_with(node.open(), "jhosts", "/hosts\n")
         assert "600\n" in text and f"in {folder} and {folder}\n" in text
         assert text.endswith(f"rank-0:1\nrank-1:1\n{folder}/hosts\n")
         with pytest.raises(AgentError, match=r"has no launch file|is not running"):
-            engine.update_files(key, {"other": "x"})
+            engine.command(verbs.UPDATE_FILES, **vars(key), files={"other": "x"})
         assert "other" not in os.listdir(folder.parent)
 
 

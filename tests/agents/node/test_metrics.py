@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.engines.interface import MAX_METRICS, Container, parse_event
+from agents.engines.replies import MAX_METRICS, Container, parse_event
 from agents.node.spec import report_files
 from agents.wire.fields import InvalidMessageError
 from tests.agents.node.conftest import LoneNode, log_with

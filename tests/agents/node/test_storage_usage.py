@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from agents.engines.agent_engine import AgentEngine
+from agents import verbs
+from agents.engines.node_engine import NodeEngine
+from agents.engines.replies import StorageUsage
 from agents.link import AgentError
 from agents.node import errors
 from agents.node.settings import Settings
@@ -27,7 +29,7 @@ MIB = 1024 * 1024
 
 
 @pytest.fixture
-def engine(node: LoneNode) -> Iterator[AgentEngine]:
+def engine(node: LoneNode) -> Iterator[NodeEngine]:
     """The engine of a node with the homes of ada and eva, and a folder for teams."""
     for name, mib in (("ada", 3), ("eva", 1)):
         home = node.folder / "homes" / name
@@ -38,14 +40,18 @@ def engine(node: LoneNode) -> Iterator[AgentEngine]:
     (node.folder / "volumes/teams/vision22/notes").write_text("notes")
     (node.folder / "volumes/teams/.hidden").mkdir()
     node.configure(allowed_mount_roots=[str(node.folder / "volumes")])
-    opened = AgentEngine.local(node.pyz, node.settings_path, cluster=CLUSTER)
+    opened = NodeEngine.local(node.pyz, node.settings_path, cluster=CLUSTER)
     yield opened
     opened.close()
 
 
-def test_homes_and_project_folders_are_counted(node: LoneNode, engine: AgentEngine) -> None:
-    assert engine.supports_storage_usage
-    found = engine.storage_usage(["", str(node.folder / "volumes/teams")]).folders
+def measured(engine: NodeEngine, roots: list[str]) -> StorageUsage:
+    return engine.request(verbs.STORAGE_USAGE, StorageUsage.from_wire, roots=roots)
+
+
+def test_homes_and_project_folders_are_counted(node: LoneNode, engine: NodeEngine) -> None:
+    assert engine.supports(verbs.STORAGE_USAGE)
+    found = measured(engine, ["", str(node.folder / "volumes/teams")]).folders
     rows = {(row.root, row.name): row for row in found}
     assert sorted(rows) == [(0, "ada"), (0, "eva"), (1, "vision22")]
     ada = rows[0, "ada"]
@@ -53,15 +59,15 @@ def test_homes_and_project_folders_are_counted(node: LoneNode, engine: AgentEngi
     assert ada.files == 3 and ada.limit_bytes is None and not ada.problem
 
 
-def test_folders_that_a_node_does_not_offer_are_not_measured(node: LoneNode, engine: AgentEngine) -> None:
+def test_folders_that_a_node_does_not_offer_are_not_measured(node: LoneNode, engine: NodeEngine) -> None:
     (node.folder / "volumes/out").symlink_to("/etc")
     missing = str(node.folder / "volumes/nowhere")
-    outside, link = engine.storage_usage(["/etc", str(node.folder / "volumes/out"), missing]).folders
+    outside, link = measured(engine, ["/etc", str(node.folder / "volumes/out"), missing]).folders
     assert (outside.name, link.name) == ("", "")
     assert "not in a folder that this node allows" in outside.problem
     assert "not in a folder that this node allows" in link.problem
     with pytest.raises(AgentError, match="roots is not a list"):
-        engine.storage_usage([""] * (storage_usage.MAX_ROOTS + 1))
+        measured(engine, [""] * (storage_usage.MAX_ROOTS + 1))
 
 
 def test_a_folder_that_takes_too_long_is_reported_with_its_reason(

@@ -1,17 +1,16 @@
-"""Interface through which the scheduler uses nodes.
+"""Replies and events of nodes, each with its reading: the portal trusts none of them.
 
-Every call is idempotent and has one of three outcomes: it returns, it raises ``AgentError`` (refused, nothing
-was done), or it raises ``OutcomeUnknownError`` (no reply: it may or may not have been executed; stored state
-stays as it is and the call is repeated later). A time-out is never a failure.
+A reading takes a reply as a JSON object and raises ValueError or KeyError for one that violates the protocol.
 """
 
 from __future__ import annotations
 
 import base64
+import dataclasses
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 from agents.link import AgentError as AgentError
 from agents.link import InvalidReplyError as InvalidReplyError
@@ -43,12 +42,15 @@ from agents.wire.messages import (
     Quantity,
     ShortName,
     Uuid,
+    parse_network_info,
+    read_images,
 )
 
 LOG_CHUNK_BYTES = 262_144
 MAX_CHECKPOINTS = 500
 MAX_FILE_PAGE = 500
 MAX_NOTEBOOKS = 100
+MAX_ENVIRONMENT_TEXT = 1_000_000
 MAX_SOURCE_B64 = 24_000
 MAX_STORAGE_ROOTS, MAX_STORAGE_FOLDERS = 100, 4000
 MAX_LOG_BYTES = 2**40
@@ -369,6 +371,71 @@ class FileChunk(Message):
     eof: Flag
 
 
+def read_reported_images(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the current images of a node, of a repeated hello: image_id, refs and digests of each."""
+    return [dataclasses.asdict(each) for each in read_images(FieldReader(answer["hello"]))]
+
+
+def read_reported_networks(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return the current interfaces, fabric devices and engine networks of a repeated hello."""
+    return parse_network_info(answer["hello"])
+
+
+def read_status(answer: dict[str, Any]) -> int | None:
+    """Return the HTTP status of a probe; None while nothing answers."""
+    return FieldReader(answer).integer_or_none("status", 0, 999)
+
+
+def read_listening(answer: dict[str, Any]) -> bool:
+    """Return True if each port has a listener."""
+    return FieldReader(answer).boolean("listening")
+
+
+def read_port(answer: dict[str, Any]) -> int:
+    """Return the port of a terminal or of streams."""
+    return FieldReader(answer).integer("port", 1, MAX_PORT)
+
+
+def read_environment(answer: dict[str, Any]) -> bytes:
+    """Return what a program found about the code and the packages of a task: JSON lines."""
+    return base64.b64decode(FieldReader(answer).text("data_b64", MAX_ENVIRONMENT_TEXT))
+
+
+def read_store_used_percent(answer: dict[str, Any]) -> float | None:
+    """Return how full the file system of the images is, 0 to 100; None when unknown."""
+    used: float | None = FieldReader(answer).number_or_none("store_used_percent", 0, 100)
+    return used
+
+
+def read_loaded_size(answer: dict[str, Any]) -> int:
+    """Return the bytes received of an archive."""
+    return FieldReader(answer).integer("size", maximum=2**50)
+
+
+def read_checks(answer: dict[str, Any]) -> list[CheckResult]:
+    """Return the results of the checks of a node on itself."""
+    return list(FieldReader(answer).list_of("checks", CheckResult.from_wire, 256))
+
+
+def read_removals(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return what garbage collection removed; older agents report less."""
+    read = FieldReader(answer)
+    counted = ("ended_tasks", "orphan_dirs", "removed_jobs", "uploads", "networks", "scratch", "freed_mib")
+    found: dict[str, Any] = {key: read.integer_or_none(key, maximum=MAX_MIB) for key in counted}
+    found["images"] = list(read.list_of("images", _parse_removed_image, 10_000)) if "images" in read else None
+    return found | {"store_used_percent": read.number_or_none("store_used_percent", 0, 100)}
+
+
+def _parse_removed_image(row: Any) -> dict[str, Any]:
+    read = FieldReader(row)
+    return {
+        "runtime": read.name("runtime", 16),
+        "names": list(read.names("names", 256, 1024)),
+        "size_mib": read.integer_or_none("size_mib", maximum=MAX_MIB),
+        "unused_s": read.number_or_none("unused_s"),
+    }
+
+
 @dataclass(frozen=True)
 class TaskExited:
     """Sent when a task has ended and its container is gone."""
@@ -440,261 +507,3 @@ def parse_event(message: Mapping[str, Any]) -> EngineEvent | None:
         case "pull_progress":
             return PullProgress.from_wire(message)
     return None
-
-
-class NodeEngine(Protocol):
-    """One open connection to one node."""
-
-    @property
-    def hello(self) -> dict[str, Any]:
-        """Return what the node reported when the connection was opened, as JSON."""
-
-    def images(self) -> list[dict[str, Any]]:
-        """Return the current images of the node: image_id, refs and digests of each."""
-
-    @property
-    def is_open(self) -> bool:
-        """Return False once the connection has ended; later calls raise OutcomeUnknownError."""
-
-    def start(self, epoch: int, spec: Mapping[str, Any]) -> StartResult:
-        """Start a task. When it was started with an equal spec: same result with ``already``.
-
-        When it has ended: state exited. Raise AgentError, keeping nothing, when it was stopped (tombstone),
-        for an older attempt or epoch, for lack of free GPU capacity, a missing image or a full disk.
-        """
-
-    @property
-    def supports_prepare(self) -> bool:
-        """Return True when the node supports ``prepare``."""
-
-    def prepare(self, epoch: int, spec: Mapping[str, Any]) -> StartResult:
-        """Execute all steps of a start but the last; requires ``supports_prepare``. It then waits for start
-        or stop.
-
-        Same errors and idempotence as ``start``; a task that was started meanwhile reports that by its state.
-        """
-
-    def poll(self) -> PollResult:
-        """Return all tasks of this cluster: running, or ended and not yet removed."""
-
-    @property
-    def supports_stopping_tasks(self) -> bool:
-        """Return True when ``stop`` can stop single tasks of an attempt."""
-
-    def stop(
-        self, epoch: int, job: str, attempt: int, *, grace_s: float, tasks: Sequence[int] | None = None
-    ) -> StopResult:
-        """Refuse the attempt from now on, ask its tasks to end, and kill them after ``grace_s``.
-
-        With ``tasks`` this applies to these alone; requires ``supports_stopping_tasks``. Never started, or
-        ended: gone. Still ending: not gone; a TaskExited follows for each task, and repeating the call
-        reports whether all are gone.
-        """
-
-    def remove(self, epoch: int, job: str, attempt: int) -> None:
-        """Remove the remains of an ended attempt, including logs; nothing left is no error."""
-
-    def logs(self, key: TaskKey, offset: int) -> LogChunk:
-        """Return bytes of a task's log from ``offset``; ``eof`` only when it has ended and nothing follows.
-
-        Raise AgentError ``no_such_container`` when the node does not know the task.
-        """
-
-    def probe(self, key: TaskKey, port: int, path: str) -> int | None:
-        """Return the HTTP status from a port of a running task; None while nothing answers."""
-
-    def listens_on(self, key: TaskKey, ports: Collection[int]) -> bool:
-        """Return True if each of these TCP ports has a listener in the network of a running task.
-
-        Raise AgentError ``unknown_verb`` when its agent lacks the capability ``listening``.
-        """
-
-    @property
-    def supports_terminals(self) -> bool:
-        """Return True when the node supports ``open_terminal``."""
-
-    def open_terminal(self, key: TaskKey, *, secret: str, cols: int, rows: int, idle_s: int) -> int:
-        """Open a terminal in a running task; return the port where it waits for a client that knows
-        ``secret``.
-
-        Raise AgentError when the task does not run or too many terminals are open. After OutcomeUnknownError
-        an unused terminal ends by itself.
-        """
-
-    @property
-    def supports_streams(self) -> bool:
-        """Return True when the node supports ``open_streams``."""
-
-    def open_streams(self, key: TaskKey, *, secret: str) -> int:
-        """Open the node's side of an SSH connection to a running task; return its port, as ``open_terminal``.
-
-        Each of its peers gets one shell, command or connection (``agents.node.terminals.frames``). Raise AgentError.
-        """
-
-    def store_used_percent(self) -> float | None:
-        """Return how full the file system of the images is, 0 to 100; None when unknown."""
-
-    def pull(self, image: str, login: tuple[str, str] | None = None) -> None:
-        """Pull an image from its registry; takes minutes. Does nothing when it is present.
-
-        ``login``: name and password. Raise AgentError ``agent_too_old`` when the agent does not support it.
-        """
-
-    def load(self, upload: str, offset: int, data: bytes, *, sha256: str | None = None) -> int:
-        """Send a chunk of an image archive; return the bytes received. ``sha256`` completes the upload."""
-
-    def upgrade(self, program: bytes, signature: str, *, confirm_within_s: float) -> None:
-        """Install another agent, which the next connection reaches; running tasks are not affected.
-
-        The node rolls back unless it is confirmed within ``confirm_within_s``. Raise AgentError ``forbidden``
-        when the signature is not by the key of the enrolment.
-        """
-
-    def confirm_upgrade(self, digest: str) -> None:
-        """Confirm the agent with this SHA-256 digest, which ends its rollback period."""
-
-    def preflight(self, fabric: Mapping[str, Any] | None = None) -> list[CheckResult]:
-        """Run checks on the machine; may take some seconds.
-
-        ``fabric``: what the pool names for multi-node gangs; older agents ignore it.
-        """
-
-    def network_info(self) -> dict[str, Any]:
-        """Return the current interfaces, fabric devices and engine networks."""
-
-    @property
-    def supports_deny_egress(self) -> bool:
-        """Return True when the node supports ``deny_egress``."""
-
-    def deny_egress(self, networks: Sequence[str]) -> None:
-        """Block connections from all containers, including running ones, to these addresses or networks."""
-
-    def check_rendezvous(
-        self, key: TaskKey, address: str, port: int, *, timeout_s: float, measure_s: float
-    ) -> RendezvousCheck:
-        """Connect to the rendezvous of the gang of ``key``, and send data for ``measure_s`` (0: none).
-
-        Requires ``agents.node.spec.task_spec.CAN_CHECK_RENDEZVOUS``.
-        """
-
-    def update_files(self, key: TaskKey, files: Mapping[str, str]) -> None:
-        """Replace launch files of a running task, where they differ.
-
-        Requires ``agents.node.spec.task_spec.CAN_UPDATE_FILES``; every agent that accepts launch files has it.
-        Raise AgentError ``no_such_container`` when the task does not run.
-        """
-
-    @property
-    def supports_checkpoints(self) -> bool:
-        """Return True when the node supports ``checkpoints``."""
-
-    @property
-    def supports_own_checkpoints(self) -> bool:
-        """Return True when ``checkpoints`` knows ``own_only``."""
-
-    def checkpoints(
-        self, epoch: int, place: Mapping[str, Any], remove: Sequence[tuple[str, float]] = ()
-    ) -> CheckpointList:
-        """Remove checkpoints of a job by name and time, then list those that are there, or with ``own_only`` its own.
-
-        ``place``: mount, path below it, uid, gid and ``own_only``. Requires ``supports_checkpoints``.
-        """
-
-    @property
-    def supports_environment(self) -> bool:
-        """Return True when the node supports ``environment``."""
-
-    def environment(self, key: TaskKey, interpreters: Sequence[str]) -> bytes:
-        """Return what a program found in a running task about its code and packages: JSON lines.
-
-        Blank if none of the interpreters is there. Takes up to 25 s. Requires ``supports_environment``. Raise
-        AgentError ``no_such_container`` when the task does not run.
-        """
-
-    @property
-    def supports_files(self) -> bool:
-        """Return True when the node supports the methods for files."""
-
-    def list_files(self, place: Mapping[str, Any], offset: int) -> FileList:
-        """Return a page of a directory of a job.
-
-        ``place``: the mount, the path below it, uid and gid. Raise AgentError with a message for users when it
-        cannot be read; its code is one of ``no_such_file``, ``file_not_permitted``, ``not_a_file``,
-        ``name_too_long``, ``too_large`` and ``too_many_entries``.
-        """
-
-    def open_files(self, place: Mapping[str, Any], action: str, offset: int = 0) -> FileStream:
-        """Open a stream: ``read`` of a file, ``archive`` of a directory, or ``write``. Same errors as ``list_files``.
-
-        ``offset``: position in the file that is read, bytes; the answer says whether the agent knows it.
-        ``write`` raises ``file_exists`` unless ``place`` has ``overwrite``.
-        """
-
-    def read_files(self, stream: str) -> FileChunk:
-        """Return the next bytes of a stream. Raise AgentError when it cannot be read to its end."""
-
-    def close_files(self, stream: str) -> None:
-        """End a stream; one that is not closed ends after a minute without requests. A file is then not written."""
-
-    @property
-    def supports_file_changes(self) -> bool:
-        """Return True when the node supports ``write``, ``write_files`` and ``change_files``."""
-
-    def change_files(self, place: Mapping[str, Any], action: str) -> None:
-        """Create a directory (``mkdir``), or ``delete`` a file or directory. Same errors as ``list_files``."""
-
-    def write_files(self, stream: str, data: bytes) -> None:
-        """Write the next bytes of a file; none completes it. Raise AgentError when it cannot be written."""
-
-    @property
-    def supports_notebooks(self) -> bool:
-        """Return True when the node supports ``notebooks``."""
-
-    def notebooks(self, home: Mapping[str, Any]) -> NotebookList:
-        """Return the notebooks of a home (mount, uid and gid). Requires ``supports_notebooks``."""
-
-    @property
-    def supports_folder_size(self) -> bool:
-        """Return True when the node supports ``folder_size``."""
-
-    def folder_size(self, place: Mapping[str, Any]) -> FolderSize:
-        """Start to measure a directory or file of a volume, and wait for at most 2 s; repeat it until it is done.
-
-        ``place``: the mount, the path below it, uid and gid. Raise AgentError ``forbidden`` when the node is busy
-        with others. Requires ``supports_folder_size``.
-        """
-
-    @property
-    def supports_save_image(self) -> bool:
-        """Return True when the node supports ``save_image``."""
-
-    def save_image(self, key: TaskKey, image: str, max_mib: int) -> SavedTaskImage:
-        """Save the file system of a running task as an image with this name; a repetition replaces it.
-
-        Requires ``supports_save_image``. Raise AgentError ``too_large`` if more than ``max_mib`` have changed.
-        """
-
-    @property
-    def supports_storage_usage(self) -> bool:
-        """Return True when the node supports ``storage_usage``."""
-
-    def storage_usage(self, roots: Sequence[str]) -> StorageUsage:
-        """Return the usage of each folder in some folders of the node; a blank one is that of its homes.
-
-        Takes minutes where the file system does not count. Requires ``supports_storage_usage``.
-        """
-
-    def gc(self, **options: Any) -> dict[str, Any]:
-        """Remove unused files and images; return what was removed."""
-
-    def signal(self, epoch: int, job: str, attempt: int, signal: str) -> None:
-        """Send a signal to every running task of an attempt; each call sends it again.
-
-        Raise AgentError ``no_such_container`` when none runs.
-        """
-
-    def watch(self, handler: EventHandler) -> None:
-        """Pass events to ``handler`` from now on; ``poll`` covers what happened before."""
-
-    def close(self) -> None:
-        """Close the connection, never a task; idempotent."""
