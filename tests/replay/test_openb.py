@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.replay import openb
-from scheduler.replay.__main__ import main
+from bench.replay import openb
+from bench.replay.__main__ import main
 
 DATA = Path(__file__).parents[1] / "data" / "openb"
 NODES = """sn,cpu_milli,memory_mib,gpu,model

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from bench.conformance.format import Case
 from scheduler.core.model.snapshot import (
     UNLIMITED_MILLI,
     WHOLE_MILLI,
@@ -35,7 +36,6 @@ from scheduler.core.model.snapshot import (
     TopologyRow,
     UserId,
 )
-from scheduler.replay.conformance.format import Case
 
 NOW_S = 1_000_000.0
 MINUTE_S = 60.0

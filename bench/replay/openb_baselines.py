@@ -31,7 +31,7 @@ class _NodeChooser(ABC):
 
     def __init__(self, floor: NodePlacer, seed: int) -> None:
         self.floor = floor
-        self.random = random.Random(~seed)  # noqa: S311 - a choice among nodes, nothing secret
+        self.random = random.Random(~seed)
         self.most_cpu = max(int(floor.cpu_free.max()), 1)
         self.gpus_of = np.array([len(gpus) for gpus in floor.gpus])
         self.most_milli = max(int(self.gpus_of.max()), 1) * WHOLE_MILLI

@@ -17,6 +17,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bench.replay.openb_baselines import BASELINES, BaselinePolicy
+from bench.replay.tables import read_rows
 from scheduler.core.capacity.fragmentation import GROUP_WEIGHT
 from scheduler.core.capacity.placement import NodePlacer
 from scheduler.core.model.snapshot import (
@@ -30,8 +32,7 @@ from scheduler.core.model.snapshot import (
     TaskRequest,
     TaskShape,
 )
-from scheduler.replay.input_files import MalformedFileError, read_rows
-from scheduler.replay.openb_baselines import BASELINES, BaselinePolicy
+from scheduler.replay.input_files import MalformedFileError
 
 NODE_COLUMNS = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
 POD_COLUMNS = ("cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
@@ -116,7 +117,7 @@ def read_pods(path: str) -> list[TaskShape]:
 
 def arrivals(nodes: Sequence[NodeRow], pods: Sequence[TaskShape], seed: int, path: str) -> list[TaskShape]:
     """Return all pods and redrawn ones up to the last of ``MEASURED_AT_PERCENT``, shuffled by the seed."""
-    draw = random.Random(seed)  # noqa: S311 - an order of arrivals, nothing secret
+    draw = random.Random(seed)
     wanted = _capacity_milli(nodes) * MEASURED_AT_PERCENT[-1] // 100
     asked = sum(pod.gpus * pod.milli for pod in pods)
     if not asked or len(pods) * wanted > MAX_PODS * asked:
