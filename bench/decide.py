@@ -55,8 +55,11 @@ def _job(draw: random.Random, i: int, project: c.ProjectRow, pool: c.PoolId) -> 
     )
     return c.PendingRow(
         c.JobId(f"job{i:05}"), f"job {i}", project.id, c.UserId(f"user{draw.randrange(USER_COUNT)}"), (pool,),
-        NOW_S - draw.random() * 86_400, draw.choice((50, 75, 100)), True, tasks, gpus, milli,
-        draw.choice((None, None, "A100", "H100")), None, 4_000 * gpus, draw.choice((8_192, 16_384)) * gpus,
+        NOW_S - draw.random() * 86_400, draw.choice((50, 75, 100)), True, tasks,
+        c.TaskRequest(
+            gpus, milli, constraints=c.GpuConstraints(draw.choice((None, None, "A100", "H100"))),
+            cpu_milli=4_000 * gpus, memory_mib=draw.choice((8_192, 16_384)) * gpus,
+        ),
         draw.choice((None, 3_600.0)),
     )  # fmt: skip
 
