@@ -13,6 +13,7 @@ from scheduler.core.decide import decide
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.serialization import plan_to_json, snapshot_from_json, snapshot_to_json
 from scheduler.core.model.validation import SnapshotError
+from tests.core.cluster_builder import cluster, node, project, waits
 
 FLAT: list[dict[str, Any]] = json.loads(
     gzip.decompress((Path(__file__).parents[1] / "data/snapshots/flat.json.gz").read_bytes())
@@ -39,6 +40,15 @@ def test_a_flat_snapshot_gives_the_plan_that_it_gave_when_it_was_saved(recorded:
 def test_a_flat_snapshot_may_lack_fields_that_were_added_later() -> None:
     text = flat_with({}, without="mig_profile")
     assert snapshot_from_json(text) == snapshot_from_json(flat_with({"mig_profile": None}))
+
+
+def test_a_saved_request_may_lack_constraints_that_were_added_later() -> None:
+    snapshot = cluster([node("n1")], [project("p")], pending=[waits("j", "p", gpu_model="A100")])
+    text = snapshot_to_json(snapshot)
+    assert '["A100", null, null, null]' in text
+    assert snapshot_from_json(text.replace('["A100", null, null, null]', '["A100"]')) == snapshot
+    with pytest.raises(SnapshotError, match="has 5 values instead of 4"):
+        snapshot_from_json(text.replace('["A100", null, null, null]', '["A100", null, null, null, null]'))
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,10 @@ def _read(kind: Any, value: Any, at: str) -> Any:
         return _read_row(kind, value, at)
     if hasattr(kind, "_fields"):  # a NamedTuple is stored as a list
         hints = get_type_hints(kind)
-        return kind(*_read_tuple(tuple(hints[name] for name in kind._fields), value, at))
+        names = kind._fields
+        if isinstance(value, list) and len(names) - len(kind._field_defaults) <= len(value):
+            names = names[: len(value)]  # saved before the last fields were added
+        return kind(*_read_tuple(tuple(hints[name] for name in names), value, at))
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         return value
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):

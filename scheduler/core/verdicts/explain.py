@@ -235,9 +235,10 @@ class Explainer:
                 + (", or lacks MPS, which shares of a GPU require there." if self._needs_mps(job) else ".")
             )
         elif job.request.gpus and total == 0:
-            kind, min_memory_mib, mig_profile, _ = job.request.constraints
-            if kind and min_memory_mib:
-                kind += f" ({format_gib(min_memory_mib)})"
+            constraints = job.request.constraints
+            kind, mig_profile = constraints.gpu_model, constraints.mig_profile
+            if kind and constraints.min_gpu_memory_mib:
+                kind += f" ({format_gib(constraints.min_gpu_memory_mib)})"
             message = stored_text(
                 f"Needs {need}; there is no {kind or 'suitable'} "
                 f"{f'{mig_profile} slice' if mig_profile else 'GPU'} in {self._pools(job)}."
