@@ -21,8 +21,10 @@ SUPPORT_MODULES = {
 
 def names() -> list[str]:
     """Return the benchmarks in this folder."""
-    found = (module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]))
-    return sorted(name for name in found if name not in SUPPORT_MODULES)
+    found = pkgutil.iter_modules([str(Path(__file__).parent)])
+    return sorted(
+        module.name for module in found if not module.ispkg and module.name not in SUPPORT_MODULES
+    )  # packages support several benchmarks
 
 
 def main(arguments: list[str]) -> int:

@@ -292,8 +292,9 @@ class BenchCluster:
                 Job(
                     public_id=new_public_id(), name=name or row.name, project=self.projects[row.project],
                     owner=self.users[row.user], environment=self.lab, state=state, tasks=row.tasks,
-                    gpus_per_task=row.gpus_per_task, milli_per_gpu=row.milli_per_gpu,
-                    gpu_model=row.gpu_model or "", cpu_milli=row.cpu_milli, memory_mib=row.memory_mib,
+                    gpus_per_task=row.request.gpus, milli_per_gpu=row.request.milli,
+                    gpu_model=row.request.constraints.gpu_model or "",
+                    cpu_milli=row.request.cpu_milli, memory_mib=row.request.memory_mib,
                     priority=row.priority, time_limit_s=row.time_limit_s, command=["python", "train.py"],
                     attempt_count=1 if state == "RUNNING" else 0,
                 )

@@ -6,6 +6,7 @@ import json
 import random
 import resource
 import time
+from functools import cache
 
 from bench.calibration import calibration_ms
 from scheduler.core.decide import decide
@@ -55,10 +56,16 @@ def _job(draw: random.Random, i: int, project: c.ProjectRow, pool: c.PoolId) -> 
     )
     return c.PendingRow(
         c.JobId(f"job{i:05}"), f"job {i}", project.id, c.UserId(f"user{draw.randrange(USER_COUNT)}"), (pool,),
-        NOW_S - draw.random() * 86_400, draw.choice((50, 75, 100)), True, tasks, gpus, milli,
-        draw.choice((None, None, "A100", "H100")), None, 4_000 * gpus, draw.choice((8_192, 16_384)) * gpus,
+        NOW_S - draw.random() * 86_400, draw.choice((50, 75, 100)), True, tasks,
+        _request(gpus, milli, draw.choice((None, None, "A100", "H100")), draw.choice((8_192, 16_384)) * gpus),
         draw.choice((None, 3_600.0)),
     )  # fmt: skip
+
+
+@cache
+def _request(gpus: int, milli: int, model: str | None, memory_mib: int) -> c.TaskRequest:
+    """Return the request of a task; equal ones are one object, as in a snapshot of the database."""
+    return c.TaskRequest(gpus, milli, 4_000 * gpus, memory_mib, c.GpuConstraints(model))
 
 
 def main(arguments: list[str]) -> None:

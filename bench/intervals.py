@@ -18,9 +18,10 @@ from collections.abc import Sequence
 from statistics import mean
 
 from bench.philly import COVERAGE, SHARED, Figures, print_width
+from bench.replay.jobs import replay
+from bench.replay.trace_files import parse_time, read_projects, read_trace
 from bench.report import print_figure
-from scheduler.replay.jobs import replay
-from scheduler.replay.trace import ClusterSize, TraceJob, parse_time, read_projects, read_trace
+from scheduler.replay.trace import ClusterSize, TraceJob
 
 LOADS = (0.8, 0.95, 1.0, 1.2)
 SEEDS = 8

@@ -114,7 +114,7 @@ def full_cluster(nodes: int, guaranteed: dict[c.ProjectId, int], pending: list[c
 def _pending(i: int, tasks: int, gpus: int) -> c.PendingRow:
     return c.PendingRow(
         c.JobId(f"q{i:05}"), f"q{i}", OWNER, c.UserId("v"), (POOL.id,), NOW_S - 100 - i / 1_000, 50, True,
-        tasks, gpus, c.WHOLE_MILLI, None, None, 1_000, 1_024, None,
+        tasks, c.TaskRequest(gpus, c.WHOLE_MILLI, 1_000, 1_024), None,
     )  # fmt: skip
 
 

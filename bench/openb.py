@@ -3,7 +3,7 @@
     python -m bench openb [--seeds 10] [--processes 2] [--only LIST ...]
 
 Each order of arrivals is placed by every policy, so that differences are paired. The cluster is that of the
-trace (1,213 nodes, 6,212 GPUs), the method that of Weng et al., USENIX ATC 2023 (scheduler/replay/openb.py).
+trace (1,213 nodes, 6,212 GPUs), the method that of Weng et al., USENIX ATC 2023 (bench/replay/openb.py).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import statistics
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+from bench.replay import openb
 from bench.report import print_figure
-from scheduler.replay import openb
 
 DATA = Path(__file__).parents[1] / "tests" / "data" / "openb"
 LISTS = ("default", "cpu100", "gpushare40", "gpuspec10", "multigpu20")

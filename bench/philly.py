@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from typing import Any
 
+from bench.replay.jobs import feasible_jobs, replay
+from bench.replay.trace_files import parse_time, read_projects, read_quotas, read_trace
 from bench.report import print_figure
-from scheduler.replay.jobs import feasible_jobs, replay
-from scheduler.replay.trace import ClusterSize, TraceJob, parse_time, read_projects, read_quotas, read_trace
+from scheduler.replay.trace import ClusterSize, TraceJob
 
 FROM, TO = "2017-10-01", "2017-11-30T23:59:00"
 SHARED, BORROWING = ClusterSize(72, 8), ClusterSize(88, 8)

@@ -1,48 +1,39 @@
 """``python -m scheduler.replay WHAT ...``: replay recorded work; the last line of stdout is the result.
 
-Each kind of replay is a module of this package with ``add_arguments(parser)`` and ``run(arguments) ->
-status``. Files may be gzip. An invalid file ends with status 2 and a message that names the location.
+An installation replays saved cycles (``snapshot``). The other replays are benchmarks; the source code has them
+in ``bench``, which an installation may lack.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
-import importlib.util
 import sys
 
-from scheduler.replay.input_files import MalformedFileError
+from scheduler.replay.command import REPLAYS, run_replay
 
-REPLAYS = {
-    "conformance": "conformance cases of other schedulers: with which of them decisions agree",
-    "openb": "pods of Alibaba's GPU trace placed one by one until the cluster is full",
-    "jobs": "jobs with durations on a simulated clock",
-    "kueue": "Kueue's scenario of 15,000 workloads",
-    "snapshot": "one saved cycle: the same plan, or the same error",
-}
-MALFORMED = 2
+PROGRAM = "python -m scheduler.replay"
+BENCHMARKS = "bench.replay.__main__"
+NOT_INSTALLED = 2
 
 
 def main(words: list[str]) -> int:
     """Run the named replay with its arguments; return the exit status."""
-    here = [name for name in REPLAYS if importlib.util.find_spec(f"scheduler.replay.{name}")]
-    parser = argparse.ArgumentParser(
-        prog="python -m scheduler.replay",
-        description="Replay recorded work through the scheduler core.",
-        epilog="\n".join(f"  {name:13}{REPLAYS[name]}" for name in here),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("replay", choices=here, help="what to replay")
-    name = parser.parse_args(words[:1]).replay
-    replay = importlib.import_module(f"scheduler.replay.{name}")
-    own = argparse.ArgumentParser(prog=f"python -m scheduler.replay {name}", description=replay.__doc__)
-    replay.add_arguments(own)
-    arguments = own.parse_args(words[1:])
+    if words[:1] and words[0] in REPLAYS:
+        return run_replay(PROGRAM, REPLAYS, words)
     try:
-        return int(replay.run(arguments))
-    except MalformedFileError as error:
-        sys.stderr.write(f"{error}\n")
-        return MALFORMED
+        benchmarks = importlib.import_module(BENCHMARKS)
+    except ModuleNotFoundError as error:
+        if not BENCHMARKS.startswith(error.name or ""):
+            raise  # a package that a benchmark needs
+    else:
+        return int(benchmarks.main(words, PROGRAM))
+    if words[:1] and not words[0].startswith("-"):
+        sys.stderr.write(
+            f"{words[0]} is not among the replays of this installation ({', '.join(REPLAYS)}). Others are "
+            "benchmarks: run them in a checkout of the source code, which has the folder bench.\n"
+        )
+        return NOT_INSTALLED
+    return run_replay(PROGRAM, REPLAYS, words)
 
 
 if __name__ == "__main__":

@@ -123,8 +123,9 @@ class _HistoryRows(SnapshotRows):
         return self._requests[job.number]
 
     def running(self, row: PendingRow, start: JobPlacement, now_s: float) -> RunningRow:
+        asked = row.request
         tasks = tuple(
-            RunningTask(task.node, task.gpus, row.cpu_milli, row.memory_mib, share_mib=row.share_mib)
+            RunningTask(task.node, task.gpus, asked.cpu_milli, asked.memory_mib, share_mib=asked.share_mib)
             for task in start.tasks
         )
         pool, limit_s = row.pools[0], row.time_limit_s

@@ -29,6 +29,7 @@ from scheduler.core.model.snapshot import (
     RunningRow,
     RunningTask,
     Snapshot,
+    TaskRequest,
     TopologyRow,
     UsageRow,
     UserId,
@@ -271,12 +272,7 @@ class SnapshotRows:
             PRIORITY,
             True,
             job.gpus // each,
-            each,
-            WHOLE_MILLI,
-            None,
-            None,
-            0,
-            0,
+            TaskRequest(each, WHOLE_MILLI, 0, 0),
             None,
         )
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
+from functools import lru_cache
 from typing import Any
 
 from agents.launchers import REQUIRES_RENDEZVOUS
 from portal.domain.jobs.job_spec import JobSpec, job_fields, placement_fields
 from portal.domain.states import JobKind
 from scheduler.core.model.snapshot import (
+    REQUEST_FIELDS,
     WHOLE_MILLI,
+    GpuConstraints,
     NodeId,
     PendingRow,
     RunningRow,
@@ -24,26 +27,42 @@ _COMPUTED = {"tasks", "min_tasks", "launcher", "ignore_dependency_failure", "all
 """Fields whose value in a row is not simply that of the column."""
 
 
-def _copied_columns(row_type: type[PendingRow | RunningRow]) -> tuple[tuple[str, bool], ...]:
-    """Return the placement fields that a row has under the same name, and whether blank is None there."""
-    names = {each.name for each in fields(row_type)} - _COMPUTED
+def _copied_columns(names: Collection[str], prefix: str = "") -> tuple[tuple[str, str, bool], ...]:
+    """Return the placement fields among ``names``: field, column, and whether blank is None in a snapshot."""
     rules = [rule for rule in job_fields().values() if rule.affects_placement and rule.is_scalar]
-    return tuple((rule.name, rule.default == "") for rule in rules if rule.name in names)
+    return tuple((rule.name, prefix + rule.name, rule.default == "") for rule in rules if rule.name in names)
 
 
-_OF_PENDING = _copied_columns(PendingRow)
-_OF_RUNNING = tuple((name, f"job__{name}", blank) for name, blank in _copied_columns(RunningRow))
-RUNNING_COLUMNS = tuple(column for _, column, _ in _OF_RUNNING)
+_OF_PENDING = _copied_columns({each.name for each in fields(PendingRow)} - _COMPUTED)
+_OF_RUNNING = _copied_columns({each.name for each in fields(RunningRow)} - _COMPUTED, "job__")
+_OF_REQUEST = _copied_columns(REQUEST_FIELDS)
+_OF_CONSTRAINTS = _copied_columns(GpuConstraints._fields, "job__")
+RUNNING_COLUMNS = tuple(column for _, column, _ in (*_OF_RUNNING, *_OF_CONSTRAINTS))
+
+
+def _values(row: Mapping[str, Any], columns: tuple[tuple[str, str, bool], ...]) -> dict[str, Any]:
+    return {name: (row[column] or None) if blank else row[column] for name, column, blank in columns}
 
 
 def pending_values(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a ``PendingRow`` that are copied from columns of a job."""
-    return {name: (row[name] or None) if blank else row[name] for name, blank in _OF_PENDING}
+    """Return the fields of a ``PendingRow`` that are copied from columns of a job, and its request."""
+    return {**_values(row, _OF_PENDING), "request": _shared_request(**_values(row, _OF_REQUEST))}
 
 
 def running_values(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a ``RunningRow`` that are copied from ``RUNNING_COLUMNS``."""
-    return {name: (row[column] or None) if blank else row[column] for name, column, blank in _OF_RUNNING}
+    """Return the fields of a ``RunningRow`` that are copied from ``RUNNING_COLUMNS``, and its constraints."""
+    return {**_values(row, _OF_RUNNING), "constraints": _shared_constraints(**_values(row, _OF_CONSTRAINTS))}
+
+
+@lru_cache(maxsize=10_000)
+def _shared_request(**values: Any) -> TaskRequest:
+    """Return the request of a job; equal ones are one object, which saves memory and comparisons."""
+    return TaskRequest(0, WHOLE_MILLI, 0, 0).change(values)
+
+
+@lru_cache(maxsize=1_000)
+def _shared_constraints(**values: Any) -> GpuConstraints:
+    return GpuConstraints(**values)
 
 
 def rank_amounts(row: Mapping[str, Any], prefix: str = "") -> Callable[[int], tuple[int, int]]:

@@ -166,11 +166,7 @@ def build_pending_row(
         allow_mixed_gpus=mixes_gpus(row),
         **pending_values(row),
     )
-    return (
-        replace(found, task_requests=role_requests(row["roles"], found.task_request))
-        if row["roles"]
-        else found
-    )
+    return replace(found, task_requests=role_requests(row["roles"], found.request)) if row["roles"] else found
 
 
 def _not_before_s(row: dict[str, Any]) -> float | None:

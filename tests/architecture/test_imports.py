@@ -72,6 +72,23 @@ def test_code_before_django_imports_only_the_standard_library() -> None:
         )
 
 
+REPLAYED = (
+    "scheduler.core",
+    "scheduler.replay",
+    "scheduler.incremental",
+    "portal.domain",
+    "bench.replay",
+    "bench.conformance",
+)
+
+
+@pytest.mark.parametrize("path", modules("bench/replay", "bench/conformance"), ids=lambda path: path.stem)
+def test_replays_of_published_work_import_the_core_alone(path: Path) -> None:
+    """Their figures are of the decision, without a database or a clock."""
+    others = {name for name in imported(path) if not is_standard(name) and not name.startswith(REPLAYED)}
+    assert others <= {"numpy"}
+
+
 def test_every_layer_boundary_has_a_contract() -> None:
     linter = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
     assert len(linter["contracts"]) >= 8

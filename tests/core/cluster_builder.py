@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from portal.domain.scheduling.throughput import Layout, LayoutSpeed
 from scheduler.core.model.plan import Plan
 from scheduler.core.model.snapshot import (
+    GpuConstraints,
     GpuRow,
     GpuShare,
     GpuUuid,
@@ -29,6 +30,7 @@ from scheduler.core.model.snapshot import (
     RunningRow,
     RunningTask,
     Snapshot,
+    TaskRequest,
     TopologyConstraint,
     TopologyRow,
     UsageRow,
@@ -84,10 +86,10 @@ def waits(
     job: str, of: str, count: int = 1, *, tasks: int = 1, age_s: float = 0.0, **changes: Any
 ) -> PendingRow:
     row = PendingRow(
-        JobId(job), job, ProjectId(of), UserId("ada"), (MAIN,), NOW_S - age_s, 50, True, tasks, count, 1000,
-        None, None, 1_000, 1_024, None,
+        JobId(job), job, ProjectId(of), UserId("ada"), (MAIN,), NOW_S - age_s, 50, True, tasks,
+        TaskRequest(count, 1000, 1_000, 1_024), None,
     )  # fmt: skip
-    return replace(row, **changes)
+    return row.change(changes)
 
 
 def runs(
@@ -253,6 +255,16 @@ def _drawn_running(
     return tuple(found)
 
 
+def _drawn_request(draw: st.DrawFn) -> TaskRequest:
+    gpus, milli = draw(st.sampled_from([0, 1, 1, 2, 4])), draw(st.sampled_from([1000, 1000, 500, 300]))
+    constraints = GpuConstraints(
+        draw(st.sampled_from([None, None, "A100", "H100", "T4"])), draw(st.sampled_from([None, None, 50_000])),
+        draw(st.sampled_from([*[None] * 6, "1g.10gb"])), draw(st.sampled_from([None, None, None, 8.6])),
+    )  # fmt: skip
+    cpu_milli, memory_mib = draw(st.sampled_from([0, 1_000, 3_000])), draw(st.sampled_from([0, 1_024]))
+    return TaskRequest(gpus, milli if gpus else 1000, cpu_milli, memory_mib, constraints)
+
+
 def _drawn_pending(
     draw: st.DrawFn, i: int, projects: list[ProjectRow], pools: list[PoolRow], nodes: list[NodeRow]
 ) -> PendingRow:
@@ -262,16 +274,11 @@ def _drawn_pending(
         draw(st.sampled_from([UserId("ada"), UserId("bob")])),
         tuple(pool.id for pool in draw(st.permutations(pools))[: draw(st.integers(1, 2))]),
         NOW_S - draw(st.integers(0, 3)), draw(st.sampled_from([25, 50, 100])), draw(st.booleans()),
-        draw(st.sampled_from([1, 1, 1, 2, 3])), draw(st.sampled_from([0, 1, 1, 2, 4])),
-        draw(st.sampled_from([1000, 1000, 500, 300])), draw(st.sampled_from([None, None, "A100", "H100", "T4"])),
-        draw(st.sampled_from([None, None, 50_000])), draw(st.sampled_from([0, 1_000, 3_000])),
-        draw(st.sampled_from([0, 1_024])), draw(st.sampled_from([None, None, 60.0, 600.0])),
-        draw(st.integers(0, 9)) == 0,
+        draw(st.sampled_from([1, 1, 1, 2, 3])), _drawn_request(draw),
+        draw(st.sampled_from([None, None, 60.0, 600.0])), draw(st.integers(0, 9)) == 0,
         draw(st.sampled_from([None, None, None, NOW_S - 1, NOW_S + 1])),
         tuple(draw(st.lists(st.sampled_from(names), max_size=1))) if names else (),
         draw(st.sampled_from([None, None, None, *names])), i, topology_constraint=draw(st.sampled_from(NEARS)),
-        mig_profile=draw(st.sampled_from([*[None] * 6, "1g.10gb"])),
-        min_compute_capability=draw(st.sampled_from([None, None, None, 8.6])),
         dependencies=tuple(
             JobDependency(JobId(f"x{n}"), f"job x{n}", draw(st.sampled_from(projects)).id)
             for n in range(draw(st.sampled_from([0, 0, 0, 0, 0, 0, 1, 2])))

@@ -96,7 +96,7 @@ def _check_same_gpus(snapshot: Snapshot, plan: Plan) -> None:
     for job in {placement.job for placement in placements}:
         row = pending.get(job) or running[job]
         requests = _requests_by_rank(row).values() if isinstance(row, PendingRow) else ()
-        if not row.needs_same_gpus or len({ask.gpu_model for ask in requests if ask.gpus}) > 1:
+        if not row.needs_same_gpus or len({ask.constraints.gpu_model for ask in requests if ask.gpus}) > 1:
             continue
         tasks = {
             rank if task.rank is None else task.rank: task
@@ -146,7 +146,7 @@ def _meets_topology_constraint(
 def _requests_by_rank(row: PendingRow) -> dict[int, TaskRequest]:
     """Return the request of each pending rank."""
     return dict(
-        zip(row.ranks or range(row.tasks), row.task_requests or (row.task_request,) * row.tasks, strict=True)
+        zip(row.ranks or range(row.tasks), row.task_requests or (row.request,) * row.tasks, strict=True)
     )
 
 
@@ -162,6 +162,7 @@ def _check_gpus(
 ) -> None:
     if len({gpu.uuid for gpu in task.gpus}) != ask.gpus or len(task.gpus) != ask.gpus:
         raise PlanError(f"{row.job} needs {ask.gpus} different GPUs per task")
+    model, min_memory_mib, mig_profile, capability = ask.constraints
     for share in task.gpus:
         node, gpu = gpus[share.uuid]
         if ask.share_mib is None:
@@ -170,11 +171,11 @@ def _check_gpus(
             enough = share.milli * gpu.memory_mib >= ask.share_mib * WHOLE_MILLI
         if node != task.node or not gpu.healthy or not enough:
             raise PlanError(f"{row.job} has an invalid allocation of {share.uuid}")
-        if ask.gpu_model not in (None, gpu.model) or gpu.memory_mib < (ask.min_gpu_memory_mib or 0):
+        if model not in (None, gpu.model) or gpu.memory_mib < (min_memory_mib or 0):
             raise PlanError(f"{row.job} requests another model or more memory than {share.uuid} has")
-        if ask.mig_profile != gpu.mig_profile:
-            raise PlanError(f"{row.job} requests {ask.mig_profile or 'whole GPUs'}, not {share.uuid}")
-        if (gpu.compute_capability or 0.0) < (ask.min_compute_capability or 0.0):
+        if mig_profile != gpu.mig_profile:
+            raise PlanError(f"{row.job} requests {mig_profile or 'whole GPUs'}, not {share.uuid}")
+        if (gpu.compute_capability or 0.0) < (capability or 0.0):
             raise PlanError(f"{row.job} requests a higher capability than {share.uuid} has")
 
 

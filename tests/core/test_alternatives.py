@@ -33,9 +33,9 @@ def changed(row: PendingRow, change: Alternative) -> PendingRow:
         fields["pools"] = (fields.pop("pool"),)
     if "gpu_model" in fields:
         fields["task_requests"] = tuple(
-            ask._replace(gpu_model=fields["gpu_model"]) for ask in row.task_requests
+            ask.change({"gpu_model": fields["gpu_model"]}) for ask in row.task_requests
         )
-    return replace(row, **fields)
+    return row.change(fields)
 
 
 def offered(snapshot: Snapshot, job: str, policy: Policy = POLICY) -> list[Alternative]:
@@ -107,7 +107,7 @@ def test_the_shorter_limit_passes_all_reservations() -> None:
 def test_roles_are_offered_only_places_that_hold_all_of_them() -> None:
     """4 + 4 + 2 free GPUs hold 3 + 3 + 2 and 2 by their number, but the last two GPUs are on two nodes."""
     row = waits("roles", "p", 3, tasks=4, pools=("main",))
-    asks = tuple(row.task_request._replace(gpus=count) for count in (3, 3, 2, 2))
+    asks = tuple(row.request._replace(gpus=count) for count in (3, 3, 2, 2))
     nodes = [node(f"n{i}", count, pool="other") for i, count in enumerate((4, 4, 2))]
     snapshot = cluster(
         [node("m0", 10), *nodes],

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from scheduler.core.actions.backfill import JobEnd, ReservationPlanner, expected_end_s
 from scheduler.core.capacity.placement import NodePlacer
-from scheduler.core.model.snapshot import HeldSlots, JobId, TaskShape
+from scheduler.core.model.snapshot import HeldSlots, JobId, TaskRequest, TaskShape
 from tests.core.cluster_builder import NOW_S, node
 
 
@@ -17,7 +17,7 @@ def floor(nodes: int, gpus: int = 4) -> NodePlacer:
 
 
 def shape(gpus: int) -> TaskShape:
-    return TaskShape(gpus, 1000, None, None, 0, 0, (), None)
+    return TaskShape(TaskRequest(gpus, 1000, 0, 0))
 
 
 def held(at: int, *slots: int) -> tuple[HeldSlots, ...]:

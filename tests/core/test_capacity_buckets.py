@@ -103,10 +103,10 @@ def test_buckets_hold_one_task_where_a_floor_applies(snapshot: Snapshot, apart: 
         nodes = [
             replace(row, cpu_used_milli=0, memory_used_mib=0) for row in snapshot.nodes if row.pool == pool.id
         ]
-        rows = [row for row in snapshot.pending if row.gpus_per_task == 1]
+        rows = [row for row in snapshot.pending if row.request.gpus == 1]
         shapes = [
             build_task_shape(
-                row.task_request,
+                row.request,
                 row.project,
                 tuple(sorted(row.avoid_nodes)),
                 row.node_affinity,

@@ -412,12 +412,12 @@ CHANGES = [
 
 @pytest.mark.parametrize(("job", "kind", "fields"), [row[1:] for row in CHANGES], ids=[r[0] for r in CHANGES])
 def test_the_cheapest_change_would_start_it(job, kind, fields) -> None:
-    nodes = [*TWO, node("n3", 4 if job.gpu_model else 0, model="H100")]
+    nodes = [*TWO, node("n3", 4 if job.request.constraints.gpu_model else 0, model="H100")]
     snapshot = cluster(nodes, [NLP], running=BUSY, pending=[job])
     change = verdict(decide(snapshot, POLICY), "j").suggestion
     assert change is not None
     assert (change.kind, change.fields) == (kind, fields)
-    assert preview_request(snapshot, POLICY, replace(job, **fields)).starts_now
+    assert preview_request(snapshot, POLICY, job.change(fields)).starts_now
 
 
 # -- questions ---------------------------------------------------------------------------------------------------
@@ -472,8 +472,8 @@ def test_an_invalid_snapshot_is_refused_by_field(field: str, snapshot: Snapshot)
     ("old", "new", "field"),
     [
         ('"now_s"', '"then_s"', "snapshot.then_s"),
-        ('"cpu_milli": 1000', '"cpu_milli": "1000"', "snapshot.pending[0].cpu_milli"),
-        ('"format": 1', '"format": 99', "format"),
+        ('"request": [1, 1000, 1000', '"request": [1, 1000, "1000"', "snapshot.pending[0].request[2]"),
+        ('"format": 2', '"format": 99', "format"),
         ("{", "[", "(text)"),
     ],
 )
@@ -742,5 +742,5 @@ def test_a_change_that_starts_a_job_is_offered(
     changed = dict(change.fields)
     if pool := changed.pop("pool", None):
         changed["pools"] = (pool,)
-    plan = decide(replace(snapshot, pending=(replace(row, **changed),)), POLICY)
+    plan = decide(replace(snapshot, pending=(row.change(changed),)), POLICY)
     assert [start.job for start in plan.starts] == ["j"]

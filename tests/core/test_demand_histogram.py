@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.core.capacity.fragmentation import DEFAULT_DEMAND, DemandHistogram
-from scheduler.core.model.snapshot import PendingRow, PoolId, RunningRow, TaskRequest
+from scheduler.core.model.snapshot import GpuConstraints, PendingRow, PoolId, RunningRow, TaskRequest
 from tests.core.cluster_builder import MAIN, runs, waits
 
 ELSEWHERE = PoolId("elsewhere")
@@ -21,7 +21,7 @@ def in_main(running: list[RunningRow], pending: list[PendingRow]) -> Counter[Tas
 
 
 def test_running_and_waiting_demand_is_counted() -> None:
-    running = runs("r", "vision", ("n1", [0, 1]), ("n2", [0]), milli=400, gpu_model="A100")
+    running = runs("r", "vision", ("n1", [0, 1]), ("n2", [0]), milli=400, constraints=GpuConstraints("A100"))
     waiting = [
         waits("w", "vision", 4, tasks=3),
         waits("other", "vision", pools=(ELSEWHERE,)),
@@ -29,9 +29,13 @@ def test_running_and_waiting_demand_is_counted() -> None:
     ]
     asked = in_main([running], waiting)
     assert asked - Counter(DEFAULT_DEMAND) == {
-        TaskRequest(2, 400, running.tasks[0].cpu_milli, running.tasks[0].memory_mib, "A100"): 1,
-        TaskRequest(1, 400, running.tasks[1].cpu_milli, running.tasks[1].memory_mib, "A100"): 1,
-        TaskRequest(4, 1000, waiting[0].cpu_milli, waiting[0].memory_mib): 3,
+        TaskRequest(
+            2, 400, running.tasks[0].cpu_milli, running.tasks[0].memory_mib, GpuConstraints("A100")
+        ): 1,
+        TaskRequest(
+            1, 400, running.tasks[1].cpu_milli, running.tasks[1].memory_mib, GpuConstraints("A100")
+        ): 1,
+        waiting[0].request: 3,
         TaskRequest(1, 500, 1, 1): 2,
     }
     assert in_main([running], waiting[::-1]) == asked

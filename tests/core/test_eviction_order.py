@@ -263,7 +263,7 @@ class Drawn:
         if self._elastic and row.tasks > 1:
             row = replace(row, min_tasks=1)
         if self._shares and draw.random() < 0.4:
-            row = replace(row, gpus_per_task=1, milli_per_gpu=500)
+            row = row.change({"gpus_per_task": 1, "milli_per_gpu": 500})
         return row
 
 

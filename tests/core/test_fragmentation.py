@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from portal.domain.jobs.feasibility import GpuKind, gpu_constraints, milli_by_memory
+from portal.domain.jobs.feasibility import GpuConstraints, GpuKind, milli_by_memory
 from scheduler.core.capacity.fragmentation import (
     GROUP_WEIGHT,
     MAX_LEVELS,
@@ -31,11 +31,14 @@ asks = st.builds(
     milli=st.just(WHOLE_MILLI),
     cpu_milli=st.sampled_from((0, 1_000, 4_000, 12_000)),
     memory_mib=st.sampled_from((0, 1_024, 8_192)),
-    gpu_model=st.sampled_from((None, "A100", "A100|T4", "B200")),
-    min_gpu_memory_mib=st.sampled_from((None, 40_000)),
+    constraints=st.builds(
+        GpuConstraints,
+        gpu_model=st.sampled_from((None, "A100", "A100|T4", "B200")),
+        min_gpu_memory_mib=st.sampled_from((None, 40_000)),
+        mig_profile=st.sampled_from((None, None, SLICE)),
+        min_compute_capability=st.sampled_from((None, None, 8.0)),
+    ),
     share_mib=st.none(),
-    mig_profile=st.sampled_from((None, None, SLICE)),
-    min_compute_capability=st.sampled_from((None, None, 8.0)),
 ).flatmap(
     lambda ask: st.sampled_from(
         (ask, ask._replace(milli=470), ask._replace(milli=810), ask._replace(share_mib=10_000))
@@ -66,7 +69,7 @@ def by_the_formula(mix: dict[TaskRequest, int], free: list[int], kind: GpuKind, 
             memory // ask.memory_mib if ask.memory_mib else WIDTH,
         )
         able = [one for one in free if one >= milli] if milli <= WHOLE_MILLI else []
-        if not gpu_constraints(ask).accepts(kind):
+        if not ask.constraints.accepts(kind):
             able = []
         groups = min(len(able) // ask.gpus, at_once)
         alone = sum(able) if groups else 0

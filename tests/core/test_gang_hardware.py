@@ -159,8 +159,8 @@ def fits(nodes: list[NodeRow], busy: set[str], job: PendingRow) -> bool:
     for row in nodes:
         free = Counter(gpu.model for gpu in row.gpus if gpu.uuid not in busy)
         for model, count in free.items():
-            found[model, dict(row.labels).get("fabric", "")] += count // job.gpus_per_task
-        found["any",] += free.total() // job.gpus_per_task
+            found[model, dict(row.labels).get("fabric", "")] += count // job.request.gpus
+        found["any",] += free.total() // job.request.gpus
     if not job.allow_mixed_gpus:
         del found["any",]
     return max(found.values(), default=0) >= job.tasks

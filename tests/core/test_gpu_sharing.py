@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scheduler.core.capacity.placement import NodePlacer
 from scheduler.core.decide import decide
 from scheduler.core.model.policy import Policy
-from scheduler.core.model.snapshot import GpuShare, ProjectId, TaskShape
+from scheduler.core.model.snapshot import GpuShare, ProjectId, TaskRequest, TaskShape
 from tests.core.cluster_builder import cluster, node, project, runs, waits
 
 
@@ -32,7 +32,7 @@ def test_a_job_waiting_for_a_share_is_told_that_the_gpu_is_shared() -> None:
 
 
 SHAPES = [
-    TaskShape(1, milli, None, None, cpu_milli, 0, (), None, share_mib, tenant=ProjectId(tenant))
+    TaskShape(TaskRequest(1, milli, cpu_milli, 0, share_mib=share_mib), tenant=ProjectId(tenant))
     for milli, share_mib in ((300, None), (500, None), (1000, 20_480))
     for cpu_milli in (0, 3_000)
     for tenant in ("ours", "theirs", "others")

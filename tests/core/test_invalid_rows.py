@@ -74,7 +74,7 @@ def with_task(**changes: Any) -> Snapshot:
 
 
 def with_pending(**changes: Any) -> Snapshot:
-    return build(pending=(replace(SOUND.pending[0], **changes), *SOUND.pending[1:]))
+    return build(pending=(SOUND.pending[0].change(changes), *SOUND.pending[1:]))
 
 
 CORRUPTED: list[tuple[str, RowKind, str, Snapshot]] = [
@@ -269,7 +269,7 @@ def _corrupt(draw: st.DrawFn, table: str, row: Any, snapshot: Snapshot) -> Any:
             return replace(row, **draw(st.sampled_from([
                 {"tasks": (tasks,)}, {"started_s": math.inf}, {"project": "gone"}, {"pool": "gone"}])))  # fmt: skip
         case "pending":
-            return replace(row, **draw(st.sampled_from([
+            return row.change(draw(st.sampled_from([
                 {"tasks": 0}, {"cpu_milli": number}, {"project": "gone"}, {"pools": ("gone",)},
                 {"not_before_s": math.inf}, {"milli_per_gpu": 4_000}])))  # fmt: skip
         case "reservations":

@@ -55,7 +55,7 @@ def test_a_plan_that_mixes_slices_and_gpus_is_invalid() -> None:
     plan = decide(asked, POLICY)
     with pytest.raises(PlanError, match="whole GPUs"):
         check_plan(replace(asked, pending=(waits("j", "p"),)), plan)
-    newer = replace(asked.pending[0], min_compute_capability=9.0)
+    newer = asked.pending[0].change({"min_compute_capability": 9.0})
     with pytest.raises(PlanError, match="higher capability"):
         check_plan(replace(asked, pending=(newer,)), plan)
 
@@ -90,7 +90,7 @@ def test_a_slice_counts_as_one_gpu_and_is_carried_along() -> None:
     plan = decide(snapshot, POLICY)
     assert [share.milli for start in plan.starts for task in start.tasks for share in task.gpus] == [1000]
     (row,) = apply_plan(snapshot, plan).running
-    assert row.mig_profile == SLICE
+    assert row.constraints.mig_profile == SLICE
 
 
 def test_an_incremental_decision_sees_a_changed_layout() -> None:

@@ -209,8 +209,8 @@ def shares_of_a_gpu_are_of_one_project(snapshot: Snapshot) -> None:
     """No start joins shares of another project, also not where these are leaving."""
     milli = (300, 500, 700)
     shared = tuple(
-        replace(row, milli_per_gpu=milli[i % 3])
-        if row.gpus_per_task and not (row.task_requests or row.nominated_tasks)
+        row.change({"milli_per_gpu": milli[i % 3]})
+        if row.request.gpus and not (row.task_requests or row.nominated_tasks)
         else row
         for i, row in enumerate(snapshot.pending)
     )

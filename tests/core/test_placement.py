@@ -20,6 +20,7 @@ from scheduler.core.model.snapshot import (
     NodeId,
     NodeRow,
     PoolId,
+    ProjectId,
     TaskRequest,
     TaskShape,
 )
@@ -34,8 +35,11 @@ def node(
     return NodeRow(NodeId(name), name, PoolId("p"), True, True, cpu_milli, 0, 65_536, 0, rows)
 
 
-def shape(gpus: int = 1, milli: int = WHOLE_MILLI, cpu_milli: int = 4_000, **more: object) -> TaskShape:
-    return TaskShape(gpus, milli, None, None, cpu_milli, 1_024, (), None)._replace(**more)
+def shape(
+    gpus: int = 1, milli: int = WHOLE_MILLI, cpu_milli: int = 4_000, tenant: str | None = None, **more: object
+) -> TaskShape:
+    request = TaskRequest(gpus, milli, cpu_milli, 1_024).change(more)
+    return TaskShape(request, tenant=None if tenant is None else ProjectId(tenant))
 
 
 NODES = [
@@ -47,12 +51,7 @@ SHAPES = (
     shape(8), shape(0), shape(share_mib=10_000), shape(2, share_mib=20_480),
     shape(2, 400), shape(gpu_model="T4"), shape(milli=250, gpu_model="A100|T4"),
 )  # fmt: skip
-ASKED = Counter(
-    {
-        TaskRequest(s.gpus, s.milli, s.cpu_milli, s.memory_mib, s.gpu_model, None, s.share_mib): 9 - i % 4
-        for i, s in enumerate(SHAPES)
-    }
-)
+ASKED = Counter({s.request: 9 - i % 4 for i, s in enumerate(SHAPES)})
 SPEEDS = (
     LayoutSpeed(Layout("T4", 1, 1, 0), 100),
     LayoutSpeed(Layout("A100", 2, 2, 0), 60),

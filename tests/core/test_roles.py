@@ -18,7 +18,7 @@ from portal.domain.jobs.roles import (
 )
 from scheduler.core.decide import decide
 from scheduler.core.model.policy import Policy
-from scheduler.core.model.snapshot import PendingRow, TaskRequest
+from scheduler.core.model.snapshot import GpuConstraints, PendingRow, TaskRequest
 from scheduler.snapshot.job_columns import rank_amounts, role_requests
 from tests.core.cluster_builder import cluster, node, project, quota, started, waits
 from tests.core.plan_rules import check_plan
@@ -150,14 +150,14 @@ def gang(name: str, *sizes: tuple[int, int], **fields) -> PendingRow:
 
 
 def test_requests_of_roles_follow_their_ranks() -> None:
-    largest = TaskRequest(2, 500, 4000, 1024, gpu_model="A100")
+    largest = TaskRequest(2, 500, 4000, 1024, constraints=GpuConstraints("A100"))
     roles = [
         {"tasks": 1, "gpus_per_task": 0, "cpu_milli": 4000, "memory_mib": 512},
         {"tasks": 2, "gpus_per_task": 2, "cpu_milli": 1000, "memory_mib": 1024},
     ]
     first, second, third = role_requests(roles, largest)
-    assert first == TaskRequest(0, 1000, 4000, 512, gpu_model="A100")
-    assert second == third == TaskRequest(2, 500, 1000, 1024, gpu_model="A100")
+    assert first == TaskRequest(0, 1000, 4000, 512, constraints=GpuConstraints("A100"))
+    assert second == third == TaskRequest(2, 500, 1000, 1024, constraints=GpuConstraints("A100"))
     equal = [{"tasks": 2, "gpus_per_task": 2, "cpu_milli": 4000, "memory_mib": 1024}]
     assert role_requests(equal, largest) == ()
     amounts = rank_amounts({"cpu_milli": 1, "memory_mib": 2, "roles": roles})

@@ -16,7 +16,7 @@ from scheduler.core.decide import decide
 from scheduler.core.model.plan import Plan
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.serialization import snapshot_from_json, snapshot_to_json
-from scheduler.core.model.snapshot import GpuRow, NodeRow, TaskShape, TopologyRow
+from scheduler.core.model.snapshot import GpuRow, NodeRow, TaskRequest, TaskShape, TopologyRow
 from tests.core import cluster_builder
 from tests.core.cluster_builder import FABRIC, LABELS, cluster, places, project, runs, waits
 
@@ -166,7 +166,7 @@ def test_speeds_choose_among_equals_and_cost_no_room(strategy: str, rows, gangs)
     nodes = [node(f"n{i}", model, islands) for i, (model, islands) in enumerate(rows)]
     plain, known = NodePlacer(nodes, strategy), NodePlacer(nodes, strategy)
     for count, tasks, speeds in gangs:
-        shape = TaskShape(count, 1000, None, None, 0, 0, (), None)
+        shape = TaskShape(TaskRequest(count, 1000, 0, 0))
         one, other = plain.place_gang(shape, tasks), known.place_gang(shape, tasks, speeds=speeds)
         assert (one is None) == (other is None)
         assert filled(plain) == filled(known)
@@ -177,7 +177,7 @@ def test_speeds_choose_among_equals_and_cost_no_room(strategy: str, rows, gangs)
 def test_on_one_node_the_fastest_of_equal_places_is_chosen(rows, count: int, speeds) -> None:
     nodes = [node(f"n{i}", model, islands) for i, (model, islands) in enumerate(rows)]
     floor = NodePlacer(nodes, "pack")
-    held = floor.place_gang(TaskShape(count, 1000, None, None, 0, 0, (), None), 1, speeds=speeds)
+    held = floor.place_gang(TaskShape(TaskRequest(count, 1000, 0, 0)), 1, speeds=speeds)
     assert held is not None
     percents = dict(speeds)
 
@@ -189,7 +189,7 @@ def test_on_one_node_the_fastest_of_equal_places_is_chosen(rows, count: int, spe
     alone = []
     for row in nodes:  # all are empty, so all are equal
         here = NodePlacer([row], "pack")
-        (found,) = here.place_gang(TaskShape(count, 1000, None, None, 0, 0, (), None), 1) or ()
+        (found,) = here.place_gang(TaskShape(TaskRequest(count, 1000, 0, 0)), 1) or ()
         alone.append(percent(row, [here.gpus[0][slot] for slot in found.slots]))
     assert took == max(alone)
     assert held[0].node == alone.index(max(alone))  # and the first of those

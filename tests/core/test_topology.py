@@ -13,7 +13,7 @@ from scheduler.core.capacity.placement import NodePlacer
 from scheduler.core.capacity.topology import NO_DOMAIN, TopologyIndex, default_topology, pick_slots_by_island
 from scheduler.core.decide import decide
 from scheduler.core.model.policy import Policy
-from scheduler.core.model.snapshot import NodeRow, TaskShape, TopologyRow
+from scheduler.core.model.snapshot import NodeRow, TaskRequest, TaskShape, TopologyRow
 from tests.core.cluster_builder import cluster, node, places, project, waits
 
 LEVELS = ("block", "rack")
@@ -80,7 +80,7 @@ def test_a_gang_crosses_as_few_levels_as_it_can() -> None:
 @given(free=st.lists(st.integers(0, 4), min_size=9, max_size=9), tasks=st.integers(2, 30))
 def test_a_topology_preference_never_blocks_a_gang(strategy: str, free: list[int], tasks: int) -> None:
     nodes = [replace(row, gpus=row.gpus[:count]) for row, count in zip(HALL, free, strict=True)]
-    asked = TaskShape(1, 1000, None, None, 0, 0, (), None)
+    asked = TaskShape(TaskRequest(1, 1000, 0, 0))
     near, far = NodePlacer(nodes, strategy, topologies=[FABRIC]), NodePlacer(nodes, strategy)
     found, anyhow = near.place_gang(asked, tasks), far.place_gang(asked, tasks)
     assert (found is None) == (anyhow is None) == (sum(free) < tasks)
@@ -120,7 +120,6 @@ def test_a_task_of_several_gpus_uses_one_island() -> None:
     row = node("n", 8)
     joined = replace(row, gpus=tuple(replace(gpu, nvlink_island=gpu.index // 4) for gpu in row.gpus))
     here = NodePlacer([joined], "pack")
-    alone = TaskShape(1, 1000, None, None, 0, 0, (), None)
-    first, second, third = (here.place_gang(alone._replace(gpus=n), 1) for n in (1, 4, 2))
+    first, second, third = (here.place_gang(TaskShape(TaskRequest(n, 1000, 0, 0)), 1) for n in (1, 4, 2))
     assert first and second and third
     assert [set(one[0].slots) for one in (first, second, third)] == [{0}, {4, 5, 6, 7}, {1, 2}]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from bench.conformance.kai_policy import KAI_SEMANTICS, kai_policy
 from scheduler.core.decide import decide
 from scheduler.core.model.apply_plan import apply_plan
 from scheduler.core.model.plan import EvictionReason, Plan
 from scheduler.core.model.policy import Policy
-from scheduler.replay.conformance.kai_policy import KAI_SEMANTICS, kai_policy
 from tests.core.cluster_builder import cluster, node, project, quota, runs, waits
 
 

@@ -83,15 +83,15 @@ def test_placement_field(cluster) -> None:
     query = preview_query_body(cluster["owner"], request)
     assert query[name] == 9.0
     inputs = take_snapshot(ClusterSettings.objects.get_or_create(id=1)[0])
-    assert build_request_row(query, inputs).max_compute_capability == 9.0
+    assert build_request_row(query, inputs).request.constraints.max_compute_capability == 9.0
     (row,) = inputs.snapshot.pending
-    assert row.max_compute_capability == row.task_request.max_compute_capability == 9.0
+    assert row.request.constraints.max_compute_capability == 9.0
     plan = decide(inputs.snapshot, inputs.policy)
     nodes = [task.node for start in plan.starts for task in start.tasks]
     assert nodes == [cluster["older"].public_id], plan.verdicts
     (running,) = apply_plan(inputs.snapshot, plan).running
-    assert running.max_compute_capability == 9.0
-    never = replace(inputs.snapshot, pending=(replace(row, max_compute_capability=7.0),))
+    assert running.constraints.max_compute_capability == 9.0
+    never = replace(inputs.snapshot, pending=(row.change({"max_compute_capability": 7.0}),))
     assert not decide(never, inputs.policy).starts
 
 

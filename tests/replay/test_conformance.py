@@ -12,16 +12,17 @@ from typing import Any
 
 import pytest
 
+from bench.conformance import predicates, run_case, select_cases
+from bench.conformance.case_cluster import CaseCluster, next_states
+from bench.conformance.format import read_cases
+from bench.conformance.kai_policy import kai_policy
+from bench.conformance.scheduling import apply
+from bench.replay.__main__ import main
 from scheduler.core.decide import decide
 from scheduler.core.model.plan import Eviction, EvictionReason, JobPlacement, Plan, TaskPlacement
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.snapshot import UNLIMITED_MILLI, JobId
-from scheduler.replay.__main__ import MALFORMED, main
-from scheduler.replay.conformance import predicates, run_case, select_cases
-from scheduler.replay.conformance.case_cluster import CaseCluster, next_states
-from scheduler.replay.conformance.format import read_cases
-from scheduler.replay.conformance.kai_policy import kai_policy
-from scheduler.replay.conformance.scheduling import apply
+from scheduler.replay.command import MALFORMED
 from tests.core.plan_rules import check_plan
 
 FILE = Path(__file__).parents[1] / "data" / "conformance" / "scheduler_cases.json.gz"

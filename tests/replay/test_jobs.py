@@ -13,23 +13,24 @@ from typing import Any
 
 import pytest
 
+from bench.replay.__main__ import main
+from bench.replay.jobs import OWN_POLICIES, replay
+from bench.replay.prediction_hook import PredictionHook
+from bench.replay.reference_policies import (
+    NON_PREEMPTIVE_POLICIES,
+    PREEMPTIVE_POLICIES,
+    simulate_reference_policy,
+)
+from bench.replay.trace_files import read_trace
 from scheduler.core.decide import decide
 from scheduler.core.forecast.durations import DurationHistory
 from scheduler.core.model.plan import Plan
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.snapshot import NodeRow, PendingRow, RunningRow, Snapshot
 from scheduler.core.model.validation import check_snapshot
-from scheduler.replay.__main__ import main
-from scheduler.replay.jobs import OWN_POLICIES, replay
 from scheduler.replay.metrics import ReplayResult
-from scheduler.replay.prediction_hook import PredictionHook
-from scheduler.replay.reference_policies import (
-    NON_PREEMPTIVE_POLICIES,
-    PREEMPTIVE_POLICIES,
-    simulate_reference_policy,
-)
 from scheduler.replay.simulator import SimulationConfig, SimulationHook, Simulator
-from scheduler.replay.trace import ClusterSize, TraceJob, read_trace
+from scheduler.replay.trace import ClusterSize, TraceJob
 from tests.core.plan_rules import check_plan
 
 MORNING = Path(__file__).parents[1] / "data" / "philly" / "jobs.csv.gz"

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from bench.replay.__main__ import main
+from bench.replay.kueue_simulator import Cohorts, KueueSimulator, Workload
 from scheduler.core.decide import decide
 from scheduler.core.model.plan import Plan
 from scheduler.core.model.policy import ACTIONS, Policy, SchedulingSemantics
 from scheduler.core.model.snapshot import JobId, Snapshot
-from scheduler.replay.__main__ import main
-from scheduler.replay.kueue_simulator import Cohorts, KueueSimulator, Workload
 from tests.core.plan_rules import check_plan
 
 SETS = [

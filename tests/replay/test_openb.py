@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.replay import openb
-from scheduler.replay.__main__ import main
+from bench.replay import openb
+from bench.replay.__main__ import main
 
 DATA = Path(__file__).parents[1] / "data" / "openb"
 NODES = """sn,cpu_milli,memory_mib,gpu,model
@@ -58,8 +58,8 @@ def test_the_seed_gives_the_order_and_every_pod_arrives(tmp_path: Path, words) -
     one, same, other = (openb.arrivals(nodes, pods, seed, "pods") for seed in (1, 1, 2))
     assert one == same != other
     assert set(pods) <= set(one)
-    last = max(pod.gpus * pod.milli for pod in pods)
-    asked = sum(pod.gpus * pod.milli for pod in one)
+    last = max(pod.request.total_milli for pod in pods)
+    asked = sum(pod.request.total_milli for pod in one)
     assert 12_000 * 1.3 <= asked < 12_000 * 1.3 + last
 
 
@@ -68,7 +68,7 @@ def test_a_pod_runs_only_on_a_model_that_it_names(tmp_path: Path, words, policy:
     """Pods that name a model the cluster lacks all fail; the others are not touched by it."""
     words(NODES, PODS.replace("P100|T4", "H100").replace(",G2", ",H100"))
     nodes, pods = openb.read_nodes(str(tmp_path / "nodes")), openb.read_pods(str(tmp_path / "pods"))
-    refused = [pod for pod in pods if pod.gpu_model == "H100"]
+    refused = [pod for pod in pods if pod.request.constraints.gpu_model == "H100"]
     result = openb.replay(nodes, pods, refused * 3, policy, 0)
     assert (result.placed, result.failed) == (0, 6)
 

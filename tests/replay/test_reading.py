@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.replay.__main__ import main
-from scheduler.replay.input_files import MalformedFileError, TableRow, read_json, read_rows, read_text
+from bench.replay.__main__ import main
+from bench.replay.tables import TableRow, read_json, read_rows
+from scheduler.replay.input_files import MalformedFileError, read_text
 
 
 def written(tmp_path: Path, content: bytes | str) -> Path:

@@ -41,6 +41,11 @@ class GpuConstraints(NamedTuple):
     mig_profile: str | None = None
     min_compute_capability: float | None = None
 
+    @property
+    def restricts(self) -> bool:
+        """True if only some kinds of GPU match."""
+        return any(each is not None for each in self)
+
     def accepts(self, gpu: GpuKind) -> bool:
         """Return True if a task may use the GPU.
 
@@ -52,6 +57,9 @@ class GpuConstraints(NamedTuple):
             and (self.mig_profile or "") == gpu.mig_profile
             and (self.min_compute_capability is None or gpu.compute_capability >= self.min_compute_capability)
         )
+
+
+ANY_GPU = GpuConstraints()
 
 
 def matching_gpu_models(requested: str, models: Iterable[str]) -> list[str]:

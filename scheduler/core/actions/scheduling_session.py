@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 
@@ -230,7 +230,8 @@ def _join_hardware(row: PendingRow, used: Set[GangHardware]) -> PendingRow:
         return row
     (hardware,) = used
     avoid = (*row.avoid_nodes, *hardware.other_fabrics)
-    return replace(row, gpu_model=hardware.model or row.gpu_model, avoid_nodes=avoid)
+    model = hardware.model or row.request.constraints.gpu_model
+    return row.change({"gpu_model": model, "avoid_nodes": avoid})
 
 
 def _is_time_dependent(row: PendingRow) -> bool:

@@ -351,7 +351,7 @@ class NodeEvictionCosts:
         if len(released) == 1:
             return list(released)
         later, shape = self._pool_state.idle_and_releasing, self._shape
-        needed_milli = 0 if shape.share_mib else (before + 1) * shape.gpus * shape.milli
+        needed_milli = 0 if shape.request.share_mib else (before + 1) * shape.request.total_milli
         chosen: list[_NodeCandidate] = []
         for _, group in groupby(reversed(released), key=attrgetter("level")):
             alike = list(group)[::-1]

@@ -29,7 +29,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from portal.domain.jobs.feasibility import GpuKind, gpu_constraints, milli_by_memory
+from portal.domain.jobs.feasibility import GpuKind, milli_by_memory
 from scheduler.core.model.snapshot import WHOLE_MILLI, PendingRow, PoolId, RunningRow, TaskRequest
 
 Ints = NDArray[np.int64]
@@ -69,10 +69,10 @@ class DemandHistogram:
     def _add(self, row: object, sign: int) -> None:
         pools: Iterable[PoolId]
         if isinstance(row, RunningRow):
-            pools, asks = (row.pool,), _running_requests(row)
+            pools, asks = (row.pool,), [(task.request(row.constraints), 1) for task in row.tasks]
         elif isinstance(row, PendingRow):
             pools = dict.fromkeys(row.pools)
-            asks = [(ask, 1) for ask in row.task_requests] or [(row.task_request, row.tasks)]
+            asks = [(ask, 1) for ask in row.task_requests] or [(row.request, row.tasks)]
         else:
             return
         for pool in pools:
@@ -81,19 +81,6 @@ class DemandHistogram:
                 counts[ask] += sign * tasks
                 if not counts[ask]:
                     del counts[ask]
-
-
-def _running_requests(row: RunningRow) -> list[tuple[TaskRequest, int]]:
-    return [
-        (
-            TaskRequest(
-                len(task.gpus), max((gpu.milli for gpu in task.gpus), default=WHOLE_MILLI), task.cpu_milli,
-                task.memory_mib, share_mib=task.share_mib, **gpu_constraints(row)._asdict(),
-            ),
-            1,
-        )
-        for task in row.tasks
-    ]  # fmt: skip
 
 
 def typical_mix(asks: Mapping[TaskRequest, int]) -> dict[TaskRequest, int]:
@@ -113,7 +100,9 @@ def typical_mix(asks: Mapping[TaskRequest, int]) -> dict[TaskRequest, int]:
 
 
 def _sortable(ask: TaskRequest) -> tuple[tuple[bool, object], ...]:
-    return tuple((value is not None, value) for value in ask)
+    model, memory_mib, *others = ask.constraints
+    values = (*ask[:4], model, memory_mib, ask.share_mib, *others)
+    return tuple((value is not None, value) for value in values)
 
 
 class CandidateTask(NamedTuple):
@@ -153,7 +142,7 @@ class Fragmentation:
         for ask, count in with_gpu.items():
             cpu = self._cpu.needed(_per_share(ask.cpu_milli, ask))
             memory = self._memory.needed(_per_share(ask.memory_mib, ask))
-            constraints = gpu_constraints(ask)
+            constraints = ask.constraints
             for k, kind in enumerate(kinds):
                 if not constraints.accepts(kind) or _milli(ask, kind) > WHOLE_MILLI:
                     continue
@@ -263,7 +252,7 @@ class _Levels:
 
 
 def _uses_several_whole_gpus(ask: TaskRequest) -> bool:
-    return ask.gpus > 1 and ask.milli == WHOLE_MILLI and ask.share_mib is None
+    return ask.gpus > 1 and ask.uses_whole_gpus
 
 
 def _milli(ask: TaskRequest, kind: GpuKind) -> int:

@@ -30,7 +30,8 @@ class GangHardware(NamedTuple):
         avoid = shape.avoid_nodes
         if self.other_fabrics:
             avoid = tuple(sorted({*avoid, *self.other_fabrics}))
-        return shape._replace(same_gpus=False, gpu_model=self.model or shape.gpu_model, avoid_nodes=avoid)
+        request = shape.request.change({"gpu_model": self.model}) if self.model else shape.request
+        return shape._replace(same_gpus=False, request=request, avoid_nodes=avoid)
 
 
 ANY_HARDWARE = GangHardware()
@@ -74,7 +75,7 @@ class PoolHardware:
 
         It is any hardware for a gang that needs none in common, or whose tasks request different models.
         """
-        requested = frozenset(shape.gpu_model for shape in shapes if shape.same_gpus)
+        requested = frozenset(shape.request.constraints.gpu_model for shape in shapes if shape.same_gpus)
         if requested not in self._choices:
             found = tuple(
                 hardware

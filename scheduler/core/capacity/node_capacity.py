@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from portal.domain.jobs.feasibility import (
     UNBOUNDED_TASKS,
     GpuConstraints,
-    gpu_constraints,
     milli_by_memory,
     tasks_on_node,
 )
@@ -233,7 +232,7 @@ class NodeCapacity:
 
     def matching_slots(self, shape: TaskShape) -> Bools:
         """Return the GPU slots of the requested kind, free or not; (nodes, slots)."""
-        constraints = gpu_constraints(shape)
+        constraints = shape.request.constraints
         if constraints not in self._masks:
             mask = np.zeros(self.free_milli.shape, dtype=bool)
             for i, gpus in enumerate(self.gpus):
@@ -276,17 +275,17 @@ class NodeCapacity:
 
         A share by memory is relative to the node's smallest GPU and rounded up, so it is never too small.
         """
-        if shape.share_mib is None:
-            return np.full(len(self.nodes), shape.milli)
-        if shape.share_mib not in self._milli_by_memory:
+        if shape.request.share_mib is None:
+            return np.full(len(self.nodes), shape.request.milli)
+        if shape.request.share_mib not in self._milli_by_memory:
             smallest = [min((gpu.memory_mib for gpu in gpus), default=0) for gpus in self.gpus]
-            milli = [min(milli_by_memory(shape.share_mib, mib), WHOLE_MILLI + 1) for mib in smallest]
-            self._milli_by_memory[shape.share_mib] = np.array(milli, dtype=np.int64)
-        return self._milli_by_memory[shape.share_mib]
+            milli = [min(milli_by_memory(shape.request.share_mib, mib), WHOLE_MILLI + 1) for mib in smallest]
+            self._milli_by_memory[shape.request.share_mib] = np.array(milli, dtype=np.int64)
+        return self._milli_by_memory[shape.request.share_mib]
 
     def _milli(self, shape: TaskShape, rows: Ints) -> Ints | int:
         """Return ``milli_on`` in a form that broadcasts over the GPUs of ``rows``."""
-        return shape.milli if shape.share_mib is None else self.milli_on(shape)[rows][:, None]
+        return shape.request.milli if shape.request.share_mib is None else self.milli_on(shape)[rows][:, None]
 
     def eligible_nodes(self, shape: TaskShape) -> Bools:
         """Return the nodes that accept tasks and that the shape may use; (nodes,)."""
@@ -311,42 +310,42 @@ class NodeCapacity:
         if not self.eligible_nodes(shape)[node]:
             return 0
         free: list[int] = []
-        if shape.gpus:
+        if shape.request.gpus:
             allowed = self.allowed_slots(shape, node).tolist()
             free = [milli for milli, ok in zip(self.free_milli[node].tolist(), allowed, strict=True) if ok]
         return tasks_on_node(
             free,
-            shape.gpus,
-            shape.milli if shape.share_mib is None else int(self.milli_on(shape)[node]),
-            cpu_milli=(int(self.cpu_free[node]), shape.cpu_milli),
-            memory_mib=(int(self.memory_free[node]), shape.memory_mib),
+            shape.request.gpus,
+            shape.request.milli if shape.request.share_mib is None else int(self.milli_on(shape)[node]),
+            cpu_milli=(int(self.cpu_free[node]), shape.request.cpu_milli),
+            memory_mib=(int(self.memory_free[node]), shape.request.memory_mib),
         )
 
     def capacity_of(self, shape: TaskShape, rows: Ints) -> Ints:
         """Return ``capacity`` of the nodes in ``rows``, recomputed."""
         bound = self._bound_without_gpus(shape, rows)
-        return np.minimum(bound, self._gpu_capacities(shape, rows)) if shape.gpus else bound
+        return np.minimum(bound, self._gpu_capacities(shape, rows)) if shape.request.gpus else bound
 
     def _bound_without_gpus(self, shape: TaskShape, rows: Ints) -> Ints:
         """Return how many tasks the nodes in ``rows`` hold by everything but GPUs."""
         capacity = np.where(self.eligible_nodes(shape)[rows], UNBOUNDED_TASKS, 0).astype(np.int64)
-        if shape.cpu_milli:
-            capacity = np.minimum(capacity, np.maximum(self.cpu_free[rows], 0) // shape.cpu_milli)
-        if shape.memory_mib:
-            capacity = np.minimum(capacity, np.maximum(self.memory_free[rows], 0) // shape.memory_mib)
+        if shape.request.cpu_milli:
+            capacity = np.minimum(capacity, np.maximum(self.cpu_free[rows], 0) // shape.request.cpu_milli)
+        if shape.request.memory_mib:
+            capacity = np.minimum(capacity, np.maximum(self.memory_free[rows], 0) // shape.request.memory_mib)
         return capacity
 
     def _gpu_capacities(self, shape: TaskShape, rows: Ints) -> Ints:
         eligible = self.allowed_slots(shape, rows)
         per_gpu = np.where(eligible, self.free_milli[rows], 0) // self._milli(shape, rows)
-        if shape.uses_whole_gpus or shape.gpus == 1:
-            return np.asarray(per_gpu.sum(axis=1) // shape.gpus, dtype=np.int64)
+        if shape.request.uses_whole_gpus or shape.request.gpus == 1:
+            return np.asarray(per_gpu.sum(axis=1) // shape.request.gpus, dtype=np.int64)
         # Shares of several GPUs: a task takes distinct ones, so k tasks use at most k shares of each.
         low = np.zeros(len(rows), dtype=np.int64)
-        high = per_gpu.sum(axis=1) // shape.gpus
+        high = per_gpu.sum(axis=1) // shape.request.gpus
         while (low < high).any():
             middle = (low + high + 1) // 2
-            holds = np.minimum(per_gpu, middle[:, None]).sum(axis=1) >= middle * shape.gpus
+            holds = np.minimum(per_gpu, middle[:, None]).sum(axis=1) >= middle * shape.request.gpus
             low = np.where(holds, middle, low)
             high = np.where(holds, high, middle - 1)
         return low

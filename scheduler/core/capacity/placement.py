@@ -155,7 +155,7 @@ class NodePlacer(NodeCapacity):
         """
         if shape.same_gpus:
             return max(map(self.fit_count, self.hardware.restricted_shapes(shape)))
-        if shape.tenant is not None and shape.gpus == 1 and self._tenants.is_exclusive:
+        if shape.tenant is not None and shape.request.gpus == 1 and self._tenants.is_exclusive:
             return self._shared_capacity(shape._replace(tenant=None)).fit_count(
                 self._tenants.id_of(shape.tenant)
             )
@@ -196,7 +196,7 @@ class NodePlacer(NodeCapacity):
         the one that gives the gang the fastest layout by ``speeds`` goes first.
         """
         measured = tasks == 1 and self._fragmentation is not None
-        if tasks == 1 and (shape.uses_whole_gpus or not measured):
+        if tasks == 1 and (shape.request.uses_whole_gpus or not measured):
             fitting = np.flatnonzero(self._current_scores(shape, False).fitting)
             if len(fitting) <= 1:  # no choice to make
                 return [self._take(int(node), shape, 1, prefer_not_idle_in) for node in fitting] or None
@@ -282,7 +282,7 @@ class NodePlacer(NodeCapacity):
         models = {gpu.model for gpu in gpus}
         if len(models) == 1 and self._islands[node] is None:
             return NodeLayout(models.pop(), 1)
-        milli = shape.milli if shape.share_mib is None else int(self.milli_on(shape)[node])
+        milli = shape.request.milli if shape.request.share_mib is None else int(self.milli_on(shape)[node])
         free = self.free_milli[node].tolist()
         taken: set[int] = set()
         for i in range(count):
@@ -320,7 +320,7 @@ class NodePlacer(NodeCapacity):
 
     def _refresh_one(self, scores: _ShapeScores, shape: TaskShape, node: int) -> bool:
         """Update the scores of one node without the cost of arrays; return False if that is not possible."""
-        if self.strategy != "spread" and not shape.uses_whole_gpus and shape.gpus == 1:
+        if self.strategy != "spread" and not shape.request.uses_whole_gpus and shape.request.gpus == 1:
             return False  # its score depends on single GPUs
         capacity, free = self.capacity_on(shape, node), self.free_milli[node].tolist()
         scores.capacity[node] = capacity
@@ -342,7 +342,7 @@ class NodePlacer(NodeCapacity):
         space = _packing_score(whole_free, free.sum(axis=1))
         if self.strategy == "spread":
             return np.asarray(-free.sum(axis=1), dtype=np.int64)
-        if shape.uses_whole_gpus or shape.gpus != 1:
+        if shape.request.uses_whole_gpus or shape.request.gpus != 1:
             return np.asarray(space, dtype=np.int64)
         eligible = self.allowed_slots(shape, rows)
         milli = self._milli(shape, rows)
@@ -363,20 +363,21 @@ class NodePlacer(NodeCapacity):
         nodes = rows[able]
         free, slots = self._emptiest_first(nodes)
         fits = free >= self._milli(shape, nodes)
-        if self._has_mig_slices or shape.has_gpu_constraints or shape.tenant is not None:
+        restricted = shape.request.constraints.restricts or shape.tenant is not None
+        if self._has_mig_slices or restricted:
             eligible = self.allowed_slots(shape, nodes)
             fits &= np.take_along_axis(eligible, slots, axis=1)
         task = CandidateTask(
-            shape.gpus,
+            shape.request.gpus,
             self.milli_on(shape)[nodes],
-            self.cpu_free[nodes] - shape.cpu_milli,
-            self.memory_free[nodes] - shape.memory_mib,
+            self.cpu_free[nodes] - shape.request.cpu_milli,
+            self.memory_free[nodes] - shape.request.memory_mib,
         )
         points, best = self._fragmentation.best(
             task, free, fits, self._gpu_kind[nodes], self._unusable[nodes]
         )
         score[able], best_free[able] = (100 - points) * UNBOUNDED_TASKS, best
-        if not shape.gpus and not self._as_published:  # among equals, prefer nodes without free GPUs
+        if not shape.request.gpus and not self._as_published:  # among equals, prefer nodes without free GPUs
             score[able] += free.sum(axis=1)
         return score, best_free
 
@@ -405,13 +406,13 @@ class NodePlacer(NodeCapacity):
         best_free: int = 0,
     ) -> HeldSlots:
         """Take slots for one of ``count`` tasks on ``node``; a share prefers a GPU with ``best_free``."""
-        milli = shape.milli if shape.share_mib is None else int(self.milli_on(shape)[node])
+        milli = shape.request.milli if shape.request.share_mib is None else int(self.milli_on(shape)[node])
         slots: tuple[int, ...] = ()
-        if shape.gpus:
+        if shape.request.gpus:
             free = self.free_milli[node].tolist()
             slots = self._pick(node, shape, count, milli, free, prefer_not_idle_in, best_free)
         tenant = self._tenants.id_of(shape.tenant)
-        held = HeldSlots(node, slots, milli, shape.cpu_milli, shape.memory_mib, tenant)
+        held = HeldSlots(node, slots, milli, shape.request.cpu_milli, shape.request.memory_mib, tenant)
         self.adjust(held, -1)
         return held
 
@@ -429,13 +430,13 @@ class NodePlacer(NodeCapacity):
         eligible = self.allowed_slots(shape, node).tolist()
         fitting = [s for s, ok in enumerate(eligible) if ok and free[s] >= milli]
         roomy = [s for s in fitting if free[s] >= milli * count]
-        alone = shape.uses_whole_gpus or shape.gpus == 1
-        if alone or len(roomy) >= shape.gpus:
+        alone = shape.request.uses_whole_gpus or shape.request.gpus == 1
+        if alone or len(roomy) >= shape.request.gpus:
             # The fullest that fit; a task with several GPUs prefers those that also fit its siblings.
             fitting = sorted(fitting if alone else roomy, key=lambda s: free[s])
             islands = self._islands[node]
-            if islands is not None and shape.uses_whole_gpus:
-                first = pick_slots_by_island(fitting, islands, shape.gpus)
+            if islands is not None and shape.request.uses_whole_gpus:
+                first = pick_slots_by_island(fitting, islands, shape.request.gpus)
                 fitting = first + [s for s in fitting if s not in first]
             if best_free:
                 fitting.sort(key=lambda s: free[s] != best_free)
@@ -444,7 +445,7 @@ class NodePlacer(NodeCapacity):
                 fitting.sort(key=lambda s: free_there[s] >= milli)
         else:
             fitting.sort(key=lambda s: -free[s])  # the emptiest, to leave most capacity for sibling tasks
-        return tuple(fitting[: shape.gpus])
+        return tuple(fitting[: shape.request.gpus])
 
     def fragmented_milli(self) -> float:
         """Return the free milli that an average request of the typical mix cannot use; 0 without a mix."""

@@ -111,7 +111,9 @@ class BucketBuilder:
     def request_for(self, shape: TaskShape) -> BucketRequest:
         """Return the request of a task of one of the shapes."""
         bucket_types = self._types_of[shape._replace(tenant=None)]
-        return BucketRequest(shape.gpus, shape.milli, bucket_types, self._placer.tenant_id(shape))
+        return BucketRequest(
+            shape.request.gpus, shape.request.milli, bucket_types, self._placer.tenant_id(shape)
+        )
 
     def hardware_types(self, shapes: Collection[TaskShape]) -> tuple[frozenset[int], ...]:
         """Return for each hardware that a gang of these shapes may use its bucket types; empty for any."""

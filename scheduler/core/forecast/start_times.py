@@ -254,16 +254,14 @@ class QueueForecast:
 
     def _demand(self, row: PendingRow) -> GangDemand:
         """Return the demand of a job with the fewest tasks that it starts with."""
-        asked = (row.task_requests, row.task_request, row.tasks, row.min_tasks, row.needs_same_gpus)
+        asked = (row.task_requests, row.request, row.tasks, row.min_tasks, row.needs_same_gpus)
         key = (asked, row.project, row.avoid_nodes, row.node_affinity)
         if (known := self._demands.get(key)) is not None:
             return known
         avoid = tuple(sorted(row.avoid_nodes))
         found: Counter[TaskShape] = Counter()
         amounts = ZERO
-        for ask, count in Counter(
-            (row.task_requests or (row.task_request,) * row.tasks)[: row.min_tasks]
-        ).items():
+        for ask, count in Counter((row.task_requests or (row.request,) * row.tasks)[: row.min_tasks]).items():
             shape, each = build_task_shape(
                 ask, row.project, avoid, row.node_affinity, self._smallest_gpu_mib,
                 same_gpus=row.needs_same_gpus,

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from portal.domain.jobs.feasibility import gpu_constraints
 from scheduler.core.model.plan import Eviction, JobPlacement, Plan
 from scheduler.core.model.snapshot import (
     WHOLE_MILLI,
@@ -103,24 +102,13 @@ def _rank(row: RunningRow, task: RunningTask) -> int:
 
 
 def _requests_by_rank(row: PendingRow, ranks: Iterable[int]) -> dict[int, TaskRequest]:
-    asks = row.task_requests or (row.task_request,) * row.tasks
+    asks = row.task_requests or (row.request,) * row.tasks
     return dict(zip(ranks, asks, strict=True))
 
 
 def requeued_row(row: RunningRow) -> PendingRow:
     """Return the row of a running job once it is evicted: it requests what it holds."""
-    constraints = gpu_constraints(row)._asdict()
-    asks = tuple(
-        TaskRequest(
-            len(task.gpus),
-            task.gpus[0].milli if task.gpus else WHOLE_MILLI,
-            task.cpu_milli,
-            task.memory_mib,
-            share_mib=task.share_mib,
-            **constraints,
-        )
-        for task in row.tasks
-    )
+    asks = tuple(task.request(row.constraints) for task in row.tasks)
     first = asks[0]
     return PendingRow(
         row.job,
@@ -132,18 +120,13 @@ def requeued_row(row: RunningRow) -> PendingRow:
         row.priority,
         row.preemptible,
         len(asks),
-        first.gpus,
-        first.milli,
-        cpu_milli=first.cpu_milli,
-        memory_mib=first.memory_mib,
-        time_limit_s=row.time_limit_s,
+        first,
+        row.time_limit_s,
         avoid_nodes=row.avoid_nodes,
         node_affinity=row.node_affinity,
         min_tasks=row.min_tasks,
         task_requests=() if all(ask == first for ask in asks) else asks,
-        share_mib=first.share_mib,
         allow_mixed_gpus=row.allow_mixed_gpus,
-        **constraints,
     )
 
 
@@ -166,7 +149,7 @@ def _running_row(row: PendingRow, pool: PoolId, now_s: float, tasks: tuple[Runni
         submitted_s=row.submitted_s,
         topology_constraint=row.topology_constraint,
         allow_mixed_gpus=row.allow_mixed_gpus,
-        **gpu_constraints(row)._asdict(),
+        constraints=row.request.constraints,
     )
 
 
@@ -206,8 +189,8 @@ def _running_tasks(start: JobPlacement, row: PendingRow) -> tuple[RunningTask, .
         RunningTask(
             task.node,
             task.gpus,
-            asks[task.rank].cpu_milli if asks else row.cpu_milli,
-            asks[task.rank].memory_mib if asks else row.memory_mib,
+            asks[task.rank].cpu_milli if asks else row.request.cpu_milli,
+            asks[task.rank].memory_mib if asks else row.request.memory_mib,
             rank=task.rank if row.ranks or len(start.tasks) < row.tasks else None,
         )
         for task in start.tasks

@@ -8,10 +8,12 @@ from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
 from scheduler.core.model.plan import Plan
-from scheduler.core.model.snapshot import Snapshot
+from scheduler.core.model.snapshot import WHOLE_MILLI, GpuConstraints, Snapshot
 from scheduler.core.model.validation import SnapshotError
 
-FORMAT = 1
+FORMAT = 2
+_FLAT_FORMAT = 1
+"""The format whose rows have the fields of a request as fields of their own; read, no longer written."""
 
 
 def snapshot_to_json(snapshot: Snapshot) -> str:
@@ -25,9 +27,12 @@ def snapshot_from_json(text: str) -> Snapshot:
         outer = json.loads(text)
     except ValueError as error:
         raise SnapshotError("(text)", f"is not valid JSON: {error}") from error
-    if not isinstance(outer, dict) or outer.get("format") != FORMAT:
-        raise SnapshotError("format", f"is not {FORMAT}, the only supported version")
-    return cast(Snapshot, _read(Snapshot, outer.get("snapshot"), "snapshot"))
+    if not isinstance(outer, dict) or outer.get("format") not in (_FLAT_FORMAT, FORMAT):
+        raise SnapshotError("format", f"is not {_FLAT_FORMAT} or {FORMAT}, the supported versions")
+    content = outer.get("snapshot")
+    if outer["format"] == _FLAT_FORMAT:
+        content = _nest_requests(content)
+    return cast(Snapshot, _read(Snapshot, content, "snapshot"))
 
 
 def case_to_json(snapshot: Snapshot | None, policy: dict[str, Any]) -> str:
@@ -69,7 +74,10 @@ def _read(kind: Any, value: Any, at: str) -> Any:
         return _read_row(kind, value, at)
     if hasattr(kind, "_fields"):  # a NamedTuple is stored as a list
         hints = get_type_hints(kind)
-        return kind(*_read_tuple(tuple(hints[name] for name in kind._fields), value, at))
+        names = kind._fields
+        if isinstance(value, list) and len(names) - len(kind._field_defaults) <= len(value):
+            names = names[: len(value)]  # saved before the last fields were added
+        return kind(*_read_tuple(tuple(hints[name] for name in names), value, at))
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         return value
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
@@ -100,3 +108,56 @@ def _read_row(kind: Any, value: Any, at: str) -> Any:
         if field.name not in value and field.default is MISSING and field.default_factory is MISSING:
             raise SnapshotError(f"{at}.{field.name}", "is missing")
     return kind(**{name: _read(hints[name], item, f"{at}.{name}") for name, item in value.items()})
+
+
+# -- the flat format ------------------------------------------------------------------------------------
+
+_AMOUNTS = ("gpus_per_task", "milli_per_gpu", "cpu_milli", "memory_mib")
+_REQUIRED = (*_AMOUNTS, "gpu_model", "min_gpu_memory_mib")
+
+
+def _nest_requests(snapshot: Any) -> Any:
+    """Return a flat snapshot with a request in each pending row, and constraints in each running row.
+
+    What is not of the expected type is unchanged: reading the result reports it.
+    """
+    if not isinstance(snapshot, dict):
+        return snapshot
+    changed = dict(snapshot)
+    for name, nest in (("pending", _nest_pending), ("running", _nest_running)):
+        if isinstance(rows := snapshot.get(name), list):
+            changed[name] = [
+                nest(row, f"snapshot.{name}[{i}]") if isinstance(row, dict) else row
+                for i, row in enumerate(rows)
+            ]
+    return changed
+
+
+def _nest_pending(row: dict[str, Any], at: str) -> dict[str, Any]:
+    for name in _REQUIRED:
+        if name not in row:
+            raise SnapshotError(f"{at}.{name}", "is missing")
+    own = dict(row)
+    amounts = [own.pop(name) for name in _AMOUNTS]
+    constraints = [own.pop(name, None) for name in GpuConstraints._fields]
+    share_mib = own.pop("share_mib", None)
+    if amounts[0] == 0:
+        amounts[1], share_mib = WHOLE_MILLI, None  # without GPUs both had no meaning
+    own["request"] = [*amounts, constraints, share_mib]
+    if isinstance(asks := own.get("task_requests"), list):
+        own["task_requests"] = [_nest_request(ask) for ask in asks]
+    return own
+
+
+def _nest_request(ask: Any) -> Any:
+    """Return (amounts, model, memory, share, MIG profile, compute capability) as amounts, constraints, share."""
+    if not isinstance(ask, list) or len(ask) != 9:
+        return ask
+    *amounts, model, memory_mib, share_mib, mig_profile, capability = ask
+    return [*amounts, [model, memory_mib, mig_profile, capability], share_mib]
+
+
+def _nest_running(row: dict[str, Any], at: str) -> dict[str, Any]:
+    own = dict(row)
+    own["constraints"] = [own.pop(name, None) for name in GpuConstraints._fields]
+    return own

@@ -6,11 +6,13 @@ Ids are public ids (short strings); GPU ids are the UUIDs that nodes report. GPU
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple, NewType
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, NewType
 
+from portal.domain.jobs.feasibility import ANY_GPU, GpuKind
 from portal.domain.jobs.feasibility import WHOLE_MILLI as WHOLE_MILLI
-from portal.domain.jobs.feasibility import GpuKind, gpu_constraints
+from portal.domain.jobs.feasibility import GpuConstraints as GpuConstraints
 from portal.domain.scheduling.throughput import LayoutSpeed
 
 JobId = NewType("JobId", str)
@@ -29,25 +31,48 @@ class GpuShare(NamedTuple):
 
 
 class TaskRequest(NamedTuple):
-    """What one task requests of a node: ``gpus`` GPUs with ``milli`` of each.
+    """What one task requests of a node: ``gpus`` GPUs with ``milli`` of each, CPU and memory.
 
-    With ``share_mib`` it requests that much memory of each GPU; the milli then depend on the GPU's memory.
+    ``milli`` 1000 is whole GPUs, less a share of each, and 1000 without GPUs. With ``share_mib`` it requests that
+    much memory of each GPU; the milli then depend on the GPU's memory.
     """
 
     gpus: int
     milli: int
     cpu_milli: int
     memory_mib: int
-    gpu_model: str | None = None
-    min_gpu_memory_mib: int | None = None
+    constraints: GpuConstraints = ANY_GPU
     share_mib: int | None = None
-    mig_profile: str | None = None  # only slices of this profile; None is whole GPUs only
-    min_compute_capability: float | None = None
+
+    @property
+    def total_milli(self) -> int:
+        """Thousandths of a GPU on all its GPUs."""
+        return self.gpus * self.milli
+
+    @property
+    def uses_whole_gpus(self) -> bool:
+        return self.milli == WHOLE_MILLI and self.share_mib is None
 
     @property
     def is_fractional(self) -> bool:
         """True if it requests shares of GPUs, which other tasks may share."""
         return self.gpus > 0 and (self.share_mib is not None or self.milli < WHOLE_MILLI)
+
+    def change(self, fields: Mapping[str, Any]) -> TaskRequest:
+        """Return the request with other values of ``REQUEST_FIELDS``. Raise KeyError for another field."""
+        limits = {name: value for name, value in fields.items() if name in GpuConstraints._fields}
+        amounts = {_AMOUNTS[name]: value for name, value in fields.items() if name not in limits}
+        constraints = self.constraints._replace(**limits) if limits else self.constraints
+        changed = self._replace(**amounts, constraints=constraints)
+        return changed if changed.gpus else changed._replace(milli=WHOLE_MILLI, share_mib=None)
+
+
+_AMOUNTS = {"gpus_per_task": "gpus", "milli_per_gpu": "milli"} | {
+    name: name for name in ("cpu_milli", "memory_mib", "share_mib")
+}
+"""The amounts of a request by their names in a job."""
+REQUEST_FIELDS = frozenset({*_AMOUNTS, *GpuConstraints._fields})
+"""The fields of a job that are part of its request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +236,13 @@ class RunningTask:
     stopping: bool = False
     share_mib: int | None = None
 
+    def request(self, constraints: GpuConstraints) -> TaskRequest:
+        """Return the request of what it holds, on GPUs that ``constraints`` accept."""
+        milli = self.gpus[0].milli if self.gpus else WHOLE_MILLI
+        return TaskRequest(
+            len(self.gpus), milli, self.cpu_milli, self.memory_mib, constraints, self.share_mib
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class RunningRow:
@@ -239,15 +271,12 @@ class RunningRow:
     stale_since_s: float | None = None  # since when it has had fewer live tasks than it needs
     stale_gang_grace_s: float | None = None  # None is the policy's
     nominated_tasks: tuple[RunningTask, ...] = ()  # its new placement, if it is being migrated
-    gpu_model: str | None = None  # requirement on a new placement, if it is migrated
-    min_gpu_memory_mib: int | None = None
+    constraints: GpuConstraints = ANY_GPU  # on a new placement, if it is migrated
     avoid_nodes: tuple[NodeId, ...] = ()
     node_affinity: NodeId | None = None
     predicted_end_s: float | None = None  # when it is expected to end; None is unknown
     isolation_excluded_nodes: tuple[NodeId, ...] = ()
     """The part of ``avoid_nodes`` excluded by network isolation."""
-    mig_profile: str | None = None
-    min_compute_capability: float | None = None
     allow_mixed_gpus: bool = False
 
     @property
@@ -266,13 +295,12 @@ class JobDependency(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PendingRow:
-    """A pending job. All ``tasks`` start together or none does; the amounts are per task, those of the largest
+    """A pending job. All ``tasks`` start together or none does; ``request`` is that of each task, and of the largest
     one where ``task_requests`` differ.
 
     An elastic job (``min_tasks``) starts with fewer and grows task by task; while it runs, a row with the
     same id describes its pending ranks. ``groups`` divide a gang into parts, each with a minimum of its own.
 
-    ``milli_per_gpu`` 1000 requests whole GPUs, less a share of each of ``gpus_per_task`` GPUs.
     ``node_affinity`` is the one node that holds its home volume. ``ineligible_nodes`` are those of
     ``avoid_nodes`` that can never run it (such as another runtime); the others are avoided for a while.
     """
@@ -286,12 +314,7 @@ class PendingRow:
     priority: int
     preemptible: bool
     tasks: int
-    gpus_per_task: int
-    milli_per_gpu: int
-    gpu_model: str | None
-    min_gpu_memory_mib: int | None
-    cpu_milli: int
-    memory_mib: int
+    request: TaskRequest
     time_limit_s: float | None
     held: bool = False
     not_before_s: float | None = None
@@ -302,17 +325,14 @@ class PendingRow:
     min_tasks: int | None = None  # elastic: enough tasks to start; None is all
     ranks: tuple[int, ...] = ()  # pending ranks in placement order; empty is 0 to tasks - 1
     task_requests: tuple[TaskRequest, ...] = ()
-    """The request of each pending rank, where they differ; else the amounts above."""
+    """The request of each pending rank, where they differ; else empty."""
     groups: tuple[GroupRow, ...] = ()
     group_of_rank: tuple[str, ...] = ()  # the leaf group of each pending rank
     topology_constraint: TopologyConstraint | None = None
-    share_mib: int | None = None  # instead of ``milli_per_gpu``: memory of each GPU
     preemption_delay_s: float | None = None  # how long it must wait before it may evict; None is the policy's
     nominated_tasks: tuple[RunningTask, ...] = ()
     """Nominated by an earlier plan, until the evicted jobs are gone."""
     predicted_duration_s: float | None = None  # expected run time; None is unknown
-    mig_profile: str | None = None  # requests MIG slices of this profile; None is whole GPUs or shares
-    min_compute_capability: float | None = None
     dependencies: tuple[JobDependency, ...] = ()
     """Starts after these have ended; those that ended are left out."""
     ignore_dependency_failure: bool = False  # whether they may fail; else they must complete
@@ -333,23 +353,10 @@ class PendingRow:
         return not self.allow_mixed_gpus and (self.tasks > 1 or bool(self.ranks))
 
     @property
-    def task_request(self) -> TaskRequest:
-        """The request of each task, where all are equal; without GPUs it is for no share of one."""
-        milli, share_mib = (self.milli_per_gpu, self.share_mib) if self.gpus_per_task else (WHOLE_MILLI, None)
-        return TaskRequest(
-            self.gpus_per_task, milli, self.cpu_milli, self.memory_mib,
-            share_mib=share_mib, **gpu_constraints(self)._asdict(),
-        )  # fmt: skip
-
-    @property
-    def task_milli(self) -> int:
-        return self.gpus_per_task * self.milli_per_gpu
-
-    @property
     def total_milli(self) -> int:
         if self.task_requests:
-            return sum(ask.gpus * ask.milli for ask in self.task_requests)
-        return self.tasks * self.task_milli
+            return sum(ask.total_milli for ask in self.task_requests)
+        return self.tasks * self.request.total_milli
 
     @property
     def required_tasks(self) -> int:
@@ -361,7 +368,13 @@ class PendingRow:
         """The GPU demand of the required tasks, in thousandths of a GPU."""
         if self.task_requests and self.required_tasks == self.tasks:
             return self.total_milli
-        return self.required_tasks * self.task_milli
+        return self.required_tasks * self.request.total_milli
+
+    def change(self, fields: Mapping[str, Any]) -> PendingRow:
+        """Return the row with other values of its fields, or of ``REQUEST_FIELDS``."""
+        asked = {name: value for name, value in fields.items() if name in REQUEST_FIELDS}
+        own = {name: value for name, value in fields.items() if name not in asked}
+        return replace(self, **own, request=self.request.change(asked)) if asked else replace(self, **own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,34 +406,16 @@ class Snapshot:
 
 
 class TaskShape(NamedTuple):
-    """What one task requests of a node.
+    """All that decides where one task fits: its request, and the nodes and GPUs that it may use.
 
-    With ``share_mib`` it requests that much memory of each GPU instead of ``milli``; the milli then depend on
-    the node, and ``milli`` is unused.
+    Where the request has ``share_mib``, the milli depend on the node, and ``milli`` is unused.
     """
 
-    gpus: int
-    milli: int
-    gpu_model: str | None
-    min_gpu_memory_mib: int | None
-    cpu_milli: int
-    memory_mib: int
-    avoid_nodes: tuple[NodeId, ...]
-    node_affinity: NodeId | None
-    share_mib: int | None = None
-    mig_profile: str | None = None
-    min_compute_capability: float | None = None
+    request: TaskRequest
+    avoid_nodes: tuple[NodeId, ...] = ()
+    node_affinity: NodeId | None = None
     tenant: ProjectId | None = None  # the project of a share; only its shares may use the same GPU
     same_gpus: bool = False  # all such tasks of a gang use GPUs of one model on one fabric
-
-    @property
-    def uses_whole_gpus(self) -> bool:
-        return self.milli == WHOLE_MILLI and self.share_mib is None
-
-    @property
-    def has_gpu_constraints(self) -> bool:
-        """True if only some kinds of GPU match."""
-        return any(each is not None for each in gpu_constraints(self))
 
 
 class HeldSlots(NamedTuple):

@@ -13,6 +13,7 @@ from portal.domain.scheduling.policy_settings import CHOICE_SETTINGS
 from scheduler.core.model.project_tree import OWN_LEAF_SUFFIX
 from scheduler.core.model.snapshot import (
     WHOLE_MILLI,
+    GpuConstraints,
     GpuRow,
     GpuUuid,
     JobId,
@@ -24,6 +25,7 @@ from scheduler.core.model.snapshot import (
     ProjectRow,
     QuotaRow,
     ReservationRow,
+    RunningRow,
     RunningTask,
     Snapshot,
     TopologyRow,
@@ -291,7 +293,7 @@ def _running_faults(
             _check_known(f"{at}.pool", row.pool, pools)
             _check_finite(f"{at}.started_s", row.started_s)
             for name in ("submitted_s", "checkpoint_s", *NULLABLE_AMOUNTS):
-                if (value := getattr(row, name, None)) is not None:
+                if (value := _value(row, row.constraints, name)) is not None:
                     _check_finite(f"{at}.{name}", value)
             for rank, task in enumerate(row.tasks):
                 check_task(f"{at}.tasks[{rank}]", task, nodes, gpus)
@@ -344,15 +346,16 @@ def _check_pending(row: PendingRow, projects: frozenset[str], pools: frozenset[s
         raise SnapshotError(f"{at}.tasks", f"{row.tasks} is above {MAX_TASKS}")
     if row.min_tasks is not None and not row.ranks and not 1 <= row.min_tasks <= row.tasks:
         raise SnapshotError(f"{at}.min_tasks", f"{row.min_tasks} is outside 1 to {row.tasks}")
-    _check_at_least(f"{at}.gpus_per_task", row.gpus_per_task, 0)
-    if row.gpus_per_task > MAX_GPUS_PER_TASK:
-        raise SnapshotError(f"{at}.gpus_per_task", f"{row.gpus_per_task} is above {MAX_GPUS_PER_TASK}")
-    _check_at_least(f"{at}.cpu_milli", row.cpu_milli, 0)
-    _check_at_least(f"{at}.memory_mib", row.memory_mib, 0)
-    if not 1 <= row.milli_per_gpu <= WHOLE_MILLI:
-        raise SnapshotError(f"{at}.milli_per_gpu", f"{row.milli_per_gpu} is outside 1 to 1000")
+    request = row.request
+    _check_at_least(f"{at}.gpus_per_task", request.gpus, 0)
+    if request.gpus > MAX_GPUS_PER_TASK:
+        raise SnapshotError(f"{at}.gpus_per_task", f"{request.gpus} is above {MAX_GPUS_PER_TASK}")
+    _check_at_least(f"{at}.cpu_milli", request.cpu_milli, 0)
+    _check_at_least(f"{at}.memory_mib", request.memory_mib, 0)
+    if not 1 <= request.milli <= WHOLE_MILLI:
+        raise SnapshotError(f"{at}.milli_per_gpu", f"{request.milli} is outside 1 to 1000")
     for name in NULLABLE_AMOUNTS:
-        if (value := getattr(row, name, None)) is not None:
+        if (value := _value(row, request.constraints, name)) is not None:
             _check_at_least(f"{at}.{name}", value, 0)
     if row.task_requests and len(row.task_requests) != row.tasks:
         raise SnapshotError(f"{at}.task_requests", f"are {len(row.task_requests)} for {row.tasks} tasks")
@@ -365,6 +368,11 @@ def _check_pending(row: PendingRow, projects: frozenset[str], pools: frozenset[s
             raise SnapshotError(f"{at}.layout_speeds", f"{speed.percent} % is outside 1 to 100")
     if row.job in _check_unique(f"{at}.dependencies", (each.job for each in row.dependencies)):
         raise SnapshotError(f"{at}.dependencies", "contain the job itself")
+
+
+def _value(row: PendingRow | RunningRow, constraints: GpuConstraints, name: str) -> Any:
+    """Return the value of a field of a job; None if a row has no such field."""
+    return getattr(constraints if name in GpuConstraints._fields else row, name, None)
 
 
 def _check_string(field: str, value: object) -> None:

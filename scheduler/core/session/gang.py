@@ -13,7 +13,6 @@ from enum import IntEnum
 from math import ceil
 from typing import NamedTuple
 
-from portal.domain.jobs.feasibility import gpu_constraints
 from scheduler.core.model.resources import ResourceVector
 from scheduler.core.model.snapshot import (
     WHOLE_MILLI,
@@ -311,23 +310,14 @@ def build_task_shape(
 
     A share by memory becomes milli of the smallest GPU.
     """
-    milli = request.milli
+    tenant = project if request.is_fractional else None
     if request.share_mib is not None:
         milli = min(WHOLE_MILLI + 1, ceil(WHOLE_MILLI * request.share_mib / max(1, smallest_gpu_mib)))
-    shape = TaskShape(
-        request.gpus,
-        milli if request.gpus else WHOLE_MILLI,
-        cpu_milli=request.cpu_milli,
-        memory_mib=request.memory_mib,
-        avoid_nodes=avoid_nodes,
-        node_affinity=node_affinity,
-        **gpu_constraints(request)._asdict(),
-        tenant=project if request.is_fractional else None,
-        same_gpus=same_gpus and request.gpus > 0,
-    )
-    return shape, ResourceVector(
-        request.gpus * milli if request.gpus else 0, request.cpu_milli, request.memory_mib
-    )
+        request = request._replace(milli=milli, share_mib=None)
+    if not request.gpus and request.milli != WHOLE_MILLI:
+        request = request._replace(milli=WHOLE_MILLI)
+    shape = TaskShape(request, avoid_nodes, node_affinity, tenant, same_gpus and request.gpus > 0)
+    return shape, ResourceVector(request.total_milli, request.cpu_milli, request.memory_mib)
 
 
 def build_pending_gang(row: PendingRow, leaf_project: ProjectId, smallest_gpu_mib: int) -> Gang:
@@ -356,7 +346,7 @@ def _new_gang(
 def add_pending_tasks(gang: Gang, row: PendingRow, smallest_gpu_mib: int) -> None:
     gang.pending_row = row
     avoid = tuple(sorted(row.avoid_nodes))
-    asks = row.task_requests or (row.task_request,) * row.tasks
+    asks = row.task_requests or (row.request,) * row.tasks
     gang.homogeneous = gang.homogeneous and not row.task_requests and not gang.tasks
     shapes: dict[TaskRequest, tuple[TaskShape, ResourceVector]] = {}
     for i, ask in enumerate(asks):
@@ -380,12 +370,10 @@ def build_running_gang(
     gang.running_row = row
     gang.homogeneous = False
     avoid = tuple(sorted(row.avoid_nodes))
-    constraints = gpu_constraints(row)._asdict()
     rank = -1
     for stands, places in zip(row.tasks, held, strict=True):
         rank = rank + 1 if stands.rank is None else stands.rank
-        milli = stands.gpus[0].milli if stands.gpus else WHOLE_MILLI
-        request = TaskRequest(len(stands.gpus), milli, stands.cpu_milli, stands.memory_mib, **constraints)
+        request = stands.request(row.constraints)._replace(share_mib=None)  # it holds milli of known GPUs
         shape, _ = build_task_shape(
             request, row.project, avoid, row.node_affinity, smallest_gpu_mib=1, same_gpus=row.needs_same_gpus
         )

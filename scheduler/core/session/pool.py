@@ -56,11 +56,12 @@ _NO_AMOUNTS: dict[str, Any] = {"gpus": 0, "cpu_milli": 0, "memory_mib": 0}
 
 def _is_at_least(shape: TaskShape, other: TaskShape) -> bool:
     """Return True if a task of ``shape`` needs no less of any amount than one of ``other``."""
+    mine, least = shape.request, other.request
     return (
-        shape.gpus * shape.milli >= other.gpus * other.milli
-        and shape.gpus >= other.gpus
-        and shape.cpu_milli >= other.cpu_milli
-        and shape.memory_mib >= other.memory_mib
+        mine.total_milli >= least.total_milli
+        and mine.gpus >= least.gpus
+        and mine.cpu_milli >= least.cpu_milli
+        and mine.memory_mib >= least.memory_mib
     )
 
 
@@ -366,18 +367,19 @@ class PoolState:
         for shape in shapes:
             if not fits(shape, sum(count for each, count in shapes.items() if _is_at_least(each, shape))):
                 return False
-        largest = max(shapes, key=attrgetter("gpus"))
+        largest = max(shapes, key=attrgetter("request.gpus"))
         for resource in ("gpus", "cpu_milli", "memory_mib"):
-            amounts = {shape: getattr(shape, resource) for shape in shapes}
-            if unit := 1 if resource == "gpus" and largest.gpus else math.gcd(*amounts.values()):
-                bare = largest._replace(**{**_NO_AMOUNTS, resource: unit})
+            amounts = {shape: getattr(shape.request, resource) for shape in shapes}
+            if unit := 1 if resource == "gpus" and largest.request.gpus else math.gcd(*amounts.values()):
+                one = largest.request._replace(**{**_NO_AMOUNTS, resource: unit})
+                bare = largest._replace(request=one)
                 if not fits(bare, sum(count * amounts[shape] for shape, count in shapes.items()) // unit):
                     return False
         return True
 
     def shape_counts(self, job: PendingRow, avoid: tuple[NodeId, ...]) -> Counter[TaskShape]:
         """Return the shapes of a job's tasks, with the number of tasks of each."""
-        asked = Counter(job.task_requests or {job.task_request: job.tasks}).items()
+        asked = Counter(job.task_requests or {job.request: job.tasks}).items()
         return Counter(
             {
                 build_task_shape(
@@ -416,7 +418,7 @@ class PoolState:
         """Return the shape and demand of one task of a job with equal tasks."""
         avoid = tuple(sorted(job.avoid_nodes))
         return build_task_shape(
-            job.task_request, job.project, avoid, job.node_affinity, self.smallest_gpu_mib,
+            job.request, job.project, avoid, job.node_affinity, self.smallest_gpu_mib,
             same_gpus=job.needs_same_gpus,
         )  # fmt: skip
 
@@ -448,7 +450,7 @@ class PoolState:
         """Return ``fits_now`` of a pending gang, using its known tasks."""
         if gang.pending_row is None:
             return False
-        if gang.homogeneous and gang.pending_row.share_mib is None:
+        if gang.homogeneous and gang.pending_row.request.share_mib is None:
             task, row = gang.tasks[0], gang.pending_row
             wanted = BatchRequest(
                 task.shape, task.amounts, len(gang.next_tasks), row.topology_constraint, row.preemptible

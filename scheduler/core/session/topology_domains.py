@@ -163,8 +163,8 @@ def _fullness(
     placer: NodePlacer, tasks_by_shape: Sequence[tuple[TaskShape, Sequence[GangTask]]], nodes: Bools
 ) -> float:
     """Return the largest ratio of demand to free capacity, over GPUs and CPU."""
-    gpu = sum(shape.gpus * shape.milli * len(tasks) for shape, tasks in tasks_by_shape)
-    cpu = sum(shape.cpu_milli * len(tasks) for shape, tasks in tasks_by_shape)
+    gpu = sum(shape.request.total_milli * len(tasks) for shape, tasks in tasks_by_shape)
+    cpu = sum(shape.request.cpu_milli * len(tasks) for shape, tasks in tasks_by_shape)
     free = max(0, int(placer.free_milli[nodes].sum())), max(0, int(placer.cpu_free[nodes].sum()))
     return max(
         (

@@ -107,7 +107,7 @@ class AlternativeSearch:
 
     def _known_variants(self, job: PendingRow, name: Hashable) -> Iterable[RequestVariant]:
         """Return ``_variants_of``, cached by ``name`` unless there are many."""
-        if job.tasks + job.gpus_per_task > MAX_CACHED_SIZE:
+        if job.tasks + job.request.gpus > MAX_CACHED_SIZE:
             return self._variants_of(job)
         known = self._cached_variants.get(name)
         if known is None:
@@ -119,7 +119,7 @@ class AlternativeSearch:
         fewer tasks, and fewer GPUs in the same or another pool or of another model.
         """
         places: list[tuple[AlternativeKind, dict[str, Any]]] = []
-        if job.gpu_model is not None and not job.ranks:  # ranks join those that run
+        if job.request.constraints.gpu_model is not None and not job.ranks:  # ranks join those that run
             places += ((AlternativeKind.OTHER_MODEL, {"gpu_model": model}) for model in self._models(job))
         others = (pool for pool in self._pool_states if pool not in job.pools)
         places += ((AlternativeKind.OTHER_POOL, {"pools": (pool,)}) for pool in others)
@@ -159,12 +159,15 @@ class AlternativeSearch:
         if job.min_tasks is not None or (job.tasks == 1 and job.launcher is None):
             return
         for factor in (2, 4, 8):
-            if job.gpus_per_task and job.gpus_per_task % factor == 0:
-                fields = {"tasks": job.tasks * factor, "gpus_per_task": job.gpus_per_task // factor}
+            if job.request.gpus and job.request.gpus % factor == 0:
+                fields = {"tasks": job.tasks * factor, "gpus_per_task": job.request.gpus // factor}
                 yield RequestVariant(AlternativeKind.OTHER_SHAPE, fields | amounts_for(job, 1, factor), {})
-            if job.gpus_per_task and job.tasks % factor == 0:
-                fields = {"tasks": job.tasks // factor, "gpus_per_task": job.gpus_per_task * factor}
-                amounts = {"cpu_milli": job.cpu_milli * factor, "memory_mib": job.memory_mib * factor}
+            if job.request.gpus and job.tasks % factor == 0:
+                fields = {"tasks": job.tasks // factor, "gpus_per_task": job.request.gpus * factor}
+                amounts = {
+                    "cpu_milli": job.request.cpu_milli * factor,
+                    "memory_mib": job.request.memory_mib * factor,
+                }
                 yield RequestVariant(AlternativeKind.OTHER_SHAPE, fields | amounts, {})
 
     def _with_fewer_tasks(self, job: PendingRow) -> Iterator[RequestVariant]:
@@ -175,7 +178,7 @@ class AlternativeSearch:
 
     def _with_fewer_gpus(self, job: PendingRow, places: list[dict[str, Any]]) -> Iterator[RequestVariant]:
         """Yield fewer GPUs with CPU and memory in proportion, most GPUs first, at each of ``places``."""
-        most = job.gpus_per_task
+        most = job.request.gpus
         if most < 2:
             return
         probes = [
@@ -192,17 +195,15 @@ class AlternativeSearch:
     def _fits_now(self, job: PendingRow, variant: RequestVariant, pool_state: PoolState) -> bool:
         """Return True if the changed request would start in the pool now."""
         if job.task_requests or job.groups:
-            model = variant.fields.get("gpu_model", job.gpu_model)
-            asks = tuple(ask._replace(gpu_model=model) for ask in job.task_requests)
-            changed = replace(job, **variant.fields, task_requests=asks)
+            model = variant.fields.get("gpu_model", job.request.constraints.gpu_model)
+            asks = tuple(ask.change({"gpu_model": model}) for ask in job.task_requests)
+            changed = replace(job.change(variant.fields), task_requests=asks)
             return self.fits_on_open_nodes(changed, pool_state.pool.id)
         if self._closed_nodes(job, pool_state.pool.id):
-            return self.fits_on_open_nodes(replace(job, **variant.fields), pool_state.pool.id)
+            return self.fits_on_open_nodes(job.change(variant.fields), pool_state.pool.id)
         known = variant.batches.get(pool_state.pool.id)
         if known is None:
-            known = variant.batches[pool_state.pool.id] = pool_state.batch_request(
-                replace(job, **variant.fields)
-            )
+            known = variant.batches[pool_state.pool.id] = pool_state.batch_request(job.change(variant.fields))
         return pool_state.batch_fits_now(job, known)
 
     def closed_nodes(self, job: PendingRow) -> tuple[NodeId, ...]:
@@ -225,7 +226,7 @@ class AlternativeSearch:
         fields = variant.fields
         parts = [text for name in _DESCRIBED if name in fields and (text := self._part(job, name, fields))]
         if variant.kind is AlternativeKind.OTHER_SHAPE:
-            tasks, gpus = fields["tasks"], format_gpus(fields["gpus_per_task"] * job.milli_per_gpu)
+            tasks, gpus = fields["tasks"], format_gpus(fields["gpus_per_task"] * job.request.milli)
             each = stored_text(f"of {gpus}" if tasks == 1 else f"of {gpus} each")
             parts = [stored_text(f"as {tasks} {'task' if tasks == 1 else 'tasks'} {each}")]
         if "pools" in fields:
@@ -239,7 +240,10 @@ class AlternativeSearch:
         value = fields[name]
         match name:
             case "gpu_model":
-                model, gpu_model = short_gpu_model(value), format_gpu_models(job.gpu_model).strip()
+                model, gpu_model = (
+                    short_gpu_model(value),
+                    format_gpu_models(job.request.constraints.gpu_model).strip(),
+                )
                 return stored_text(f"with {model} instead of {gpu_model}")
             case "pools":
                 return stored_text(f"in the pool {self._pool_states[value[0]].pool.name}")
@@ -257,20 +261,20 @@ class AlternativeSearch:
                 return stored_text(f"with {tasks} to start instead of {job.min_tasks}")
             case "gpus_per_task":
                 return stored_text(
-                    f"with {format_gpus(value * job.milli_per_gpu)}{' per task' if job.tasks > 1 else ''} "
-                    f"instead of {format_gpu_count(job.task_milli)}"
+                    f"with {format_gpus(value * job.request.milli)}{' per task' if job.tasks > 1 else ''} "
+                    f"instead of {format_gpu_count(job.request.total_milli)}"
                 )
             case "cpu_milli":
                 return stored_text(
                     f"and with {format_cpus(value)}"
                     if len(fields) > 1 and "gpus_per_task" in fields
-                    else f"with {format_cpus(value)} instead of {format_gpu_count(job.cpu_milli)}"
+                    else f"with {format_cpus(value)} instead of {format_gpu_count(job.request.cpu_milli)}"
                 )
             case _:
                 return stored_text(
                     f"and {format_gib(value)} of memory"
                     if "cpu_milli" in fields or "gpus_per_task" in fields
-                    else f"with {format_gib(value)} of memory instead of {format_gib(job.memory_mib)}"
+                    else f"with {format_gib(value)} of memory instead of {format_gib(job.request.memory_mib)}"
                 )
 
     def _has_hardware_choice(self, job: PendingRow, pool: PoolId) -> bool:
@@ -280,7 +284,7 @@ class AlternativeSearch:
     def _models(self, job: PendingRow) -> list[str]:
         """Return the other GPU models of the job's pools."""
         found = {model for pool in job.pools for model in self._pool_states[pool].available.models}
-        return sorted(found - {job.gpu_model})
+        return sorted(found - {job.request.constraints.gpu_model})
 
     def reason_key(self, job: PendingRow) -> tuple[object, ...]:
         """Return what decides the job's reason here, with the user where a quota limits users."""
@@ -308,13 +312,13 @@ def shorter_limit(limit_s: int, name: str) -> Alternative:
 
 
 def amounts_for(job: PendingRow, count: int, of: int) -> dict[str, int]:
-    return proportional_cpu_and_memory(job.cpu_milli, job.memory_mib, count, of)
+    return proportional_cpu_and_memory(job.request.cpu_milli, job.request.memory_mib, count, of)
 
 
 def request_key(job: PendingRow) -> tuple[object, ...]:
     """Return the properties of a job that decide its reason; equal keys give equal answers."""
     return (
-        job.task_request, tuple(sorted(job.avoid_nodes)), tuple(sorted(job.ineligible_nodes)), job.node_affinity,
-        job.tasks, job.required_tasks, job.share_mib, job.task_requests, job.project, job.preemptible,
+        job.request, tuple(sorted(job.avoid_nodes)), tuple(sorted(job.ineligible_nodes)), job.node_affinity,
+        job.tasks, job.required_tasks, job.task_requests, job.project, job.preemptible,
         job.topology_constraint, job.needs_same_gpus, job.required_cuda, job.launcher,
     )  # fmt: skip

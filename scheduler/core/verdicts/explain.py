@@ -220,7 +220,7 @@ class Explainer:
         where = self._home_node(job)
         place = where or self._pools(job)
         if job.launcher and not any(pool_state.pool.allow_host_network for pool_state in pool_states):
-            gpus = job.total_milli // job.milli_per_gpu
+            gpus = job.total_milli // job.request.milli
             message = stored_text(
                 f"Needs {need} and the host network ({job.launcher}), which gangs may not use in "
                 f"{self._pools(job)}. One task with {gpus} GPUs on one node needs none."
@@ -234,15 +234,16 @@ class Explainer:
                 "it mounts or the image that its environment was saved as"
                 + (", or lacks MPS, which shares of a GPU require there." if self._needs_mps(job) else ".")
             )
-        elif job.gpus_per_task and total == 0:
-            kind = job.gpu_model
-            if kind and job.min_gpu_memory_mib:
-                kind += f" ({format_gib(job.min_gpu_memory_mib)})"
+        elif job.request.gpus and total == 0:
+            constraints = job.request.constraints
+            kind, mig_profile = constraints.gpu_model, constraints.mig_profile
+            if kind and constraints.min_gpu_memory_mib:
+                kind += f" ({format_gib(constraints.min_gpu_memory_mib)})"
             message = stored_text(
                 f"Needs {need}; there is no {kind or 'suitable'} "
-                f"{f'{job.mig_profile} slice' if job.mig_profile else 'GPU'} in {self._pools(job)}."
+                f"{f'{mig_profile} slice' if mig_profile else 'GPU'} in {self._pools(job)}."
             )
-        elif job.gpus_per_task > largest:
+        elif job.request.gpus > largest:
             message = stored_text(
                 f"Needs {need}{' on one node' if job.tasks == 1 else ''}; "
                 + (
@@ -264,7 +265,7 @@ class Explainer:
             )
         elif most_tasks == 0:
             message = stored_text(
-                f"Needs {need} with {format_cpu_and_memory(job)} on one node; no node of "
+                f"Needs {need} with {format_cpu_and_memory(job.request)} on one node; no node of "
                 f"{self._pools(job)} is that large."
             )
         elif near and near.required and together < job.tasks:
@@ -284,7 +285,7 @@ class Explainer:
 
     def _needs_mps(self, job: PendingRow) -> bool:
         asked = any(self._pool_states[pool].policy.gpu_sharing_requires_mps == "yes" for pool in job.pools)
-        return asked and job.milli_per_gpu < WHOLE_MILLI
+        return asked and job.request.milli < WHOLE_MILLI
 
     def _nodes_for(self, job: PendingRow) -> list[NodeRow]:
         return [node for pool in job.pools for node in self._pool_states[pool].available.nodes]
@@ -345,7 +346,7 @@ class Explainer:
         known = self._class_reasons.get(key)
         if known is None:
             pool_state = self._pool_states[pool]
-            alike = gang.homogeneous and job.share_mib is None
+            alike = gang.homogeneous and job.request.share_mib is None
             amounts = gang.tasks[0].amounts.multiply(job.required_tasks) if alike else pool_state.demand(job)
             reason = self._quota_reason(job, pool_state, amounts) or self._capacity_reason(
                 job, pool_state, gang.tasks[0].shape if alike else request_key(job), amounts
@@ -439,7 +440,7 @@ class Explainer:
             pool_state.pool.id,
             request,
             job.required_tasks,
-            job.share_mib,
+            job.request.share_mib,
             job.topology_constraint,
             job.required_cuda,
         )
@@ -509,19 +510,19 @@ class Explainer:
             )
         elif counts:
             text = counts
-        elif job.gpus_per_task == 0:
-            text = self._node_lacks(job, stored_text(f"{format_cpu_and_memory(job)} free now"))
-        elif not shape.uses_whole_gpus:
+        elif job.request.gpus == 0:
+            text = self._node_lacks(job, stored_text(f"{format_cpu_and_memory(job.request)} free now"))
+        elif not shape.request.uses_whole_gpus:
             text = stored_text(
-                f"no GPU has {format_gpu_count(job.milli_per_gpu)} free now"
+                f"no GPU has {format_gpu_count(job.request.milli)} free now"
                 if possible_tasks == 0
                 else f"{possible_tasks} of its {job.required_tasks} tasks would fit now"
             )
             if elsewhere := placer.shared_elsewhere(shape):
                 numbers["gpus_shared_elsewhere"] = elsewhere
                 text = stored_text(f"{text}; {format_shared_elsewhere(elsewhere)}")
-        elif largest >= job.gpus_per_task and possible_tasks == 0:
-            rest = format_cpu_and_memory(job)
+        elif largest >= job.request.gpus and possible_tasks == 0:
+            rest = format_cpu_and_memory(job.request)
             lacks = self._node_lacks(
                 job, stored_text(f"{'it' if free == 1 else 'them'} together with {rest}")
             )
@@ -569,7 +570,7 @@ class Explainer:
             )
             if fits < part.tasks:
                 one = format_request(replace(part, tasks=1, topology_constraint=None))
-                what = one if part.gpus_per_task == 0 else f"{one}, {format_cpu_and_memory(part)}"
+                what = one if part.request.gpus == 0 else f"{one}, {format_cpu_and_memory(part.request)}"
                 return stored_text(
                     f"its task of {what} does not fit now"
                     if part.tasks == 1

@@ -11,7 +11,7 @@ from itertools import compress
 from portal.domain.formatting import format_gpu_models
 from portal.domain.nodes.driver_versions import is_cuda_sufficient, newest_cuda
 from portal.domain.stored_texts import stored_text
-from scheduler.core.model.snapshot import WHOLE_MILLI, NodeRow, PendingRow
+from scheduler.core.model.snapshot import WHOLE_MILLI, NodeRow, PendingRow, TaskRequest
 
 
 def format_gpus(milli: float, model: str | None = None) -> str:
@@ -49,32 +49,30 @@ def equal_parts(job: PendingRow) -> list[PendingRow]:
     if not job.task_requests or job.required_tasks < job.tasks:
         return [job]
     return [
-        replace(
-            job, task_requests=(), tasks=count, gpus_per_task=ask.gpus, milli_per_gpu=ask.milli,
-            cpu_milli=ask.cpu_milli, memory_mib=ask.memory_mib,
-        )
+        replace(job, task_requests=(), tasks=count, request=ask)
         for ask, count in Counter(job.task_requests).items()
-    ]  # fmt: skip
+    ]
 
 
 def _format_equal_tasks(job: PendingRow) -> str:
-    kind = format_gpu_models(job.gpu_model)
-    if job.gpus_per_task == 0:
-        each = format_cpu_and_memory(job)
-    elif job.mig_profile is not None:
-        slices = f"{job.gpus_per_task} {kind}{job.mig_profile}"
-        each = stored_text(f"{slices} {'slice' if job.gpus_per_task == 1 else 'slices'}")
-    elif job.milli_per_gpu == WHOLE_MILLI:
-        each = format_gpus(job.task_milli, job.gpu_model)
+    request, constraints = job.request, job.request.constraints
+    kind = format_gpu_models(constraints.gpu_model)
+    if request.gpus == 0:
+        each = format_cpu_and_memory(request)
+    elif constraints.mig_profile is not None:
+        slices = f"{request.gpus} {kind}{constraints.mig_profile}"
+        each = stored_text(f"{slices} {'slice' if request.gpus == 1 else 'slices'}")
+    elif request.milli == WHOLE_MILLI:
+        each = format_gpus(request.total_milli, constraints.gpu_model)
     else:
-        share, gpu = format_gpu_count(job.milli_per_gpu), f"{kind}GPU"
+        share, gpu = format_gpu_count(request.milli), f"{kind}GPU"
         each = stored_text(
-            f"{share} of a {gpu}" if job.gpus_per_task == 1 else f"{share} of {job.gpus_per_task} {gpu}s"
+            f"{share} of a {gpu}" if request.gpus == 1 else f"{share} of {request.gpus} {gpu}s"
         )
-    if job.min_gpu_memory_mib is not None and job.gpus_per_task:
-        each = stored_text(f"{each} with {format_gib(job.min_gpu_memory_mib)} or more each")
-    if job.min_compute_capability is not None and job.gpus_per_task:
-        each = stored_text(f"{each} of compute capability {job.min_compute_capability:.1f} or more")
+    if constraints.min_gpu_memory_mib is not None and request.gpus:
+        each = stored_text(f"{each} with {format_gib(constraints.min_gpu_memory_mib)} or more each")
+    if constraints.min_compute_capability is not None and request.gpus:
+        each = stored_text(f"{each} of compute capability {constraints.min_compute_capability:.1f} or more")
     return each if job.required_tasks == 1 else f"{job.required_tasks} × {each}"
 
 
@@ -83,9 +81,9 @@ def format_level(key: str) -> str:
     return key.rpartition("/")[2]
 
 
-def format_cpu_and_memory(job: PendingRow) -> str:
+def format_cpu_and_memory(request: TaskRequest) -> str:
     """Return such as ``4 CPUs and 8 GiB``."""
-    return stored_text(f"{format_cpus(job.cpu_milli)} and {format_gib(job.memory_mib)}")
+    return stored_text(f"{format_cpus(request.cpu_milli)} and {format_gib(request.memory_mib)}")
 
 
 def format_cpus(milli: float) -> str:

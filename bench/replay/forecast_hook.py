@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from bench.replay.prediction_hook import kind_of
 from scheduler.core.forecast.calibration import (
     HIGH,
     LOW,
@@ -25,7 +26,6 @@ from scheduler.core.forecast.start_times import QueueForecast
 from scheduler.core.model.plan import Plan
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.snapshot import WHOLE_MILLI, JobId, PendingRow, RunningRow, Snapshot
-from scheduler.replay.prediction_hook import kind_of
 from scheduler.replay.simulator import POOL, SimulationHook
 from scheduler.replay.trace import TraceJob
 

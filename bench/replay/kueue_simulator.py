@@ -32,6 +32,7 @@ from scheduler.core.model.snapshot import (
     RunningRow,
     RunningTask,
     Snapshot,
+    TaskRequest,
     UserId,
 )
 from scheduler.replay.simulator import Decide, apply_nominations
@@ -209,7 +210,8 @@ class _Rows:
             project = _project(workload.cohort, workload.queue)
             self.pending_rows[workload.job] = PendingRow(
                 workload.job, "", project, UserId(project), (self._pools[workload.cohort].id,),
-                workload.created_s, workload.priority, True, 1, workload.gpus, WHOLE_MILLI, None, None, 0, 0, None,
+                workload.created_s, workload.priority, True, 1,
+                TaskRequest(workload.gpus, WHOLE_MILLI, 0, 0), None,
             )  # fmt: skip
         return self.pending_rows[workload.job]
 

@@ -31,7 +31,7 @@ class _NodeChooser(ABC):
 
     def __init__(self, floor: NodePlacer, seed: int) -> None:
         self.floor = floor
-        self.random = random.Random(~seed)  # noqa: S311 - a choice among nodes, nothing secret
+        self.random = random.Random(~seed)
         self.most_cpu = max(int(floor.cpu_free.max()), 1)
         self.gpus_of = np.array([len(gpus) for gpus in floor.gpus])
         self.most_milli = max(int(self.gpus_of.max()), 1) * WHOLE_MILLI
@@ -49,10 +49,16 @@ class _NodeChooser(ABC):
 
     def choose_slots(self, pod: TaskShape, node: int) -> tuple[int, ...]:
         free = self.floor.free_milli[node]
-        return tuple(sorted(self.fitting_slots(pod, node), key=lambda slot: int(free[slot]))[: pod.gpus])
+        return tuple(
+            sorted(self.fitting_slots(pod, node), key=lambda slot: int(free[slot]))[: pod.request.gpus]
+        )
 
     def fitting_slots(self, pod: TaskShape, node: int) -> list[int]:
-        return [slot for slot in range(self.gpus_of[node]) if self.floor.free_milli[node, slot] >= pod.milli]
+        return [
+            slot
+            for slot in range(self.gpus_of[node])
+            if self.floor.free_milli[node, slot] >= pod.request.milli
+        ]
 
     def free(self) -> Ints:
         return np.asarray(self.floor.free_milli.sum(axis=1), dtype=np.int64)
@@ -76,15 +82,15 @@ class Random(_NodeChooser):
         return self.random.choice(fits.nonzero()[0].tolist())
 
     def choose_slots(self, pod: TaskShape, node: int) -> tuple[int, ...]:
-        return tuple(self.random.sample(self.fitting_slots(pod, node), pod.gpus))
+        return tuple(self.random.sample(self.fitting_slots(pod, node), pod.request.gpus))
 
 
 class BestFit(_Scored):
     """Least CPU and GPU left, as parts of the largest node, weighted equally."""
 
     def scores(self, pod: TaskShape) -> Ints:
-        cpu = (self.floor.cpu_free - pod.cpu_milli) / self.most_cpu
-        gpu = (self.free() - pod.gpus * pod.milli * (pod.gpus > 0)) / self.most_milli
+        cpu = (self.floor.cpu_free - pod.request.cpu_milli) / self.most_cpu
+        gpu = (self.free() - pod.request.total_milli) / self.most_milli
         return np.asarray(100 * (1 - (cpu + gpu) / 2), dtype=np.int64)
 
 
@@ -92,8 +98,8 @@ class DotProd(_Scored):
     """Smallest dot product of free and requested resources (Grandl et al., SIGCOMM 2014)."""
 
     def scores(self, pod: TaskShape) -> Ints:
-        cpu = self.floor.cpu_free / self.most_cpu * (pod.cpu_milli / self.most_cpu)
-        gpu = self.free() / self.most_milli * (pod.gpus * pod.milli / self.most_milli)
+        cpu = self.floor.cpu_free / self.most_cpu * (pod.request.cpu_milli / self.most_cpu)
+        gpu = self.free() / self.most_milli * (pod.request.total_milli / self.most_milli)
         return np.asarray(100 * (1 - (cpu + gpu) / 2), dtype=np.int64)
 
 
@@ -102,13 +108,15 @@ class GpuPacking(_Scored):
 
     def scores(self, pod: TaskShape) -> Ints:
         free = self.floor.free_milli
-        if not pod.gpus:
+        if not pod.request.gpus:
             return np.zeros(len(free), dtype=np.int64)
         idle = (free == WHOLE_MILLI).sum(axis=1)
-        fits = free >= pod.milli
+        fits = free >= pod.request.milli
         shared = np.where(fits & (free < WHOLE_MILLI), free, 0)
-        opened = np.maximum(pod.gpus - (shared > 0).sum(axis=1), 0)
-        tightest = np.sort(np.where(shared > 0, shared, 10 * WHOLE_MILLI), axis=1)[:, : pod.gpus].sum(axis=1)
+        opened = np.maximum(pod.request.gpus - (shared > 0).sum(axis=1), 0)
+        tightest = np.sort(np.where(shared > 0, shared, 10 * WHOLE_MILLI), axis=1)[:, : pod.request.gpus].sum(
+            axis=1
+        )
         points = np.where(opened > 0, np.maximum(50 - opened, 33), np.maximum(100 - tightest // 100, 50))
         return np.asarray(np.where(idle == self.gpus_of, np.maximum(33 - idle, idle), points), dtype=np.int64)
 
@@ -123,13 +131,13 @@ class GpuClustering(_Scored):
 
     def __call__(self, pod: TaskShape) -> tuple[int, tuple[int, ...]] | None:
         chosen = super().__call__(pod)
-        if chosen is not None and pod.gpus:
+        if chosen is not None and pod.request.gpus:
             self._nodes_with_kind(pod)[chosen[0]] = True
             self._kinds[chosen[0]] = sum(here[chosen[0]] for here in self._nodes_by_kind.values())
         return chosen
 
     def scores(self, pod: TaskShape) -> Ints:
-        if not pod.gpus:
+        if not pod.request.gpus:
             return np.zeros(len(self._kinds), dtype=np.int64)
         used = 25 * (self.most_milli - self.free()) // self.most_milli
         alike = self._nodes_with_kind(pod)
@@ -137,7 +145,7 @@ class GpuClustering(_Scored):
         return np.asarray(group + used, dtype=np.int64)
 
     def _nodes_with_kind(self, pod: TaskShape) -> Bools:
-        kind = pod.gpus if pod.uses_whole_gpus else 0
+        kind = pod.request.gpus if pod.request.uses_whole_gpus else 0
         return self._nodes_by_kind.setdefault(kind, np.zeros(len(self._kinds), dtype=bool))
 
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from bench.conformance.case_result import CaseResult
+from bench.conformance.format import Case
 from scheduler.core.shares.fairshare import Claim, FairShare, divide, divide_rest, divide_tree
-from scheduler.replay.conformance.case_result import CaseResult
-from scheduler.replay.conformance.format import Case
 
 RESOURCES = ("gpu", "cpu", "memory")
 NO_CLAIM = {"deserved": 0.0, "limit": 0.0, "over_quota_weight": 0.0, "request": 0.0}

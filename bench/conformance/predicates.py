@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from bench.conformance.case_result import CaseResult
+from bench.conformance.format import Case, table_of
 from scheduler.core.model.resources import UNBOUNDED, ZERO, Entitlement, ResourceVector, build_entitlement
 from scheduler.core.model.snapshot import PoolId, ProjectId, QuotaRow, UserId
 from scheduler.core.shares.quota_ledger import PoolLedger
@@ -20,8 +22,6 @@ from scheduler.core.shares.reclaim_rules import (
     may_reclaim_from,
 )
 from scheduler.core.shares.sibling_order import sibling_key
-from scheduler.replay.conformance.case_result import CaseResult
-from scheduler.replay.conformance.format import Case, table_of
 
 DEFAULT_GPU_MIB = 100
 """GPU memory where a case gives none (KAI-Scheduler's default)."""

@@ -15,14 +15,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from bench.conformance.case_cluster import CaseCluster, States, TaskState, next_states
+from bench.conformance.case_result import CaseResult
+from bench.conformance.format import Case
 from scheduler.core.decide import decide
 from scheduler.core.model.plan import Plan
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.snapshot import WHOLE_MILLI, GpuShare, Snapshot
 from scheduler.core.model.validation import SnapshotError
-from scheduler.replay.conformance.case_cluster import CaseCluster, States, TaskState, next_states
-from scheduler.replay.conformance.case_result import CaseResult
-from scheduler.replay.conformance.format import Case
 
 ACTION_NAMES = {
     "allocate": "allocate",

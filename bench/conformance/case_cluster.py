@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from bench.conformance.format import Case
 from scheduler.core.model.snapshot import (
     UNLIMITED_MILLI,
     WHOLE_MILLI,
@@ -35,7 +36,6 @@ from scheduler.core.model.snapshot import (
     TopologyRow,
     UserId,
 )
-from scheduler.replay.conformance.format import Case
 
 NOW_S = 1_000_000.0
 MINUTE_S = 60.0
@@ -274,12 +274,7 @@ class CaseCluster:
             int(job["priority"]),
             bool(job["preemptible"]),
             len(waiting),
-            first.gpus,
-            first.milli,
-            None,
-            None,
-            first.cpu_milli,
-            first.memory_mib,
+            first,
             None,
             min_tasks=self._min_tasks(job),
             ranks=tuple(rank for rank, _ in waiting),
@@ -289,7 +284,6 @@ class CaseCluster:
             topology_constraint=_near(
                 (job.get("subgroup_tree") or {}).get("topology_constraint") or job.get("topology_constraint")
             ),
-            share_mib=first.share_mib,
             preemption_delay_s=job.get("preemption_delay_seconds"),
             nominated_tasks=tuple(self._nominated_tasks(job, states)),
         )  # fmt: skip

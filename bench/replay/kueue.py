@@ -16,12 +16,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from bench.replay.kueue_simulator import Cohorts, KueueSimulator, Workload
+from bench.replay.tables import MAX_INTEGER, read_json
 from scheduler.core.model.plan import Plan
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.snapshot import JobId, Snapshot
 from scheduler.incremental import EXPLAIN_INTERVAL_S, IncrementalDecider
-from scheduler.replay.input_files import MAX_INTEGER, MalformedFileError, read_json
-from scheduler.replay.kueue_simulator import Cohorts, KueueSimulator, Workload
+from scheduler.replay.input_files import MalformedFileError
 
 MAX_COHORTS = 100
 MAX_QUEUES = 1_000

@@ -16,19 +16,20 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from portal.domain.scheduling.policy_settings import NUMBER_SETTINGS
-from scheduler.core.decide import decide
-from scheduler.core.model.policy import Policy, PolicyError
-from scheduler.core.session.cache import DecisionCache
-from scheduler.replay.forecast_hook import ForecastHook
-from scheduler.replay.prediction_hook import PredictionHook
-from scheduler.replay.reference_policies import (
+from bench.replay.forecast_hook import ForecastHook
+from bench.replay.prediction_hook import PredictionHook
+from bench.replay.reference_policies import (
     NON_PREEMPTIVE_POLICIES,
     PREEMPTIVE_POLICIES,
     simulate_reference_policy,
 )
+from bench.replay.trace_files import parse_time, read_projects, read_quotas, read_trace
+from portal.domain.scheduling.policy_settings import NUMBER_SETTINGS
+from scheduler.core.decide import decide
+from scheduler.core.model.policy import Policy, PolicyError
+from scheduler.core.session.cache import DecisionCache
 from scheduler.replay.simulator import SimulationConfig, SimulationHook, Simulator
-from scheduler.replay.trace import ClusterSize, TraceJob, parse_time, read_projects, read_quotas, read_trace
+from scheduler.replay.trace import ClusterSize, TraceJob
 
 OWN_POLICIES = ("fairway", "fairway-predict")
 USAGE_ERROR = 2

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scheduler.replay.conformance.validators import (
+from bench.conformance.validators import (
     InvalidValueError,
     Validator,
     anything,
@@ -28,7 +28,8 @@ from scheduler.replay.conformance.validators import (
     small_count,
     text,
 )
-from scheduler.replay.input_files import MalformedFileError, read_json
+from bench.replay.tables import read_json
+from scheduler.replay.input_files import MalformedFileError
 
 Case = Mapping[str, Any]
 """One validated case."""

@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+from bench.conformance import fair_share, predicates, scheduling
+from bench.conformance.case_result import CaseResult
+from bench.conformance.format import Case, Cases, read_cases
+from bench.conformance.kai_policy import kai_policy
+from bench.conformance.known_differences import KNOWN_DIFFERENCES
 from scheduler.core.model.policy import Policy
-from scheduler.replay.conformance import fair_share, predicates, scheduling
-from scheduler.replay.conformance.case_result import CaseResult
-from scheduler.replay.conformance.format import Case, Cases, read_cases
-from scheduler.replay.conformance.kai_policy import kai_policy
-from scheduler.replay.conformance.known_differences import KNOWN_DIFFERENCES
 
 POLICIES: dict[str, Callable[[], Policy]] = {
     "kai": kai_policy,

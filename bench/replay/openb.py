@@ -17,10 +17,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bench.replay.openb_baselines import BASELINES, BaselinePolicy
+from bench.replay.tables import read_rows
 from scheduler.core.capacity.fragmentation import GROUP_WEIGHT
 from scheduler.core.capacity.placement import NodePlacer
 from scheduler.core.model.snapshot import (
     WHOLE_MILLI,
+    GpuConstraints,
     GpuRow,
     GpuUuid,
     HeldSlots,
@@ -30,8 +33,7 @@ from scheduler.core.model.snapshot import (
     TaskRequest,
     TaskShape,
 )
-from scheduler.replay.input_files import MalformedFileError, read_rows
-from scheduler.replay.openb_baselines import BASELINES, BaselinePolicy
+from scheduler.replay.input_files import MalformedFileError
 
 NODE_COLUMNS = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
 POD_COLUMNS = ("cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
@@ -108,24 +110,24 @@ def read_pods(path: str) -> list[TaskShape]:
         milli = row.integer("gpu_milli", low=1 if gpus else 0, high=WHOLE_MILLI)
         model = (row.text("gpu_spec") or None) if gpus else None
         pods.append(
-            TaskShape(gpus, milli if gpus else WHOLE_MILLI, model, None,
-                  row.integer("cpu_milli"), row.integer("memory_mib"), (), None)
+            TaskShape(TaskRequest(gpus, milli if gpus else WHOLE_MILLI, row.integer("cpu_milli"),
+                                  row.integer("memory_mib"), GpuConstraints(model)))
         )  # fmt: skip
     return pods
 
 
 def arrivals(nodes: Sequence[NodeRow], pods: Sequence[TaskShape], seed: int, path: str) -> list[TaskShape]:
     """Return all pods and redrawn ones up to the last of ``MEASURED_AT_PERCENT``, shuffled by the seed."""
-    draw = random.Random(seed)  # noqa: S311 - an order of arrivals, nothing secret
+    draw = random.Random(seed)
     wanted = _capacity_milli(nodes) * MEASURED_AT_PERCENT[-1] // 100
-    asked = sum(pod.gpus * pod.milli for pod in pods)
+    asked = sum(pod.request.total_milli for pod in pods)
     if not asked or len(pods) * wanted > MAX_PODS * asked:
         raise MalformedFileError(path, "", f"the pods ask for {asked} milli-GPU, too few to fill the nodes")
     order = list(pods)
     while asked < wanted:
         pod = draw.choice(pods)
         order.append(pod)
-        asked += pod.gpus * pod.milli
+        asked += pod.request.total_milli
     draw.shuffle(order)
     return order
 
@@ -142,7 +144,7 @@ def replay(
     measured: dict[int, float] = {}
     began = time.perf_counter()
     for pod in order:
-        milli = pod.gpus * pod.milli
+        milli = pod.request.total_milli
         arrived += milli
         if _place(floor, pod, choice):
             placed += 1
@@ -167,7 +169,7 @@ def _place(floor: NodePlacer, pod: TaskShape, choice: BaselinePolicy | None) -> 
     if chosen is None:
         return False
     node, slots = chosen
-    floor.adjust(HeldSlots(node, slots, pod.milli, pod.cpu_milli, pod.memory_mib), -1)
+    floor.adjust(HeldSlots(node, slots, pod.request.milli, pod.request.cpu_milli, pod.request.memory_mib), -1)
     return True
 
 
@@ -178,10 +180,7 @@ def _together(policy: str) -> int:
 def _demand_histogram(pods: Sequence[TaskShape], policy: str) -> Counter[TaskRequest]:
     """Return the frequency of each request. FGD as published ignores memory."""
     memory = policy == "fairway"
-    return Counter(
-        TaskRequest(pod.gpus, pod.milli, pod.cpu_milli, pod.memory_mib * memory, pod.gpu_model)
-        for pod in pods
-    )
+    return Counter(pod.request._replace(memory_mib=pod.request.memory_mib * memory) for pod in pods)
 
 
 def _capacity_milli(nodes: Sequence[NodeRow]) -> int:

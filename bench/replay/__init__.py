@@ -1,0 +1,1 @@
+"""Replays of published traces and scenarios, to compare decisions with those of other schedulers."""
