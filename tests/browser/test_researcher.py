@@ -127,7 +127,6 @@ def test_launching_from_the_form(open_as, dataset):
     page = open_as("m-okafor")
     page.goto("/launch/?kind=training")
     page.get_by_label("Name", exact=True).fill("from-the-page")
-    page.locator("summary", has_text="Environment").click()  # folded: the last launch filled it
     page.get_by_label("Command", exact=True).fill("python train.py")
     page.get_by_role("button", name="16").is_disabled()
     page.get_by_role("button", name="4 free now").click()

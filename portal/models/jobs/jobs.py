@@ -145,7 +145,7 @@ class Job(models.Model):
     retry_on = models.JSONField(
         default=default_failure_classes,
         db_default=list(JobSpec.retry_on),
-        help_text="Failure classes (portal.domain.jobs.end_states) after which it is retried.",
+        help_text="Failure classes after which it is retried.",
     )
     notify = models.JSONField(
         default=list, db_default=[], help_text="Events of which its owner is notified; empty: preferences."
