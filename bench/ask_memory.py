@@ -1,9 +1,11 @@
 """Memory of a running worker-ask while jobs are submitted, each with its query "would this start now".
 
     DATABASE_URL=... REDIS_URL=... python -m bench ask_memory [--seconds S] [--per-s N] [--nodes N] [--pending N]
+        [--ended N]
 
 Creates a database of its own beside the one in DATABASE_URL, and drops it. The queue keeps its length: each
-submitted job has ended. The figure is the resident memory at the end divided by that after the first
+submitted job has ended. Durations are learned from the latest 5,000 ended jobs, which exist from the start
+unless ``--ended`` says otherwise: until then they are what grows. The figure is the resident memory at the end divided by that after the first
 ``WARM_ANSWERS`` answers. With ``--verbose``, each sample is a line.
 """
 
@@ -37,10 +39,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--per-s", type=float, default=4.0, help="jobs per second")
     parser.add_argument("--nodes", type=int, default=20)
     parser.add_argument("--pending", type=int, default=200)
+    parser.add_argument("--ended", type=int, default=5_000, help="ended jobs at the start")
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args(arguments)
     with scratch_database() as url:
         bodies = build_cluster(options.nodes, options.pending)
+        draw = random.Random(0)
+        _add_ended_jobs(draw, [_varied(draw, bodies) for _ in range(options.ended)])
         from portal.standalone.process_table import PROCESSES
 
         (declared,) = (process for process in PROCESSES if process.name == "worker-ask")
@@ -66,7 +71,7 @@ def measure(worker: int, bodies: list[dict[str, Any]], options: argparse.Namespa
     began_s = next_s = sample_s = time.monotonic()
     while time.monotonic() - began_s < options.seconds:
         body = _varied(draw, bodies)
-        _add_ended_job(draw, body)
+        _add_ended_jobs(draw, [body])
         if query_would_start(body, wait_s=5.0) is None:
             unanswered += 1
         else:
@@ -109,24 +114,28 @@ def _varied(draw: random.Random, bodies: list[dict[str, Any]]) -> dict[str, Any]
     }
 
 
-def _add_ended_job(draw: random.Random, body: dict[str, Any]) -> None:
+def _add_ended_jobs(draw: random.Random, bodies: list[dict[str, Any]]) -> None:
     from django.utils import timezone
 
     from portal.models import Environment, Job, Project, User
     from portal.models.public_id import new_public_id
 
     now = timezone.now()
+    projects = {row.public_id: row for row in Project.objects.all()}
+    users = {row.public_id: row for row in User.objects.all()}
+    environments = {row.public_id: row for row in Environment.objects.all()}
     Job.objects.bulk_create(
         [
             Job(
                 public_id=new_public_id(), name="ended", command=["true"], state="COMPLETED",
-                project=Project.objects.get(public_id=body["project"]),
-                owner=User.objects.get(public_id=body["user"]),
-                environment=Environment.objects.get(public_id=body["environment"]),
+                project=projects[body["project"]], owner=users[body["user"]],
+                environment=environments[body["environment"]],
                 gpus_per_task=body["gpus_per_task"], tasks=body["tasks"],
                 started_at=now - dt.timedelta(seconds=draw.lognormvariate(8.0, 1.0)), ended_at=now,
             )
-        ]
+            for body in bodies
+        ],
+        batch_size=1000,
     )  # fmt: skip
 
 
