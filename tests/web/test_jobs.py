@@ -739,7 +739,7 @@ def test_the_time_to_start_is_shown_by_pool_and_phase(dataset, client_of):
         "queued": 600, "reserved": 10, "pulling": 190, "starting": 20,
     }  # fmt: skip
     page = client_of("member").get(reverse("usage")).content.decode()
-    assert "Time to start" in page and "all jobs of the last 7 days, in min" in page
+    assert "Time to start" in page and "Image, min" in page and "Starting, s" in page
     assert re.search(r"<td[^>]*>3\.2<span", page), "190 s of the pull in minutes"
 
 

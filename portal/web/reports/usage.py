@@ -47,6 +47,9 @@ def usage(request: HttpRequest, user: User) -> HttpResponseBase:
     rows = Paginator(report.rows, ROWS).get_page(request.GET.get("page"))
     phases = start_phases_by_pool()
     names = [_(PHASE_NAMES[phase]) for phase in Phase if phase is not Phase.RUNNING]
+    units = [
+        common_unit(TIME_UNITS, [pool.phases[number].p90_s for pool in phases]) for number in range(len(names))
+    ]
     context = {
         "report": report,
         "rows": rows,
@@ -54,7 +57,6 @@ def usage(request: HttpRequest, user: User) -> HttpResponseBase:
         "wait_unit": common_unit(TIME_UNITS, [row.wait_p90_s for row in rows]),
         "waits": report.waits,
         "size_wait_unit": common_unit(TIME_UNITS, [row.p90_s for row in report.waits]),
-        "phase_unit": common_unit(TIME_UNITS, [each.p90_s for pool in phases for each in pool.phases]),
         "idle_jobs": most_idle_jobs(user, start, end),
         "chart": _chart(report.days),
         "start": start.date(),
@@ -64,8 +66,8 @@ def usage(request: HttpRequest, user: User) -> HttpResponseBase:
         "problem": problem,
         "by": by.value,
         "groupings": list(GROUPINGS),
-        "start_phases": [(pool, list(zip(names, pool.phases, strict=True))) for pool in phases],
-        "phase_names": names,
+        "start_phases": [(pool, list(zip(names, units, pool.phases, strict=True))) for pool in phases],
+        "phase_columns": list(zip(names, units, strict=True)),
     }
     return render(request, "reports/page.html", context)
 
