@@ -129,7 +129,7 @@ def test_two_concurrent_workers_submit_one_job(cluster) -> None:
 
 def test_a_killed_worker_leaves_nothing_or_everything(cluster) -> None:
     schedule = make_due(new_schedule(cluster))
-    code = "import django; django.setup()\nfrom portal.services import schedules\n"
+    code = "import django; django.setup()\nfrom portal.services.jobs import schedules\n"
     code += f"schedules.submit_due_job({schedule.pk})"
     environment = service_environment() | {
         "DJANGO_SETTINGS_MODULE": "portal.config.settings",
