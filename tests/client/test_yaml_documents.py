@@ -29,7 +29,7 @@ REFUSED = {
     "compose": ("services: {a: {image: x}}\n", 1, "a job of its own"),
     "several documents": (HEAD + "---\nname: b\n", 5, "on its own"),
     "alias": (HEAD + "env: &e {A: x}\nsecrets: *e\n", 6, "write the value out"),
-    "merge": (HEAD + "<<: {tasks: 2}\n", 5, "Unknown field"),
+    "merge": (HEAD + "<<: {tasks: 2}\n", 5, "Merge keys"),
     "tab": (HEAD + "env:\n\tA: x\n", 6, "with spaces"),
     "colon": (HEAD + "gpu_model: a: b\n", 5, "into quotes"),
     "bracket": (HEAD + "env: {A: x\n", 6, "Close each"),
