@@ -118,4 +118,4 @@ def test_one_loader_reads_the_yaml_of_users() -> None:
         and ast.unparse(node.value) == "yaml"
     }
     # the other file reads what is shipped
-    assert loads == {"services/yaml_input.py", "services/cluster/starter_templates.py"}
+    assert loads == {"services/yaml_input.py", "services/jobs/starter_templates.py"}
