@@ -141,6 +141,11 @@ def is_artifact_path(path: str) -> bool:
     return path.startswith("/api/mlflow/") and "/mlflow-artifacts/artifacts/" in path
 
 
+def without_dots(path: str) -> str:
+    """Return the path of a folder without names that are `.`: ``a/./b/.`` is ``a/b``."""
+    return "/".join(name for name in path.split("/") if name != ".")
+
+
 def artifact_path_problem(path: str, *, of_file: bool) -> str:
     """Return why the store cannot keep a file or folder under exactly this path; blank if it can.
 

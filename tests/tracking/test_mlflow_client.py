@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import requests
 from mlflow import MlflowException
 from mlflow.entities import Metric, Param, RunTag
 
 from portal.services.accounts.tokens import Scope
+from portal.services.jobs.tracking import tracking_url
 from tests.tracking.conftest import TrackingWorld
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -90,6 +92,30 @@ def test_artifacts_are_uploaded_and_downloaded(tracking: TrackingWorld, tmp_path
     assert found.file_size == model.stat().st_size
     down = client.download_artifacts(run, "weights/model.bin", str(tmp_path))
     assert Path(down).read_bytes() == model.read_bytes()
+
+
+@pytest.mark.parametrize("folder", ["", ".", "./", "./weights", "weights/."])
+def test_a_folder_is_listed_and_downloaded_under_each_of_its_names(
+    tracking: TrackingWorld, tmp_path: Path, folder: str
+) -> None:
+    client = tracking.client()
+    run = client.create_run(client.create_experiment("folders")).info.run_id
+    client.log_text(run, "best", "weights/model.txt")
+    down = Path(client.download_artifacts(run, folder, str(tmp_path)))
+    (file,) = (each for each in down.rglob("*") if each.is_file())
+    assert (file.name, file.read_text()) == ("model.txt", "best")
+
+
+def test_a_query_with_too_many_parameters_is_refused_in_the_form_of_mlflow(tracking: TrackingWorld) -> None:
+    """MLflow's client shows the message of an error in this form only."""
+    answer = requests.get(
+        f"{tracking_url(tracking.project.public_id)}/api/2.0/mlflow/metrics/get-history-bulk-interval",
+        params={"run_ids": [f"r{number}" for number in range(1000)], "metric_key": "loss"},
+        headers={"Authorization": f"Bearer {tracking.token(tracking.member)}"},
+        timeout=30,
+    )
+    assert (answer.status_code, answer.json()["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
+    assert answer.json()["message"] == "A query may have at most 1000 parameters."
 
 
 def test_registry(tracking: TrackingWorld, tmp_path: Path) -> None:

@@ -192,6 +192,8 @@ def test_an_artifact_has_the_name_it_was_given_or_is_refused(tracking: TrackingW
         for method in ("PUT", "GET", "DELETE"):
             answer = api.send(method, f"{folder}/{quote(name, safe='/')}".replace("/./", "/%2e/"))
             assert answer.status_code == 400 and "artifact" in answer.json()["message"], (method, name)
+        if "." in name.split("/"):
+            continue  # that of a list is the folder itself: test_mlflow_client.py
         for query in (f"path={quote(name)}", f"path={quote(name)}&path=ok", f"path=ok&path={quote(name)}"):
             answer = api.send("GET", f"2.0/mlflow/artifacts/list?run_id={run.run_id}&{query}")
             assert answer.status_code == 400, (query, answer.text)

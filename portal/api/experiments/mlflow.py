@@ -13,7 +13,7 @@ from typing import IO, Any, cast
 from urllib.parse import urlencode
 
 from django.conf import settings
-from django.core.exceptions import RequestDataTooBig
+from django.core.exceptions import RequestDataTooBig, TooManyFieldsSent
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
 from django.views.decorators.csrf import csrf_exempt
@@ -54,6 +54,7 @@ from portal.tracking.endpoints import (
     artifact_path_problem,
     find_endpoint,
     reason_not_offered,
+    without_dots,
 )
 from portal.valkey import rate_limits
 
@@ -102,6 +103,8 @@ def mlflow_api(request: HttpRequest, path: str, project: str = "") -> HttpRespon
         return _forward(request, caller, endpoint, row, path)
     except Throttled as error:
         return _error(429, "Too many invalid tokens.", retry_after_s=float(getattr(error, "wait", None) or 1))
+    except TooManyFieldsSent:
+        return _error(400, f"A query may have at most {settings.DATA_UPLOAD_MAX_NUMBER_FIELDS} parameters.")
     except FairwayError as error:
         return _error(error.status, error.message, retry_after_s=error.retry_after_s)
 
@@ -151,10 +154,23 @@ def _check_artifact_path(request: HttpRequest, endpoint: Endpoint) -> None:
     if endpoint.is_artifact:
         paths, of_file = [endpoint.name.partition("/")[2]], request.method != "DELETE"
     else:  # a list; of a repeated parameter MLflow reads the first value
-        paths, of_file = [path for path in request.GET.getlist("path") if path], False
+        paths, of_file = _listed_paths(request), False
     for path in paths:
         if problem := artifact_path_problem(path, of_file=of_file):
             raise InvalidRequest(f"“{path[:200]}” cannot be the path of an artifact: {problem}.")
+
+
+def _listed_paths(request: HttpRequest) -> list[str]:
+    """Return the paths of a list without the name `.`, which MLflow's client sends for the folder itself."""
+    return [plain for path in request.GET.getlist("path") if (plain := without_dots(path))]
+
+
+def _query(request: HttpRequest) -> str:
+    """Return the query for the tracking server, with the paths that were checked."""
+    paths = _listed_paths(request)
+    if paths == [path for path in request.GET.getlist("path") if path]:
+        return str(request.META.get("QUERY_STRING", ""))
+    return urlencode({**dict(request.GET.lists()), "path": paths}, doseq=True)
 
 
 def _forward(
@@ -163,7 +179,7 @@ def _forward(
     downloads = endpoint.is_artifact and request.method == "GET"
     headers = {"Content-Type": "application/octet-stream" if endpoint.is_artifact else "application/json"}
     headers |= range_headers(request) if downloads else {}
-    query = request.META.get("QUERY_STRING", "")
+    query = _query(request)
     content: dict[str, Any] | None = None
     if endpoint.is_artifact and request.method == "PUT":
         if int(request.META.get("CONTENT_LENGTH") or 0) > settings.MAX_ARTIFACT_BYTES:
