@@ -389,7 +389,8 @@ def test_an_invalid_session_cookie_is_anonymous(client, key):
 
 def test_over_https_every_cookie_is_bound_to_this_host():
     reported = (
-        "import json, django; django.setup(); from django.conf import settings as s; from portal.web.accounts import sign_in\n"
+        "import json, django; django.setup(); from django.conf import settings as s\n"
+        "from portal.web.accounts import sign_in\n"
         "print(json.dumps([s.SESSION_COOKIE_NAME, s.CSRF_COOKIE_NAME, sign_in.KNOWN_BROWSER_COOKIE,"
         " s.SESSION_COOKIE_SECURE,"
         " s.CSRF_COOKIE_SECURE, s.SECURE_HSTS_SECONDS >= 31536000, s.SECURE_HSTS_INCLUDE_SUBDOMAINS]))"

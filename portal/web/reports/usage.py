@@ -48,7 +48,8 @@ def usage(request: HttpRequest, user: User) -> HttpResponseBase:
     phases = start_phases_by_pool()
     names = [_(PHASE_NAMES[phase]) for phase in Phase if phase is not Phase.RUNNING]
     units = [
-        common_unit(TIME_UNITS, [pool.phases[number].p90_s for pool in phases]) for number in range(len(names))
+        common_unit(TIME_UNITS, [pool.phases[number].p90_s for pool in phases])
+        for number in range(len(names))
     ]
     context = {
         "report": report,
