@@ -15,7 +15,7 @@ from portal.services.storage.data_set_sizes import record_measure_problem, recor
 from portal.services.storage.volumes import usable_volumes
 from scheduler.nodes.node_connection import NodeConnection
 from scheduler.nodes.node_queue import KeyedPool
-from scheduler.nodes.node_requests import Unknown, ask
+from scheduler.nodes.node_requests import UnknownOutcome, ask
 from scheduler.nodes.task_spec import build_volume_mount
 
 PAUSE_S = 0.5
@@ -38,8 +38,8 @@ def measure_version(connection: NodeConnection, row: DataSetVersion) -> None:
         lambda: _measure(connection, row),
         lambda problem: record_measure_problem(row, problem.message),
         too_old=stored_text("The agent on the node is too old to measure data sets. Upgrade it."),
-        recorded=Unknown.NEVER,
-        raised=Unknown.NEVER,
+        recorded=UnknownOutcome.NONE,
+        raised=UnknownOutcome.NONE,
     )
     if size is None:
         return

@@ -8,7 +8,7 @@ from portal.models import Task
 from portal.services.jobs import environment_records
 from scheduler.nodes.checkpoints import is_lowest_rank
 from scheduler.nodes.node_connection import NodeConnection
-from scheduler.nodes.node_requests import Unknown, ask
+from scheduler.nodes.node_requests import UnknownOutcome, ask
 
 
 def recording_wait_s(connection: NodeConnection, task: Task) -> float | None:
@@ -31,8 +31,8 @@ def record_environment(connection: NodeConnection, task: Task) -> None:
             ENVIRONMENT, read_environment, **vars(key), interpreters=interpreters
         ),
         lambda problem: environment_records.save_record(row, b"", f"Its node recorded nothing: {problem}"),
-        recorded=Unknown.INVALID | Unknown.LATE,
-        raised=Unknown.CLOSED,  # recorded after the next connection
+        recorded=UnknownOutcome.INVALID | UnknownOutcome.LATE,
+        raised=UnknownOutcome.CLOSED,  # recorded after the next connection
     )
     if output is not None:
         environment_records.save_record(row, output, "")

@@ -22,7 +22,7 @@ from portal.services.jobs.files import content_key, file_requests, may_read_targ
 from portal.valkey.file_transfer import END, ERROR, RECEIVER_WAIT_S, FileReceiver, FileSender
 from scheduler.nodes.node_connection import NodeConnection
 from scheduler.nodes.node_queue import KeyedPool
-from scheduler.nodes.node_requests import Unknown, ask
+from scheduler.nodes.node_requests import UnknownOutcome, ask
 from scheduler.nodes.task_spec import VolumeNotAllowedError, build_mounts, read_job_volumes
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ def serve_request(connection: NodeConnection, request: FileRequest) -> None:
             lambda problem: sender.send_error(problem.code or "node_unreachable", problem.message),
             too_old="The agent on this node is too old to read files. Upgrade it.",
             no_answer=f"{connection.node.name} did not answer. Try again.",
-            raised=Unknown.NEVER,
+            raised=UnknownOutcome.NONE,
         )
     except RedisError as error:
         log.warning("the answer to a request for files was not sent: %s", error)

@@ -16,17 +16,17 @@ T = TypeVar("T")
 TOO_OLD = "The agent on this node is too old. Upgrade it."
 
 
-class Unknown(enum.Flag):
+class UnknownOutcome(enum.Flag):
     """Why it is unknown whether a node executed a request."""
 
-    NEVER = 0
+    NONE = 0
     CLOSED = enum.auto()
     """The connection ended."""
     INVALID = enum.auto()
     """The reply violates the protocol."""
     LATE = enum.auto()
     """No reply came in time, and the connection is open."""
-    ANYHOW = CLOSED | INVALID | LATE
+    ANY = CLOSED | INVALID | LATE
 
 
 class Problem(NamedTuple):
@@ -47,8 +47,8 @@ def ask(
     *,
     too_old: str = TOO_OLD,
     no_answer: str = "",
-    recorded: Unknown = Unknown.ANYHOW,
-    raised: Unknown = Unknown.ANYHOW,
+    recorded: UnknownOutcome = UnknownOutcome.ANY,
+    raised: UnknownOutcome = UnknownOutcome.ANY,
 ) -> T | None:
     """Return the answer of a node; otherwise record why there is none, and return None.
 
@@ -75,7 +75,7 @@ def ask(
     return None
 
 
-def _reason(connection: NodeConnection, error: OutcomeUnknownError) -> Unknown:
+def _reason(connection: NodeConnection, error: OutcomeUnknownError) -> UnknownOutcome:
     if not connection.engine.is_open:
-        return Unknown.CLOSED
-    return Unknown.INVALID if isinstance(error, InvalidReplyError) else Unknown.LATE
+        return UnknownOutcome.CLOSED
+    return UnknownOutcome.INVALID if isinstance(error, InvalidReplyError) else UnknownOutcome.LATE

@@ -8,7 +8,7 @@ from portal.models import SavedImage
 from portal.services.environments.pins import DIGEST
 from portal.services.workspaces.saved_images import record_not_saved, record_saved, save_limit_mib
 from scheduler.nodes.node_connection import NodeConnection
-from scheduler.nodes.node_requests import Unknown, ask
+from scheduler.nodes.node_requests import UnknownOutcome, ask
 
 _TOO_OLD = "The agent on this node is too old to save images; an administrator can upgrade it."
 
@@ -34,7 +34,7 @@ def save_image(connection: NodeConnection, row: SavedImage) -> None:
         lambda problem: record_not_saved(row, problem.message),
         too_old=_TOO_OLD,
         no_answer="The node did not finish in time.",
-        recorded=Unknown.INVALID | Unknown.LATE,
+        recorded=UnknownOutcome.INVALID | UnknownOutcome.LATE,
     )
     if saved is not None:
         record_saved(row, saved.image.image_id, saved.changed_mib)

@@ -8,7 +8,7 @@ from agents.engines.replies import StorageUsage
 from agents.verbs import STORAGE_USAGE
 from portal.services.storage.storage_usage import record_usage, start_measurement
 from scheduler.nodes.node_connection import NodeConnection
-from scheduler.nodes.node_requests import Unknown, ask
+from scheduler.nodes.node_requests import UnknownOutcome, ask
 
 POLL_S = 60.0
 """How often it is looked up whether a node is due."""
@@ -29,7 +29,7 @@ def measure_storage(connection: NodeConnection) -> None:
             STORAGE_USAGE,
             lambda: connection.engine.request(STORAGE_USAGE, StorageUsage.from_wire, roots=paths),
             lambda problem: record_usage(connection.node, roots, (), problem=problem.message),
-            raised=Unknown.CLOSED | Unknown.INVALID,
+            raised=UnknownOutcome.CLOSED | UnknownOutcome.INVALID,
         )
         if usage is not None:
             record_usage(connection.node, roots, usage.folders)

@@ -9,11 +9,11 @@ import pytest
 
 from agents.engines.replies import AgentError, InvalidReplyError, OutcomeUnknownError
 from agents.verbs import NOTEBOOKS
-from scheduler.nodes.node_requests import Problem, Unknown, ask
+from scheduler.nodes.node_requests import Problem, UnknownOutcome, ask
 
 REFUSAL = AgentError("forbidden", "No.")
 LATE, INVALID = OutcomeUnknownError("No reply."), InvalidReplyError("Nonsense.")
-EACH = (Unknown.CLOSED, Unknown.INVALID, Unknown.LATE)
+EACH = (UnknownOutcome.CLOSED, UnknownOutcome.INVALID, UnknownOutcome.LATE)
 
 
 def asked(
@@ -46,19 +46,19 @@ def test_an_answer_is_returned_and_a_refusal_recorded() -> None:
 @pytest.mark.parametrize(
     ("error", "open_", "why"),
     [
-        (LATE, True, Unknown.LATE),
-        (INVALID, True, Unknown.INVALID),
-        (LATE, False, Unknown.CLOSED),
-        (INVALID, False, Unknown.CLOSED),
+        (LATE, True, UnknownOutcome.LATE),
+        (INVALID, True, UnknownOutcome.INVALID),
+        (LATE, False, UnknownOutcome.CLOSED),
+        (INVALID, False, UnknownOutcome.CLOSED),
     ],
 )
 def test_an_unknown_outcome_is_recorded_and_raised_as_the_caller_wants(
-    error: OutcomeUnknownError, open_: bool, why: Unknown
+    error: OutcomeUnknownError, open_: bool, why: UnknownOutcome
 ) -> None:
     assert asked(error, open_=open_) == (error, [Problem(str(error))])
     assert asked(error, open_=open_, no_answer="Try again.") == (error, [Problem("Try again.")])
     for each in EACH:
-        recorded = asked(error, open_=open_, recorded=each, raised=Unknown.NEVER)
+        recorded = asked(error, open_=open_, recorded=each, raised=UnknownOutcome.NONE)
         assert recorded == (None, [Problem(str(error))] if each is why else [])
-        raised = asked(error, open_=open_, recorded=Unknown.NEVER, raised=each)
+        raised = asked(error, open_=open_, recorded=UnknownOutcome.NONE, raised=each)
         assert raised == (error if each is why else None, [])

@@ -26,7 +26,7 @@ from portal.services.nodes.nodes import do_set_node_state
 SAVE_SIGNAL = "SIGUSR1"
 
 
-class Seen(NamedTuple):
+class NodeAsSeen(NamedTuple):
     """What the actor saw of a node before the decision: its state, and the jobs on it by public id."""
 
     state: str
@@ -41,7 +41,7 @@ def do_drain_node(
     exceptions: Mapping[str, DrainChoice] | None = None,
     signal: bool = False,
     reason: str = "",
-    seen: Seen | None = None,
+    seen: NodeAsSeen | None = None,
 ) -> Node:
     """Take a node out of service; ``jobs`` says what happens to its jobs, ``exceptions`` to single ones by id.
 
@@ -81,7 +81,7 @@ def do_drain_node(
     return row
 
 
-def _check_seen(seen: Seen, node: Node, stopped: Sequence[Job]) -> None:
+def _check_seen(seen: NodeAsSeen, node: Node, stopped: Sequence[Job]) -> None:
     if node.state != seen.state:
         raise Conflict(
             _("{name} was changed meanwhile, and is {state} now. Look at its jobs again.").format(

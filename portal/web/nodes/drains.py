@@ -13,7 +13,7 @@ from portal.domain.nodes.drains import SAVE_WAIT_S, DrainChoice
 from portal.errors import FairwayError, InvalidRequest
 from portal.models import Node, User
 from portal.selectors.nodes.drains import drained_jobs
-from portal.services.nodes.drains import Seen, do_drain_node
+from portal.services.nodes.drains import NodeAsSeen, do_drain_node
 from portal.web.views import find_row, form_page, posted_values, render_form
 
 DRAIN_TITLES: dict[DrainChoice, str] = {
@@ -67,9 +67,9 @@ def drain_node(request: HttpRequest, user: User, public_id: str) -> HttpResponse
     return render_form(request, "nodes/node_drain.html", context, values, refusal)
 
 
-def _seen(text: str) -> Seen | None:
+def _seen(text: str) -> NodeAsSeen | None:
     state, *jobs = text.split() or [""]
-    return Seen(state, frozenset(jobs)) if state else None
+    return NodeAsSeen(state, frozenset(jobs)) if state else None
 
 
 def _choice(text: str) -> DrainChoice:
